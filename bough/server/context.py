@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
-from bough.core.errors import RequestError
+from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.settings import Settings
 from bough.messages.requests import GetState
 from bough.observability.metrics import State
@@ -145,8 +145,10 @@ class ServerContext:
         if self.settings.scheduler.allow_auto_truncate:
             return ids[:most]
         raise RequestError(
-            f"The prompt has {len(ids)} tokens, the context is {self.model.context_length} tokens. Shorten the prompt.",
+            f"The prompt of {len(ids)} tokens is longer than the model's context length of {self.model.context_length} "
+            "tokens. Shorten the prompt.",
             field="input_ids",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
 
 

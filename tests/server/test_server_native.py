@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from bough.client.outputs import RequestOutput
 from bough.core.control import Sleep, SwapWeights, Wake
-from bough.core.finish import FinishAbort, FinishLength
+from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.messages.outputs import Delta, Deltas
 from bough.messages.requests import Control, Pause, StartProfile
 from bough.server.app import App
 from bough.server.native import info
 from bough.server.protocols import all_endpoints
 from bough.server.watchdog import Watchdog
+from bough.tokenizer.chat_template import ChatTemplate
 from tests.fakes.scripted_engine import IM_END
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -133,7 +134,10 @@ SGLANG_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("no_logs", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs"), False),
     **dict.fromkeys(("return_sampling_mask", "use_audio_in_video", "return_prompt_token_ids", "ignore_eos"), False),
     **dict.fromkeys(("return_indexer_topk", "return_text_in_logprobs", "return_logprob", "stream"), False),
-    **{"log_metrics": True, "routed_experts_start_len": 0, "logprob_start_len": -1, "top_logprobs_num": 0},
+    "log_metrics": True,
+    "routed_experts_start_len": 0,
+    "logprob_start_len": -1,
+    "top_logprobs_num": 0,
 }
 ASKING = {name: True for name, value in SGLANG_DEFAULTS.items() if value is False and name.startswith("return_")} | {
     "lora_path": "x",
@@ -227,6 +231,42 @@ def test_requests_that_want_no_logs_or_metrics_get_none() -> None:
     assert asyncio.run(go()) == (["uncounted"] * 2, [len("quiet")])
 
 
+def test_errors_have_sglangs_fields_at_the_top_level() -> None:
+    body = ask({"text": "a", "lora_path": "x"}).json()
+    assert (body["object"], body["code"], body["param"]) == ("error", 400, "lora_path")
+    assert body["message"] == body["error"]["message"] and body["error"]["retryable"] is False
+
+
+def test_a_stop_regex_is_named_with_what_it_matched() -> None:
+    stopped = FinishStop("h.l", "hel")
+    output = ask({"text": "a"}, stopped).json()
+    assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": "h.l", "matched_text": "hel"}
+
+
+def test_tools_are_part_of_a_tokenised_conversation() -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
+
+    async def go(**fields: Any) -> httpx.Response:
+        engine = NativeEngine(lambda message: HELLO)
+        engine.tokenizer.chat_template = ChatTemplate("{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}x")
+        async with open_server(engine) as http:
+            body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+            return await http.post("/v1/tokenize", json=body)
+
+    for fields, text in (
+        ({}, "x"),
+        ({"tools": [tool]}, "[now]x"),
+        ({"tools": [tool], "tool_choice": "none"}, "x"),
+        ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "[now]x"),
+    ):
+        assert bytes(asyncio.run(go(**fields)).json()["tokens"]).decode() == text
+    assert asyncio.run(go(tools=[tool], tool_choice="often")).status_code == 400
+
+
+def test_a_used_id_is_refused_in_sglangs_words() -> None:
+    assert "Duplicate request ID" in ask({"text": ["a", "b"], "rid": ["x", "x"]}).json()["message"]
+
+
 @pytest.mark.parametrize("ids", [[[1], [300]], [300], [2**31 - 1]])
 def test_an_unknown_id_fails_a_whole_batch(ids: list[Any]) -> None:
     answer = ask({"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": ids})
@@ -258,7 +298,7 @@ def test_nested_ids_are_for_many_prompts() -> None:
         ({"text": "a", "sampling_params": [{"n": 2}] * 2}, "sampling_params", "2 entries for 1"),
         ({"text": ["a"] * 9000}, "text", "9000 prompts make more than 8192 requests"),
         ({"input_ids": [[1]] * 9000}, "input_ids", "9000 prompts make more than 8192 requests"),
-        ({"input_ids": [1] * 262145}, "input_ids", "262145 tokens, the context is 512"),
+        ({"input_ids": [1] * 262145}, "input_ids", "262145 tokens is longer than the model's context length of 512"),
         ({"input_ids": [[1]] * 9, "sampling_params": {"n": 1000}}, "input_ids", "8192 requests"),
         ({"text": []}, "text", "list of prompts is empty"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -7}, "logprob_start_len", "a prompt position"),

@@ -193,6 +193,8 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
 
 class TokenizeOutput(msgspec.Struct):

@@ -218,15 +218,17 @@ MODES = ("auto", "required")
 
 
 def chat_tools(request: ChatRequest) -> ToolUse:
-    return _choose(read_functions(request.tools), request.tool_choice, request.parallel_tool_calls, "function")
+    return choose_tools(read_functions(request.tools), request.tool_choice, request.parallel_tool_calls)
 
 
 def response_tools(request: ResponsesRequest) -> ToolUse:
     tools = read_functions(request.tools, nested=False)
-    return _choose(tools, request.tool_choice, request.parallel_tool_calls, None)
+    return choose_tools(tools, request.tool_choice, request.parallel_tool_calls, None)
 
 
-def _choose(tools: Sequence[Tool], choice: Any, parallel: bool | None, inside: str | None) -> ToolUse:
+def choose_tools(
+    tools: Sequence[Tool], choice: Any, parallel: bool | None = None, inside: str | None = "function"
+) -> ToolUse:
     """`inside` is the field of a choice by name that holds the name."""
     if choice is None or choice == "auto":
         return any_of(tools, single=parallel is False)

@@ -6,12 +6,13 @@ Made once, when the engine is ready; routes keep nothing else between requests.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from bough.client.handle import EngineClient
-from bough.client.inputs import InputReader, Inputs
+from bough.client.inputs import InputReader, Inputs, Prompt
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.settings import Settings
 from bough.messages.requests import GetState
@@ -80,7 +81,39 @@ class ServerContext:
         inputs = await offload(size, lambda: self.reader.read(**given, **limits))
         _check_logprobs(inputs)
         self._check_logprob_ids(inputs)
-        return inputs
+        return self._with_length_warnings(inputs)
+
+    def require_room(self, inputs: Inputs, asked: int | None) -> None:
+        """Refuses answers that may get longer than what their prompts leave of the context. `asked` is the limit that
+        the client gave; without one an answer gets what is left. A prompt that is too long itself is the engine's to
+        refuse."""
+        length = self.model.context_length
+        if asked is None or self.settings.scheduler.allow_auto_truncate:
+            return
+        for prompt in inputs.prompts:
+            if len(prompt.ids) < length < len(prompt.ids) + asked:
+                raise RequestError(
+                    f"Requested token count exceeds the model's maximum context length of {length} tokens: the prompt "
+                    f"has {len(prompt.ids)}, and max_new_tokens asks for {asked} more. Lower max_new_tokens, shorten "
+                    "the prompt, or start the server with --allow-auto-truncate.",
+                    field="max_new_tokens",
+                    code=CONTEXT_LENGTH_EXCEEDED,
+                )
+
+    def _with_length_warnings(self, inputs: Inputs) -> Inputs:
+        """An answer without a limit of its own is asked for with all of the context, and needs no warning."""
+        length = self.model.context_length
+
+        def warned(prompt: Prompt) -> Prompt:
+            asked, left = prompt.sampling.max_new_tokens, length - len(prompt.ids)
+            if asked <= left or asked == length or left <= 0:
+                return prompt
+            warning = (
+                f"max_new_tokens is {asked}, but the prompt leaves {left} tokens of the context; the answer ends there."
+            )
+            return dataclasses.replace(prompt, warnings=(*prompt.warnings, warning))
+
+        return dataclasses.replace(inputs, prompts=tuple(map(warned, inputs.prompts)))
 
     async def render(
         self,

@@ -164,7 +164,7 @@ def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, f
         raise RequestError(f"tools: there are two tools called {twice!r}.", field="tools")
     if must and not tools:
         raise RequestError(
-            f"{field} asks for a call, and there are no tools. Tools cannot be empty if tool choice is set to required.",
+            f"{field} asks for a call with no tools. Tools cannot be empty if tool choice is set to required.",
             field=field,
         )
     return ToolUse(tuple(tools), must, single)

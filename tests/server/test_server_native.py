@@ -231,6 +231,14 @@ def test_requests_that_want_no_logs_or_metrics_get_none() -> None:
     assert asyncio.run(go()) == (["uncounted"] * 2, [len("quiet")])
 
 
+def test_a_native_answer_that_the_context_will_cut_says_so() -> None:
+    meta = ask({"text": "ab", "sampling_params": {"max_new_tokens": 511}}).json()["meta_info"]
+    assert meta["warnings"] == [
+        "max_new_tokens is 511, but the prompt leaves 510 tokens of the context; the answer ends there."
+    ]
+    assert "warnings" not in ask({"text": "ab", "sampling_params": {"max_new_tokens": 510}}).json()["meta_info"]
+
+
 def test_errors_have_sglangs_fields_at_the_top_level() -> None:
     body = ask({"text": "a", "lora_path": "x"}).json()
     assert (body["object"], body["code"], body["param"]) == ("error", 400, "lora_path")

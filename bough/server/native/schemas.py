@@ -14,6 +14,7 @@ from msgspec import Meta
 from bough.core.sampling_params import (
     ABOVE_LOWEST,
     INT32_MAX,
+    INT64_MAX,
     JSON_TEXT_FIELDS,
     MAX_BIAS,
     MAX_STOPS,
@@ -30,7 +31,7 @@ def _sampling_schema() -> dict[str, Any]:
     text = {"type": "string", "minLength": 1}
     for name in ("stop", "stop_regex"):  # a single value counts as a list of one
         properties[name] = {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOPS}]}
-    token = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+    token = {"type": "integer", "minimum": -INT64_MAX, "maximum": INT64_MAX}
     properties["stop_token_ids"] = {"anyOf": [token, {"type": "array", "items": token}]}
     for name, low, high, _ in RANGES:
         properties[name] |= {"exclusiveMinimum" if name in ABOVE_LOWEST else "minimum": low, "maximum": high}

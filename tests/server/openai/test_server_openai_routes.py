@@ -259,6 +259,33 @@ def test_unknown_fields_pass_unless_strict() -> None:
     at_desk(strict, strict_fields=True)
 
 
+def test_an_answer_longer_than_the_context_is_refused_unless_it_may_be_cut() -> None:
+    """The context is 512 tokens."""
+    asks: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/completions", {"prompt": "ab"}, "max_tokens"),
+        ("/v1/chat/completions", ASK, "max_tokens"),
+        ("/v1/chat/completions", ASK, "max_completion_tokens"),
+        ("/v1/responses", {"input": "a"}, "max_output_tokens"),
+    ]
+
+    async def refused(desk: Desk) -> None:
+        for path, body, name in asks:
+            error = (await desk.post(path, 400, **body, **{name: 512}))["error"]
+            assert error["code"] == "context_length_exceeded" and "max_new_tokens" not in error["message"]
+            assert "exceeds the model's maximum context length of 512 tokens" in error["message"]
+            assert "warnings" not in await desk.post(path, **body)
+        assert (await desk.post("/v1/completions", prompt="ab", max_tokens=510))["choices"]
+        await desk.post("/v1/completions", 400, prompt="ab", max_tokens=511)
+
+    async def cut(desk: Desk) -> None:
+        for path, body, name in asks:
+            answer = await desk.post(path, **body, **{name: 513})
+            assert "tokens of the context" in answer["warnings"][0]
+
+    at_desk(refused)
+    at_desk(cut, allow_auto_truncate=True)
+
+
 def test_whole_numbers_may_be_written_with_a_point() -> None:
     async def use(desk: Desk) -> None:
         await desk.post("/v1/completions", prompt="a", max_tokens=3.0, n=2.0, temperature=1.5)

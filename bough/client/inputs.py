@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bough.client.token_rules import banned_tokens, with_rules
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -101,6 +102,9 @@ class InputReader:
         resumption: Resumption | None = None,
         custom_logit_processor: str | Sequence[str | None] | None = None,
         thinking: ThinkingMarks | None = None,
+        bad_words: Sequence[str] = (),
+        allowed_token_ids: Sequence[int] | None = None,
+        truncate_prompt_tokens: int | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
@@ -131,6 +135,11 @@ class InputReader:
                 f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}.", field="priority"
             )
         samplings = self._samplings(columns["sampling_params"])
+        if bad_words or allowed_token_ids is not None:
+            banned = banned_tokens(bad_words, self._tokenizer)
+            samplings = [with_rules(sampling, banned, allowed_token_ids) for sampling in samplings]
+        if truncate_prompt_tokens is not None:
+            ids = [each[-truncate_prompt_tokens:] for each in ids]
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
             raise _too_many(f"{count} prompts with n samples each", limit, "n" if count == 1 else _field(input_ids))

@@ -259,6 +259,44 @@ def test_unknown_fields_pass_unless_strict() -> None:
     at_desk(strict, strict_fields=True)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt_logprobs", 0),
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
+        ("chat_template", "x"),
+        ("include_reasoning", False),
+        ("thinking_token_budget", 0),
+        ("return_routed_experts", True),
+        ("data_parallel_rank", 1),
+        ("truncate_prompt_tokens", -1),
+        ("bad_words", ["two tokens"]),
+        ("allowed_token_ids", []),
+    ],
+)
+def test_fields_that_would_change_the_output_and_are_not_built_are_refused(field: str, value: Any) -> None:
+    async def use(desk: Desk) -> None:
+        error = (await desk.post("/v1/completions", 400, prompt="a", **{field: value}))["error"]
+        assert error["param"] == field
+        await desk.post("/v1/completions", prompt="a", **{field: None})
+
+    at_desk(use)
+
+
+def test_vllms_rules_about_tokens_and_stops() -> None:
+    async def use(desk: Desk) -> None:
+        await desk.post("/v1/completions", prompt="abcd", truncate_prompt_tokens=2, include_stop_str_in_output=True)
+        assert desk.prompt == "cd" and desk.asked.sampling.no_stop_trim
+        await desk.post("/v1/completions", prompt="a", bad_words=["x"], logit_bias={"5": 1})
+        assert desk.asked.sampling.logit_bias == {5: 1.0, ord("x"): -1e9}
+        await desk.post("/v1/chat/completions", **ASK, allowed_token_ids=[7, 8], logit_bias={"7": 1}, temperature=2)
+        assert desk.asked.sampling.logit_bias == {7: 2001.0, 8: 2000.0}
+        await desk.post("/v1/completions", 400, prompt="a", allowed_token_ids=[7], repetition_penalty=1.2)
+
+    at_desk(use)
+
+
 def test_an_answer_longer_than_the_context_is_refused_unless_it_may_be_cut() -> None:
     """The context is 512 tokens."""
     asks: list[tuple[str, dict[str, Any], str]] = [

@@ -77,6 +77,9 @@ class ModelSettings:
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
+    default_chat_template_kwargs: str = setting(
+        "{}", "JSON object of variables for the chat template; those of a request's chat_template_kwargs win"
+    )
     tool_call_parser: str | None = setting(
         None,
         "format in which the model writes calls of tools; requests with tools need it",

@@ -23,6 +23,7 @@ from bough.server.messages import Message, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
+from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class ServerContext:
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
-        limits = {"limit": MAX_REQUESTS_PER_CALL, "warnings": warnings_of_body()}
+        limits: dict[str, Any] = {"limit": MAX_REQUESTS_PER_CALL, "warnings": warnings_of_body()}
         inputs = await offload(size, lambda: self.reader.read(**given, **limits))
         _check_logprobs(inputs)
         self._check_logprob_ids(inputs)
@@ -133,6 +134,7 @@ class ServerContext:
             if name in given:
                 message = f"chat_template_kwargs may not hold {name!r}; it is a field of the request."
                 raise RequestError(message, field="chat_template_kwargs")
+        given = {**template_defaults(self.settings.model.default_chat_template_kwargs), **given}
         prompted = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
         def work() -> Rendered:

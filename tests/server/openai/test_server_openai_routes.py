@@ -297,6 +297,16 @@ def test_vllms_rules_about_tokens_and_stops() -> None:
     at_desk(use)
 
 
+def test_variables_of_the_template_have_defaults() -> None:
+    async def use(desk: Desk) -> None:
+        await desk.post("/v1/chat/completions", **ASK)
+        assert desk.prompt.endswith("(calm)")
+        await desk.post("/v1/chat/completions", **ASK, chat_template_kwargs={"mood": "wild"})
+        assert desk.prompt.endswith("(wild)")
+
+    at_desk(use, default_chat_template_kwargs='{"mood": "calm"}')
+
+
 def test_an_answer_longer_than_the_context_is_refused_unless_it_may_be_cut() -> None:
     """The context is 512 tokens."""
     asks: list[tuple[str, dict[str, Any], str]] = [

@@ -187,6 +187,10 @@ async def read_body(request: Request, struct: type[S]) -> S:
     struct lets unknown fields through, they are named in the log and in `warnings_of_body`, or, with --strict-fields,
     refused."""
     raw = await read_bytes(request)
+    _warnings.set(())
+    known = _decode_known(raw, struct)
+    if known is not None:
+        return known
     body = decode_body(raw, struct)
     unknown: list[str] = []
     if not struct.__struct_config__.forbid_unknown_fields:
@@ -220,6 +224,25 @@ async def read_bytes(request: Request) -> bytes:
         if size > limit:
             raise _too_large(limit)
     return b"".join(chunks)
+
+
+def _decode_known(raw: bytes, struct: type[S]) -> S | None:
+    """The body, where all its fields are known: nearly always, and then the names need no second look. None: it has
+    others, or objects whose fields are to be looked at, or it is wrong."""
+    if struct.__struct_config__.forbid_unknown_fields:
+        return None
+    try:
+        with _garbage_collection_paused(len(raw)):
+            body: S = _strict_decoder(struct).decode(raw or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if any(getattr(body, name, None) is not None for name in _object_fields(struct)) else body
+
+
+@functools.cache
+def _strict_decoder(struct: type[S]) -> msgspec.json.Decoder[S]:
+    twin = msgspec.defstruct(struct.__name__, [], bases=(struct,), module=struct.__module__, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(typing.cast(type[S], twin))
 
 
 def decode_body(raw: bytes, struct: type[S]) -> S:

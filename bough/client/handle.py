@@ -185,7 +185,7 @@ class EngineClient:
         updates = UpdateQueue()
         answers = [
             RequestOutput(
-                next(self._handles), index, prompt, self._tokenizer, updates, self.meter if inputs.watched else None
+                next(self._handles), index, prompt, self._tokenizer, updates, self.meter if inputs.metered else None
             )
             for index, prompt in enumerate(inputs.prompts)
         ]
@@ -205,7 +205,10 @@ class EngineClient:
                 continue  # it keeps its id, and the broken stream may still be open here
             user = self._rids.get(prompt.rid)
             if prompt.rid in seen or (user is not None and not user.done):
-                raise RequestError(f"rid {prompt.rid!r} is in use by another request; choose another.", field="rid")
+                raise RequestError(
+                    f"Duplicate request ID: rid {prompt.rid!r} is in use by another request; choose another.",
+                    field="rid",
+                )
             seen.add(prompt.rid)
 
     def _release(self, answers: Sequence[RequestOutput]) -> None:

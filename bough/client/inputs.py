@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bough.client.token_rules import banned_tokens, with_rules
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -46,6 +47,7 @@ class Prompt:
     resumption: Resumption | None = None  # its stream broke elsewhere and goes on here
     thinking: Thinking | None = None
     processor: str | None = None  # the user's own code over its logits
+    warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,13 @@ class ThinkingMarks:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back. `watched` is off for
-    calls that are about the server itself: they are not counted, logged or traced."""
+    """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back. Calls that are not
+    `watched` are neither logged nor traced; those that are not `metered` do not count in the metrics."""
 
     prompts: tuple[Prompt, ...]
     batched: bool
     watched: bool = True
+    metered: bool = True
 
 
 class InputReader:
@@ -99,6 +102,10 @@ class InputReader:
         resumption: Resumption | None = None,
         custom_logit_processor: str | Sequence[str | None] | None = None,
         thinking: ThinkingMarks | None = None,
+        bad_words: Sequence[str] = (),
+        allowed_token_ids: Sequence[int] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
@@ -107,6 +114,11 @@ class InputReader:
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
         nested_ids = _is_nested(token_ids_logprob)
+        if nested_ids and not many:
+            raise RequestError(
+                "token_ids_logprob is a list of lists, which is for many prompts; give one prompt a list of token ids.",
+                field="token_ids_logprob",
+            )
         columns = {
             "sampling_params": _column(sampling_params, count, many, "sampling_params"),
             "rid": _rids(rid, count, many),
@@ -123,6 +135,11 @@ class InputReader:
                 f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}.", field="priority"
             )
         samplings = self._samplings(columns["sampling_params"])
+        if bad_words or allowed_token_ids is not None:
+            banned = banned_tokens(bad_words, self._tokenizer)
+            samplings = [with_rules(sampling, banned, allowed_token_ids) for sampling in samplings]
+        if truncate_prompt_tokens is not None:
+            ids = [each[-truncate_prompt_tokens:] for each in ids]
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
             raise _too_many(f"{count} prompts with n samples each", limit, "n" if count == 1 else _field(input_ids))
@@ -152,6 +169,7 @@ class InputReader:
                         resumption=resumption,
                         thinking=marks,
                         processor=_processor(columns["processor"][i]),
+                        warnings=tuple(warnings),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)

@@ -316,7 +316,7 @@ class RequestOutput:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self._started.warnings
+        return self.prompt.warnings + self._started.warnings
 
     @property
     def timings(self) -> Timings:

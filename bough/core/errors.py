@@ -6,6 +6,8 @@ not a `BoughError` is a defect.
 
 from __future__ import annotations
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
 
 class BoughError(Exception):
     """An error whose text is written for the user: it says what is wrong and what to do."""
@@ -28,16 +30,24 @@ class EngineDeadError(BoughError):
 
 
 class RequestError(BoughError, ValueError):
-    """One request that cannot be served as it stands. `field` is the input that must change, where one is to blame."""
+    """One request that cannot be served as it stands. `field` is the input that must change, where one is to blame;
+    `code` is OpenAI's word for what is wrong, where clients look for that."""
 
     def __init__(
-        self, message: str, *, field: str | None = None, status_code: int = 400, err_type: str = "BadRequestError"
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        status_code: int = 400,
+        err_type: str = "BadRequestError",
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
         self.status_code = status_code
         self.err_type = err_type
+        self.code = code
 
 
 class ProgramError(BoughError):

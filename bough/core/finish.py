@@ -9,10 +9,11 @@ import msgspec
 from bough.core.errors import RequestError
 
 
-class FinishStop(msgspec.Struct, frozen=True, tag_field="type", tag="stop"):
-    """A stop token (its id), a stop string or a stop regex (the text that matched) was generated."""
+class FinishStop(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="stop"):
+    """A stop token (its id), a stop string, or what a stop regex (the pattern) describes was generated."""
 
-    matched: int | str | None = None
+    matched: int | str | None
+    matched_text: str | None = None  # what a stop regex has matched
 
 
 class FinishLength(msgspec.Struct, frozen=True, tag_field="type", tag="length"):
@@ -28,13 +29,16 @@ class FinishAbort(msgspec.Struct, frozen=True, tag_field="type", tag="abort"):
     status_code: int = 400
     err_type: str = "BadRequestError"
     field: str | None = None  # the input that must change, where one is to blame
+    code: str | None = None  # OpenAI's word for it, where clients look for that
 
     @classmethod
     def because(cls, error: RequestError) -> FinishAbort:
-        return cls(error.message, error.status_code, error.err_type, error.field)
+        return cls(error.message, error.status_code, error.err_type, error.field, error.code)
 
     def to_error(self) -> RequestError:
-        return RequestError(self.message, field=self.field, status_code=self.status_code, err_type=self.err_type)
+        return RequestError(
+            self.message, field=self.field, status_code=self.status_code, err_type=self.err_type, code=self.code
+        )
 
 
 FinishReason = FinishStop | FinishLength | FinishAbort
@@ -42,5 +46,6 @@ FinishReason = FinishStop | FinishLength | FinishAbort
 
 def finish_to_dict(reason: FinishReason) -> dict[str, Any]:
     built: dict[str, Any] = msgspec.to_builtins(reason)
-    built.pop("field", None)  # SGLang's objects have none; a lone request's error names it
+    for name in ("field", "code"):  # SGLang's objects have none; a lone request's error has both
+        built.pop(name, None)
     return built

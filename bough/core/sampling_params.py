@@ -139,7 +139,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError(
                 f"stop has {chars} characters; all its strings together may have {MAX_STOP_CHARS}.", field="stop"
             )
-        _require_token_ids(self.stop_token_ids, "stop_token_ids")
+        _require_token_ids(self.stop_token_ids, "stop_token_ids", -INT64_MAX, INT64_MAX)
         if (count := len(set(self.stop_token_ids))) > MAX_STOP_IDS:
             raise RequestError(
                 f"stop_token_ids has {count} entries; at most {MAX_STOP_IDS} are taken.", field="stop_token_ids"
@@ -204,10 +204,10 @@ def _require_few(listed: Sized, name: str) -> None:
         raise RequestError(f"{name} has {len(listed)} entries; at most {MAX_LISTED} are taken.", field=name)
 
 
-def _require_token_ids(ids: Iterable[int], name: str) -> None:
+def _require_token_ids(ids: Iterable[int], name: str, low: int = 0, high: int = INT32_MAX) -> None:
     for token in ids:
-        if not 0 <= token <= INT32_MAX:
-            raise RequestError(f"{name}: {token} is not a token id (0 to {INT32_MAX}).", field=name)
+        if not low <= token <= high:
+            raise RequestError(f"{name}: {token} is not a token id ({low} to {high}).", field=name)
 
 
 def _json_text(value: Any, name: str) -> Any:

@@ -77,6 +77,9 @@ class ModelSettings:
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
+    default_chat_template_kwargs: str = setting(
+        "{}", "JSON object of variables for the chat template; those of a request's chat_template_kwargs win"
+    )
     tool_call_parser: str | None = setting(
         None,
         "format in which the model writes calls of tools; requests with tools need it",
@@ -236,7 +239,7 @@ class ServerSettings(EdgeSettings):
     api_key: str | None = setting(None, "key that clients must send; BOUGH_API_KEY keeps it out of the process list")
     admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
     max_body_mb: int = setting(64, "largest request body, in MiB", low=1)
-    strict_fields: bool = setting(False, "refuse unknown fields on the OpenAI, Anthropic and Ollama routes as well")
+    strict_fields: bool = setting(False, "refuse requests with unknown fields; otherwise their answers have warnings")
     tokenizer_worker_num: int = setting(1, "HTTP and tokenizer processes on the one port", low=1, high=64)
     log_requests: bool = setting(False, "log lines for each request, when it comes and when it ends: id, sizes, times")
     log_requests_level: int = setting(

@@ -25,7 +25,7 @@ from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
 from bough.messages.channels import Addresses
 from bough.server.model_info import ModelInfo
-from bough.tokenizer.chat_template import given_template
+from bough.tokenizer.chat_template import given_template, template_defaults
 
 if TYPE_CHECKING:
     from bough.client.inputs import InputReader
@@ -44,6 +44,7 @@ class Replica:
         self.settings = settings
         if settings.model.chat_template is not None:
             given_template(settings.model.chat_template)  # a wrong one is reported before a model is fetched or loaded
+        template_defaults(settings.model.default_chat_template_kwargs)
         if settings.scheduler.enable_custom_logit_processor:
             load_dill()
         self._executor = executor

@@ -204,7 +204,7 @@ class Committer:
                         if request.input_logprobs
                         else None,
                         request.ran_s + self._clock() - request.since,
-                        () if request.constraint is None else request.constraint.warnings,
+                        request.warnings + (() if request.constraint is None else request.constraint.warnings),
                         self._facts.get("weight_version", WEIGHT_VERSION),
                     )
                 )

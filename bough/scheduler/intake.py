@@ -8,16 +8,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 import numpy as np
 
-from bough.core.errors import RequestError
+from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.finish import FinishLength, FinishReason, FinishStop
 from bough.core.plan import IntArray, Limits, LogprobSpec
+from bough.core.sampling_params import SamplingParams
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
 from bough.messages.requests import Generate
 from bough.scheduler.request import Request
 
+SHOWN_IDS = 8  # of those that a warning is about
 PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spell the first one
 
 
@@ -49,9 +52,9 @@ class Intake:
             )
         tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self._check_prompt(tokens)
-        sampling, spec = message.sampling, message.logprobs
+        spec = message.logprobs
+        sampling, warnings = self._without_unknown_stops(message.sampling)
         self._check_ids("logit_bias", sampling.logit_bias)
-        self._check_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_ids("token_ids_logprob", () if spec is None else spec.ids)
         if (marks := message.thinking) is not None:
             self._check_ids("thinking", (*marks.start, *marks.end, *marks.cut))
@@ -59,7 +62,7 @@ class Intake:
         room_for = longest - (sampling.max_new_tokens > 0)
         if len(tokens) > room_for:
             if not self._truncate:
-                raise RequestError(self._too_long(len(tokens)), field="input_ids")
+                raise RequestError(self._too_long(len(tokens)), field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
             tokens = tokens[:room_for]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         if sampling.min_new_tokens and stop_ids.issuperset(range(self._limits.vocab_size)):
@@ -93,6 +96,7 @@ class Intake:
             logprob_end=no_more,
             thinking=message.thinking,
             processor=self._processor(message.custom_logit_processor),
+            warnings=warnings,
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
@@ -125,6 +129,17 @@ class Intake:
             raise RequestError("The prompt is empty; give at least one token.", field="input_ids")
         self._check_ids("input_ids", (int(tokens.min()), int(tokens.max())))
 
+    def _without_unknown_stops(self, sampling: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
+        """A stop token that the model does not have cannot be generated, so it changes nothing."""
+        last = self._limits.vocab_size - 1
+        known = tuple(token for token in sampling.stop_token_ids if 0 <= token <= last)
+        if len(known) == len(sampling.stop_token_ids):
+            return sampling, ()
+        unknown = [token for token in sampling.stop_token_ids if not 0 <= token <= last]
+        shown = ", ".join(map(str, unknown[:SHOWN_IDS])) + (", ..." if len(unknown) > SHOWN_IDS else "")
+        warning = f"stop_token_ids: {shown} is ignored, being outside the vocabulary (0 to {last})."
+        return msgspec.structs.replace(sampling, stop_token_ids=known), (warning,)
+
     def _check_ids(self, field: str, ids: Iterable[int]) -> None:
         """Refuses ids that the model does not know: it could neither read them nor ever choose them."""
         last = self._limits.vocab_size - 1
@@ -141,8 +156,9 @@ class Intake:
                 "--max-total-tokens or --mem-fraction-static."
             )
         return (
-            f"The prompt has {length} tokens, the context is {limits.context_length} tokens and one must be left for "
-            "the answer. Shorten the prompt or start the engine with a larger --context-length."
+            f"The prompt of {length} tokens is longer than the model's context length of {limits.context_length} "
+            "tokens allows: one must be left for the answer. Shorten the prompt or start the engine with a larger "
+            "--context-length."
         )
 
 

@@ -50,6 +50,7 @@ class Request:
     input_logprobs: list[PositionLogprobs] = field(default_factory=list)
     thinking: Thinking | None = None
     processor: str | None = None  # the user's own code over its logits
+    warnings: tuple[str, ...] = ()  # what of the request has no effect
     constraint: Constraint | None = None  # its grammar, once compiled, or the budget of its thinking
     unsent: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)

@@ -1,7 +1,8 @@
 """Reads request bodies: bounded, decoded straight into structs, checked, with errors that name the field.
 
-Native requests refuse unknown fields (their structs say so); other protocols accept them and log each once, because
-real clients send fields of their own. Ranges stand in the schemas, unsupported features in a table of each protocol.
+Requests to generate accept unknown fields, because real clients send fields of their own: each is logged once, and the
+answer has a warning. Management routes refuse them (their structs say so). Ranges stand in the schemas, unsupported
+features in a table of each protocol.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import msgspec
@@ -170,6 +172,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 MEBIBYTE = 1 << 20
 EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 LARGE = MEBIBYTE  # bytes of a body that may hold very many objects
+MAX_WARNINGS = 16  # about unknown fields in one answer
 MAX_LOGGED_FIELDS, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
 SETTINGS_KEY = "bough.settings"  # key in the ASGI scope of the server's settings
 
@@ -181,12 +184,30 @@ def settings_of(request: Request) -> ServerSettings:
 
 async def read_body(request: Request, struct: type[S]) -> S:
     """The body as `struct`; an empty one counts as `{}`. Raises what becomes a 400 or, over the limit, a 413. Where the
-    struct lets unknown fields through, they are named in the log, or, with --strict-fields, refused."""
+    struct lets unknown fields through, they are named in the log and in `warnings_of_body`, or, with --strict-fields,
+    refused."""
     raw = await read_bytes(request)
+    _warnings.set(())
+    known = _decode_known(raw, struct)
+    if known is not None:
+        return known
     body = decode_body(raw, struct)
+    unknown: list[str] = []
     if not struct.__struct_config__.forbid_unknown_fields:
-        _log_unknown_fields(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
+        unknown = _unknown_fields(raw or b"{}", struct)
+    if unknown and settings_of(request).strict_fields:
+        raise RequestError(_unknown_text(unknown[0], struct, " (--strict-fields)"), field=unknown[0])
+    _log_once(unknown, request.scope["path"])
+    _warnings.set(tuple(_unknown_text(name, struct, " has no effect") for name in unknown[:MAX_WARNINGS]))
     return body
+
+
+_warnings: ContextVar[tuple[str, ...]] = ContextVar("unknown fields of the request in progress", default=())
+
+
+def warnings_of_body() -> tuple[str, ...]:
+    """What the client of the request in progress is told about its body."""
+    return _warnings.get()
 
 
 async def read_bytes(request: Request) -> bytes:
@@ -203,6 +224,25 @@ async def read_bytes(request: Request) -> bytes:
         if size > limit:
             raise _too_large(limit)
     return b"".join(chunks)
+
+
+def _decode_known(raw: bytes, struct: type[S]) -> S | None:
+    """The body, where all its fields are known: nearly always, and then the names need no second look. None: it has
+    others, or objects whose fields are to be looked at, or it is wrong."""
+    if struct.__struct_config__.forbid_unknown_fields:
+        return None
+    try:
+        with _garbage_collection_paused(len(raw)):
+            body: S = _strict_decoder(struct).decode(raw or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if any(getattr(body, name, None) is not None for name in _object_fields(struct)) else body
+
+
+@functools.cache
+def _strict_decoder(struct: type[S]) -> msgspec.json.Decoder[S]:
+    twin = msgspec.defstruct(struct.__name__, [], bases=(struct,), module=struct.__module__, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(typing.cast(type[S], twin))
 
 
 def decode_body(raw: bytes, struct: type[S]) -> S:
@@ -257,9 +297,13 @@ def _suggest_field(complaint: str, struct: type[msgspec.Struct]) -> None:
     """An unknown field is most often a misspelt one."""
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", complaint)
     if unknown is not None:
-        near = difflib.get_close_matches(unknown[1], _known_fields(struct), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RequestError(f"Unknown field {unknown[1]!r}.{hint}", field=unknown[1]) from None
+        raise RequestError(_unknown_text(unknown[1], struct), field=unknown[1]) from None
+
+
+def _unknown_text(name: str, struct: type[msgspec.Struct], more: str = "") -> str:
+    near = difflib.get_close_matches(name, _known_fields(struct), n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Unknown field {name!r}{more}.{hint}"
 
 
 @functools.cache
@@ -271,20 +315,21 @@ _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)  # null: an ob
 _logged_fields: set[tuple[str, str]] = set()
 
 
-def _log_unknown_fields(
-    raw: bytes | msgspec.Raw, struct: type[msgspec.Struct], path: str, *, strict: bool, inside: str = ""
-) -> None:
-    """`inside` is where in the body the object stands, such as "stream_options."."""
-    known, objects = _known_fields(struct), _object_fields(struct)
+def _unknown_fields(raw: bytes | msgspec.Raw, struct: type[msgspec.Struct], inside: str = "") -> list[str]:
+    """The fields of a body that its struct does not have. `inside` is where in the body the object stands, such as
+    "stream_options."."""
+    known, objects, unknown = _known_fields(struct), _object_fields(struct), []
     for field, value in itertools.islice((_RAW_FIELDS.decode(raw) or {}).items(), 10 * MAX_LOGGED_FIELDS):
         name = inside + field
         if field in objects:
-            _log_unknown_fields(value, objects[field], path, strict=strict, inside=f"{name}.")
-        if field in known:
-            continue
-        if strict:
-            raise RequestError(f"Unknown field {name!r} (--strict-fields).", field=name)
-        name = name[:NAME_SHOWN]
+            unknown += _unknown_fields(value, objects[field], f"{name}.")
+        if field not in known:
+            unknown.append(name[:NAME_SHOWN])
+    return unknown
+
+
+def _log_once(unknown: list[str], path: str) -> None:
+    for name in unknown:
         if (path, name) not in _logged_fields and len(_logged_fields) < MAX_LOGGED_FIELDS:
             _logged_fields.add((path, name))
             log.warning("%s: the field %r is unknown and has no effect; this is logged once", path, name)

@@ -6,21 +6,24 @@ Made once, when the engine is ready; routes keep nothing else between requests.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from bough.client.handle import EngineClient
-from bough.client.inputs import InputReader, Inputs
-from bough.core.errors import RequestError
+from bough.client.inputs import InputReader, Inputs, Prompt
+from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.settings import Settings
 from bough.messages.requests import GetState
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
+from bough.server.bodies import warnings_of_body
 from bough.server.messages import Message, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
+from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 T = TypeVar("T")
@@ -75,9 +78,43 @@ class ServerContext:
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
-        inputs = await offload(size, lambda: self.reader.read(**given, limit=MAX_REQUESTS_PER_CALL))
+        limits: dict[str, Any] = {"limit": MAX_REQUESTS_PER_CALL, "warnings": warnings_of_body()}
+        inputs = await offload(size, lambda: self.reader.read(**given, **limits))
         _check_logprobs(inputs)
-        return inputs
+        self._check_logprob_ids(inputs)
+        return self._with_length_warnings(inputs)
+
+    def require_room(self, inputs: Inputs, asked: int | None) -> None:
+        """Refuses answers that may get longer than what their prompts leave of the context. `asked` is the limit that
+        the client gave; without one an answer gets what is left. A prompt that is too long itself is the engine's to
+        refuse."""
+        length = self.model.context_length
+        if asked is None or self.settings.scheduler.allow_auto_truncate:
+            return
+        for prompt in inputs.prompts:
+            if len(prompt.ids) < length < len(prompt.ids) + asked:
+                raise RequestError(
+                    f"Requested token count exceeds the model's maximum context length of {length} tokens: the prompt "
+                    f"has {len(prompt.ids)}, and max_new_tokens asks for {asked} more. Lower max_new_tokens, shorten "
+                    "the prompt, or start the server with --allow-auto-truncate.",
+                    field="max_new_tokens",
+                    code=CONTEXT_LENGTH_EXCEEDED,
+                )
+
+    def _with_length_warnings(self, inputs: Inputs) -> Inputs:
+        """An answer without a limit of its own is asked for with all of the context, and needs no warning."""
+        length = self.model.context_length
+
+        def warned(prompt: Prompt) -> Prompt:
+            asked, left = prompt.sampling.max_new_tokens, length - len(prompt.ids)
+            if asked <= left or asked == length or left <= 0:
+                return prompt
+            warning = (
+                f"max_new_tokens is {asked}, but the prompt leaves {left} tokens of the context; the answer ends there."
+            )
+            return dataclasses.replace(prompt, warnings=(*prompt.warnings, warning))
+
+        return dataclasses.replace(inputs, prompts=tuple(map(warned, inputs.prompts)))
 
     async def render(
         self,
@@ -97,6 +134,7 @@ class ServerContext:
             if name in given:
                 message = f"chat_template_kwargs may not hold {name!r}; it is a field of the request."
                 raise RequestError(message, field="chat_template_kwargs")
+        given = {**template_defaults(self.settings.model.default_chat_template_kwargs), **given}
         prompted = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
         def work() -> Rendered:
@@ -123,6 +161,17 @@ class ServerContext:
         )
         return inputs, plan.answers(prompt.text, continued)
 
+    def _check_logprob_ids(self, inputs: Inputs) -> None:
+        """An id that the model does not have fails the whole call, not one prompt of a batch."""
+        last = self.model.vocab_size - 1
+        for prompt in inputs.prompts:
+            for token in () if prompt.logprobs is None else prompt.logprobs.ids:
+                if token > last:
+                    raise RequestError(
+                        f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last}).",
+                        field="token_ids_logprob",
+                    )
+
     def _bounded_ids(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
         most = TextBound(self.model.context_length).tokens
@@ -131,8 +180,10 @@ class ServerContext:
         if self.settings.scheduler.allow_auto_truncate:
             return ids[:most]
         raise RequestError(
-            f"The prompt has {len(ids)} tokens, the context is {self.model.context_length} tokens. Shorten the prompt.",
+            f"The prompt of {len(ids)} tokens is longer than the model's context length of {self.model.context_length} "
+            "tokens. Shorten the prompt.",
             field="input_ids",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
 
 

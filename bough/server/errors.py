@@ -33,6 +33,7 @@ class Failure:
     type: str  # such as BadRequestError
     field: str | None = None
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    code: str | None = None  # OpenAI's word for it
 
     @property
     def retryable(self) -> bool:
@@ -72,7 +73,7 @@ def _request_failure(error: RequestError) -> Failure:
     message, names = error.message, _field_names.get()
     places = [(message.find(name), theirs) for name, theirs in names.items() if "#" in name and name in message]
     field = min(places)[1].partition("#")[0] if places else names.get(error.field or "", error.field)
-    return Failure(error.status_code, in_client_names(message), error.err_type, field, headers)
+    return Failure(error.status_code, in_client_names(message), error.err_type, field, headers, error.code)
 
 
 def _validation_failure(text: str) -> Failure:
@@ -136,16 +137,11 @@ def in_client_names(text: str) -> str:
 
 
 def native_shape(failure: Failure) -> dict[str, Any]:
-    """SGLang's own routes; the same object ends a broken stream."""
-    error: dict[str, Any] = {
-        "message": failure.message,
-        "type": failure.type,
-        "code": failure.status,
-        "retryable": failure.retryable,
-    }
+    """SGLang's own routes; the same object ends a broken stream. What SGLang has at the top level stands there, too."""
+    error: dict[str, Any] = {"message": failure.message, "type": failure.type, "code": failure.status}
     if failure.field is not None:
         error["param"] = failure.field
-    return {"error": error}
+    return {"object": "error", **error, "error": {**error, "retryable": failure.retryable}}
 
 
 OPENAI_TYPES = {
@@ -159,7 +155,7 @@ OPENAI_TYPES = {
 def openai_shape(failure: Failure) -> dict[str, Any]:
     fallback = "invalid_request_error" if failure.status < 500 else "server_error"
     kind, code = OPENAI_TYPES.get(failure.status, (fallback, None))
-    return {"error": {"message": failure.message, "type": kind, "param": failure.field, "code": code}}
+    return {"error": {"message": failure.message, "type": kind, "param": failure.field, "code": failure.code or code}}
 
 
 ANTHROPIC_TYPES = {

@@ -7,11 +7,14 @@ plan adds to the sampling parameters: markers must stay in the text, and require
 
 from __future__ import annotations
 
+import functools
 import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from bough.client.inputs import ThinkingMarks
 from bough.client.outputs import Piece
@@ -45,6 +48,7 @@ from bough.server.errors import add_field_names, client_name
 from bough.tokenizer.tokenizer import Tokenizer
 
 NAME = re.compile(r"[\w.:/\-]{1,256}")  # so that a name cannot be taken for a marker of some format
+MAX_CHECKED_SCHEMA = 1 << 14  # bytes; checking as many takes some ten milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,11 @@ def read_function(function: Any, where: str, schema_field: str = "parameters") -
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{where}.{schema_field} must be a JSON schema.", field=f"{where}.{schema_field}")
+    if wrong := _wrong_schema(msgspec.json.encode(parameters or {})):
+        raise RequestError(
+            f"{where}: Tool {name!r} function has invalid '{schema_field}' schema: {wrong}.",
+            field=f"{where}.{schema_field}",
+        )
     if about is not None and not isinstance(about, str):
         raise RequestError(f"{where}.description must be a string.", field=f"{where}.description")
     require_utf8(about or "", f"{where}.description")
@@ -113,6 +122,23 @@ def read_function(function: Any, where: str, schema_field: str = "parameters") -
     schema = parameters or {"type": "object", "properties": {}}
     shown = {"name": name, "description": about or "", "parameters": schema}
     return Tool(name, schema, {"type": "function", "function": shown}, f"{where}.{schema_field}", strict)
+
+
+@functools.lru_cache(maxsize=256)
+def _wrong_schema(schema: bytes) -> str | None:
+    """What makes it no JSON schema. A request's tools are as a rule those of the last one, so what was found is kept. A
+    very large or deep schema is not checked here; its grammar will say, where there is one."""
+    if len(schema) > MAX_CHECKED_SCHEMA:
+        return None
+    from jsonschema import Draft202012Validator, SchemaError  # needed only by requests with tools
+
+    try:
+        Draft202012Validator.check_schema(msgspec.json.decode(schema))
+    except SchemaError as error:
+        return f"{error.json_path}: {error.message[:200]}"
+    except RecursionError:
+        return None
+    return None
 
 
 def read_functions(tools: Sequence[Any] | None, *, nested: bool = True) -> list[Tool]:
@@ -137,7 +163,10 @@ def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, f
     if twice is not None:
         raise RequestError(f"tools: there are two tools called {twice!r}.", field="tools")
     if must and not tools:
-        raise RequestError(f"{field} asks for a call, but there are no tools.", field=field)
+        raise RequestError(
+            f"{field} asks for a call with no tools. Tools cannot be empty if tool choice is set to required.",
+            field=field,
+        )
     return ToolUse(tuple(tools), must, single)
 
 
@@ -145,7 +174,7 @@ def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> Tool
     found = [tool for tool in tools if tool.name == name]
     if not found:
         known = ", ".join(tool.name for tool in tools) or "none"
-        raise RequestError(f"{field}: there is no tool {name!r} among the tools ({known}).", field=field)
+        raise RequestError(f"{field}: Tool {name!r} not found in tools list ({known}).", field=field)
     return any_of(found, must=True, single=True)
 
 

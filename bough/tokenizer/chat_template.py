@@ -63,6 +63,18 @@ class ChatTemplate:
         )
 
 
+@cache
+def template_defaults(given: str) -> Mapping[str, Any]:
+    """The variables of `--default-chat-template-kwargs`."""
+    try:
+        variables = json.loads(given)
+    except ValueError:
+        variables = None
+    if not isinstance(variables, dict):
+        raise SettingsError(f"--default-chat-template-kwargs must be a JSON object, got {given!r}.")
+    return variables
+
+
 def given_template(given: str) -> str:
     """The template that a user named (`--chat-template`): a file, or text with Jinja in it. It is compiled here, so
     that what cannot be parsed is reported before anything is started with it."""

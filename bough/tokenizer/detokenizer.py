@@ -182,7 +182,7 @@ def _add_text(stream: Stream, text: str) -> FinishReason | None:
     except RequestError as error:
         return FinishAbort.because(error)
     stream.text.append(outcome.emit)
-    return None if outcome.matched is None else FinishStop(outcome.matched)
+    return None if outcome.matched is None else FinishStop(outcome.matched, outcome.matched_text)
 
 
 def _flush(stream: Stream, reason: FinishReason) -> FinishReason:

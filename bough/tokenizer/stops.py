@@ -27,7 +27,8 @@ class StopOutcome(NamedTuple):
     """Text to pass on, and what stopped it, if anything did."""
 
     emit: str
-    matched: str | None
+    matched: str | None  # the stop string, or the pattern
+    matched_text: str | None = None  # what the pattern has matched
 
 
 class _Match(NamedTuple):
@@ -35,7 +36,8 @@ class _Match(NamedTuple):
 
     end: int
     start: int
-    text: str
+    stop: str
+    text: str | None = None  # of a pattern
 
 
 class StopMatcher:
@@ -87,7 +89,7 @@ class StopMatcher:
     def _stop(self, match: _Match) -> StopOutcome:
         emit = self._text[self._emitted : match.end if self._keep_match else match.start]
         self._stopped, self._text, self._emitted = True, "", 0
-        return StopOutcome(emit, match.text)
+        return StopOutcome(emit, match.stop, match.text)
 
     def _search(self, pattern: regex.Pattern[str]) -> tuple[_Match | None, int]:
         """The pattern's match in the held text; else how many characters at the end may still become one."""
@@ -110,7 +112,9 @@ class StopMatcher:
             ) from None
         finally:
             self._spent_s += time.thread_time() - began_s
-        return (None if match is None else _Match(match.end(), match.start(), match.group())), 0
+        if match is None:
+            return None, 0
+        return _Match(match.end(), match.start(), pattern.pattern, match.group()), 0
 
     def _emit_up_to(self, end: int) -> str:
         emit = self._text[self._emitted : end]

@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from bough.core.errors import RequestError
+from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.tokenizer.chat_template import ChatTemplate
 from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, WindowDecoder, find_piece_rule
 
@@ -47,9 +47,10 @@ class TextBound:
                 if self.cut and not whole:
                     return text[:end]
                 raise RequestError(
-                    f"The prompt has more than {self.tokens} tokens, the context is {self.context} tokens. "
-                    "Shorten the prompt.",
+                    f"The prompt of more than {self.tokens} tokens is longer than the model's context length of "
+                    f"{self.context} tokens. Shorten the prompt.",
                     field="input_ids",
+                    code=CONTEXT_LENGTH_EXCEEDED,
                 )
         return text
 

@@ -17,3 +17,12 @@ def test_a_chat_template_that_cannot_be_parsed(template: str, monkeypatch: pytes
     monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="--chat-template"):
         Replica(Settings.from_flat({"chat_template": template}), cleanup)
+
+
+@pytest.mark.parametrize("given", ["[]", "{"])
+def test_defaults_of_a_template_that_are_no_object(given: str) -> None:
+    with (
+        contextlib.ExitStack() as cleanup,
+        pytest.raises(SettingsError, match="--default-chat-template-kwargs must be a JSON object"),
+    ):
+        Replica(Settings.from_flat({"default_chat_template_kwargs": given}), cleanup)

@@ -31,19 +31,25 @@ def intake(pages: int = 64, **settings: Any) -> Intake:
         ([1, -1], {}, "input_ids", "token id -1 "),
         ([1], {"logit_bias": {5: 1.0, VOCAB: 1.0}}, "logit_bias", r"logit_bias: token id 100 .* \(0 to 99\)"),
         ([1], {"logit_bias": {-1: 1.0}}, "logit_bias", "logit_bias: token id -1 "),
-        ([1], {"stop_token_ids": (0, VOCAB)}, "stop_token_ids", "stop_token_ids: token id 100 "),
-        ([1], {"stop_token_ids": (-7,)}, "stop_token_ids", "stop_token_ids: token id -7 "),
         ([1], {"logprobs": LogprobRequest(ids=(3, 2**40))}, "token_ids_logprob", "token_ids_logprob: token id 1099511"),
         ([1], {"logprobs": LogprobRequest(ids=(-1,))}, "token_ids_logprob", "token_ids_logprob: token id -1 "),
         ([1], {"logprobs": LogprobRequest(start=1)}, "logprob_start_len", "smaller than the prompt's 1 tokens"),
         ([1], {"stop_token_ids": range(98), "min_new_tokens": 1}, "stop_token_ids", "none is left to choose"),
-        ([1] * CONTEXT, {}, "input_ids", "32 tokens, the context is 32"),
+        ([1] * CONTEXT, {}, "input_ids", "32 tokens is longer than the model's context length of 32 tokens"),
     ],
 )
 def test_refusals_name_the_field(prompt: list[int], options: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(RequestError, match=words) as refusal:
         intake().request(generate(1, prompt, **options), 0, 0.0)
     assert refusal.value.field == field and refusal.value.status_code == 400
+
+
+def test_stop_tokens_outside_the_vocabulary_are_ignored_with_a_warning() -> None:
+    request = intake().request(generate(1, [1], stop_token_ids=(0, -7, VOCAB)), 0, 0.0)
+    assert request.sampling.stop_token_ids == (0,) and not {-7, VOCAB} & request.stop_ids
+    (warning,) = request.warnings
+    assert "stop_token_ids: -7, 100 is ignored" in warning and "(0 to 99)" in warning
+    assert intake().request(generate(1, [1], stop_token_ids=(0,)), 0, 0.0).warnings == ()
 
 
 def test_the_ends_of_the_vocabulary_belong_to_it() -> None:

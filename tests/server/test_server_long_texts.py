@@ -44,7 +44,7 @@ def ask(path: str, body: dict[str, Any], *, cut: bool) -> Any:
 def test_they_are_refused_with_both_numbers(path: str, body: dict[str, Any]) -> None:
     answer, requests = ask(path, body, cut=False)
     assert answer.status_code == 400 and not requests
-    assert "more than 1024 tokens, the context is 512 tokens" in answer.text
+    assert "more than 1024 tokens is longer than the model's context length of 512 tokens" in answer.text
     if path in FIELDS:
         assert answer.json()["error"]["param"] == FIELDS[path]
 

@@ -7,21 +7,23 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.client.outputs import RequestOutput
 from bough.core.control import Sleep, SwapWeights, Wake
-from bough.core.finish import FinishAbort, FinishLength
+from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.messages.outputs import Delta, Deltas
 from bough.messages.requests import Control, Pause, StartProfile
 from bough.server.app import App
 from bough.server.native import info
 from bough.server.protocols import all_endpoints
 from bough.server.watchdog import Watchdog
+from bough.tokenizer.chat_template import ChatTemplate
 from tests.fakes.scripted_engine import IM_END
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -117,12 +119,178 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
     assert last == whole
 
 
+# Every field of SGLang's native request at its default, and those that its clients and routers add.
+SGLANG_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("input_embeds", "image_data", "video_data", "audio_data", "modalities", "session_params")),
+    **dict.fromkeys(("lora_path", "lora_id", "custom_logit_processor", "bootstrap_host", "bootstrap_port")),
+    **dict.fromkeys(("bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "routed_dp_rank", "session_id")),
+    **dict.fromkeys(("disagg_prefill_dp_rank", "data_parallel_rank", "conversation_id", "priority", "extra_key")),
+    **dict.fromkeys(("routing_key", "custom_labels", "external_trace_header", "received_time", "mm_hashes")),
+    **dict.fromkeys(("need_wait_for_mm_inputs", "num_items_assigned", "max_dynamic_patch", "min_dynamic_patch")),
+    **dict.fromkeys(("image_max_dynamic_patch", "video_max_dynamic_patch", "stream_options", "model", "cache_salt")),
+    **dict.fromkeys(("max_thinking_tokens", "images_config", "video_config", "encoder_urls", "mm_content_hashes")),
+    **dict.fromkeys(("positional_embed_overrides", "multi_item_delimiter_indices", "http_worker_ipc")),
+    **dict.fromkeys(("return_hidden_states", "return_routed_experts", "require_reasoning", "background"), False),
+    **dict.fromkeys(("no_logs", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs"), False),
+    **dict.fromkeys(("return_sampling_mask", "use_audio_in_video", "return_prompt_token_ids", "ignore_eos"), False),
+    **dict.fromkeys(("return_indexer_topk", "return_text_in_logprobs", "return_logprob", "stream"), False),
+    "log_metrics": True,
+    "routed_experts_start_len": 0,
+    "logprob_start_len": -1,
+    "top_logprobs_num": 0,
+}
+ASKING = {name: True for name, value in SGLANG_DEFAULTS.items() if value is False and name.startswith("return_")} | {
+    "lora_path": "x",
+    "lora_id": "x",
+    "session_id": "x",
+    "background": True,
+    "data_parallel_rank": 1,
+    "custom_labels": {"team": "a"},
+    "mm_hashes": ["x"],
+    "use_audio_in_video": True,
+}
+BUILT = {"return_prompt_token_ids", "return_text_in_logprobs", "return_logprob"}
+
+
+def test_every_field_of_sglangs_is_accepted_at_its_default() -> None:
+    output = ask({"text": "a", **SGLANG_DEFAULTS})
+    assert output.status_code == 200 and "warnings" not in output.json()["meta_info"], output.text
+
+
+@pytest.mark.parametrize("field", sorted(ASKING.keys() - BUILT))
+def test_a_field_that_asks_for_an_unbuilt_feature_is_refused_by_name(field: str) -> None:
+    answer = ask({"text": "a", field: ASKING[field]})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    assert f"{field} is not supported" in answer.text
+
+
+def test_hints_and_notes_are_accepted_whatever_they_say() -> None:
+    hints = {"model": "x", "conversation_id": "c", "routing_key": "k", "received_time": 1.5, "modalities": ["image"]}
+    output = ask({"text": "a", **hints, "stream_options": {"include_usage": True}, "data_parallel_rank": 0})
+    assert output.status_code == 200 and "warnings" not in output.json()["meta_info"]
+
+
+def test_unknown_fields_make_a_warning_unless_strict() -> None:
+    for stream in (False, True):
+        answer = ask({"text": ["a", "b"], "straem": True, "stream": stream})
+        assert answer.status_code == 200
+        outputs = events_of(answer.text)[:-1] if stream else answer.json()
+        for output in outputs:
+            assert output["meta_info"]["warnings"] == ["Unknown field 'straem' has no effect. Did you mean 'stream'?"]
+    error = ask({"text": "a", "straem": True}, strict_fields=True).json()["error"]
+    assert error["param"] == "straem" and "--strict-fields" in error["message"]
+    assert "Did you mean 'stream'" in error["message"]
+
+
+def test_a_top_level_ignore_eos_holds_where_the_sampling_does_not_say() -> None:
+    async def go() -> list[bool]:
+        engine = NativeEngine(lambda message: HELLO)
+        async with open_server(engine) as http:
+            sampling = [{}, {"ignore_eos": False}, None]
+            body = {"text": ["a", "b", "c"], "ignore_eos": True, "sampling_params": sampling}
+            assert (await http.post("/generate", json=body)).status_code == 200
+            assert (await http.post("/generate", json={"text": "a", "ignore_eos": True})).status_code == 200
+        return [message.sampling.ignore_eos for message in engine.requests]
+
+    assert asyncio.run(go()) == [True, False, True, True]
+
+
+def test_requests_that_want_no_logs_or_metrics_get_none() -> None:
+    class Seen:
+        def __init__(self) -> None:
+            self.rids: list[str] = []
+
+        def arrived(self, answer: RequestOutput) -> None:
+            self.rids.append(answer.prompt.rid)
+
+        def ended(self, answer: RequestOutput) -> None:
+            self.rids.append(answer.prompt.rid)
+
+    class Meter:
+        prompts: ClassVar[list[int]] = []
+
+        def started(self, prompt: int, cached: int, queue_s: float) -> None:
+            self.prompts.append(prompt)
+
+        def first_token(self, *_: Any) -> None: ...
+
+        def more_tokens(self, *_: Any) -> None: ...
+
+        def ended(self, *_: Any, incomplete: bool) -> None: ...
+
+    async def go() -> tuple[list[str], list[int]]:
+        engine, seen = NativeEngine(lambda message: HELLO), Seen()
+        engine.watchers.append(seen)
+        engine.client.meter = Meter()
+        async with open_server(engine) as http:
+            for rid, options in (("quiet", {"no_logs": True}), ("uncounted", {"log_metrics": False})):
+                body = {"text": "a" * len(rid), "rid": rid, **options}
+                assert (await http.post("/generate", json=body)).status_code == 200
+            return seen.rids, Meter.prompts
+
+    assert asyncio.run(go()) == (["uncounted"] * 2, [len("quiet")])
+
+
+def test_a_native_answer_that_the_context_will_cut_says_so() -> None:
+    meta = ask({"text": "ab", "sampling_params": {"max_new_tokens": 511}}).json()["meta_info"]
+    assert meta["warnings"] == [
+        "max_new_tokens is 511, but the prompt leaves 510 tokens of the context; the answer ends there."
+    ]
+    assert "warnings" not in ask({"text": "ab", "sampling_params": {"max_new_tokens": 510}}).json()["meta_info"]
+
+
+def test_errors_have_sglangs_fields_at_the_top_level() -> None:
+    body = ask({"text": "a", "lora_path": "x"}).json()
+    assert (body["object"], body["code"], body["param"]) == ("error", 400, "lora_path")
+    assert body["message"] == body["error"]["message"] and body["error"]["retryable"] is False
+
+
+def test_a_stop_regex_is_named_with_what_it_matched() -> None:
+    stopped = FinishStop("h.l", "hel")
+    output = ask({"text": "a"}, stopped).json()
+    assert output["meta_info"]["finish_reason"] == {"type": "stop", "matched": "h.l", "matched_text": "hel"}
+
+
+def test_tools_are_part_of_a_tokenised_conversation() -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
+
+    async def go(**fields: Any) -> httpx.Response:
+        engine = NativeEngine(lambda message: HELLO)
+        engine.tokenizer.chat_template = ChatTemplate("{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}x")
+        async with open_server(engine) as http:
+            body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+            return await http.post("/v1/tokenize", json=body)
+
+    for fields, text in (
+        ({}, "x"),
+        ({"tools": [tool]}, "[now]x"),
+        ({"tools": [tool], "tool_choice": "none"}, "x"),
+        ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "[now]x"),
+    ):
+        assert bytes(asyncio.run(go(**fields)).json()["tokens"]).decode() == text
+    assert asyncio.run(go(tools=[tool], tool_choice="often")).status_code == 400
+
+
+def test_a_used_id_is_refused_in_sglangs_words() -> None:
+    assert "Duplicate request ID" in ask({"text": ["a", "b"], "rid": ["x", "x"]}).json()["message"]
+
+
+@pytest.mark.parametrize("ids", [[[1], [300]], [300], [2**31 - 1]])
+def test_an_unknown_id_fails_a_whole_batch(ids: list[Any]) -> None:
+    answer = ask({"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": ids})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "token_ids_logprob"
+
+
+def test_nested_ids_are_for_many_prompts() -> None:
+    answer = ask({"text": "a", "return_logprob": True, "token_ids_logprob": [[1]]})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "token_ids_logprob"
+
+
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
         ({}, "text", "exactly one of text and"),
         ({"text": "a", "input_ids": [1]}, "text", "one of text and input_ids"),
-        ({"text": "a", "straem": True}, "straem", "Did you mean 'stream'"),
         ({"text": "a", "stream": "yes"}, "stream", "expected bool"),
         ({"text": "a", "sampling_params": {"top_p": 3}}, "top_p", r"\(0, 1\]"),
         ({"text": "a", "sampling_params": {"top_q": 3}}, "top_q", "Did you mean"),
@@ -138,7 +306,7 @@ def test_any_chunking_of_a_stream_ends_in_the_answer_that_is_not_streamed(
         ({"text": "a", "sampling_params": [{"n": 2}] * 2}, "sampling_params", "2 entries for 1"),
         ({"text": ["a"] * 9000}, "text", "9000 prompts make more than 8192 requests"),
         ({"input_ids": [[1]] * 9000}, "input_ids", "9000 prompts make more than 8192 requests"),
-        ({"input_ids": [1] * 262145}, "input_ids", "262145 tokens, the context is 512"),
+        ({"input_ids": [1] * 262145}, "input_ids", "262145 tokens is longer than the model's context length of 512"),
         ({"input_ids": [[1]] * 9, "sampling_params": {"n": 1000}}, "input_ids", "8192 requests"),
         ({"text": []}, "text", "list of prompts is empty"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -7}, "logprob_start_len", "a prompt position"),

@@ -30,7 +30,7 @@ CALLS: list[tuple[str, dict[str, Any], str | None]] = [
 # Their ranges depend on other fields or on settings, or many answers are not worth their time.
 ENTANGLED = {"min_new_tokens", "min_tokens", "best_of", "n", "max_thinking_tokens"}
 
-CONTEXT = NativeEngine(lambda request: [*b"hi", IM_END]).context()
+CONTEXT = NativeEngine(lambda request: [*b"hi", IM_END]).context(allow_auto_truncate=True)
 ENDPOINTS = all_endpoints(CONTEXT)
 PAGE = openapi_document(ENDPOINTS, CONTEXT.settings.server)
 

@@ -16,7 +16,7 @@ from tests.server.test_server_resuming import MARKED, Group, groups_of, resume_b
 from tests.server.tool_desk import FUNCTION, MALFORMED, SCHEMA, TOOL, TWO_CALLS, NotingReader, say
 
 MESSAGES = [{"role": "user", "content": "The weather?"}]
-CHAT = {"messages": MESSAGES, "tools": [TOOL], "max_tokens": 400, "stream": True}
+CHAT = {"messages": MESSAGES, "tools": [TOOL], "stream": True}
 MESSAGE = {
     "messages": MESSAGES,
     "tools": [{"name": FUNCTION["name"], "input_schema": SCHEMA}],

@@ -26,7 +26,9 @@ def test_a_text_over_the_bound_is_refused_with_both_numbers_when_the_count_has_p
         counted.append(len(piece))
         return len(piece)
 
-    with pytest.raises(RequestError, match="more than 1000 tokens, the context is 100 tokens") as refused:
+    with pytest.raises(
+        RequestError, match="more than 1000 tokens is longer than the model's context length of 100"
+    ) as refused:
         SMALL.apply(LONG, count)
     assert refused.value.field == "input_ids" and counted == [PIECE]
 

@@ -18,7 +18,7 @@ short = st.text(alphabet="ab\n", min_size=1, max_size=5)
 def run(matcher: StopMatcher, chunks: list[str]) -> tuple[str, str | None]:
     text = ""
     for chunk in chunks:
-        emit, matched = matcher.push(chunk)
+        emit, matched, _ = matcher.push(chunk)
         text += emit
         if matched is not None:
             return text, matched
@@ -81,7 +81,7 @@ def test_held_text_comes_out_at_the_end() -> None:
 
 @pytest.mark.parametrize(("keep", "emit"), [(False, "a "), (True, "a 42.")])
 def test_a_regex_stops_at_its_match(keep: bool, emit: str) -> None:
-    assert StopMatcher((), [r"\d+\."], keep).push("a 42. b 7.") == StopOutcome(emit, "42.")
+    assert StopMatcher((), [r"\d+\."], keep).push("a 42. b 7.") == StopOutcome(emit, r"\d+\.", "42.")
 
 
 def test_a_regex_holds_back_what_may_still_match() -> None:
@@ -90,7 +90,7 @@ def test_a_regex_holds_back_what_may_still_match() -> None:
     assert matcher.push("2") == StopOutcome("", None)
     assert matcher.push(" b") == StopOutcome("42 b", None)
     assert matcher.push(" 1") == StopOutcome(" ", None)
-    assert matcher.push(".") == StopOutcome("", "1.")
+    assert matcher.push(".") == StopOutcome("", r"\d+\.", "1.")
 
 
 def test_a_regex_sees_what_stands_before_the_held_text() -> None:
@@ -98,7 +98,7 @@ def test_a_regex_sees_what_stands_before_the_held_text() -> None:
     assert matcher.push("a line").emit == "a line"
     assert matcher.push("END").matched is None  # not at the beginning of the text
     assert matcher.push(" a ").emit.endswith("a ")
-    assert matcher.push("stop").matched == "stop"
+    assert matcher.push("stop") == StopOutcome("", "(?<=a )stop", "stop")
     long = StopMatcher((), ["^END"], keep_match=False)
     for _ in range(3):
         long.push("x" * stops.REGEX_CONTEXT)
@@ -110,16 +110,16 @@ def test_a_greedy_regex_cannot_hold_a_whole_answer(monkeypatch: pytest.MonkeyPat
     matcher = StopMatcher((), [r"(?s).*x"], keep_match=False)
     emitted = "".join(matcher.push("abcde").emit for _ in range(6))
     assert emitted == "abcde" * 4
-    assert matcher.push("x") == StopOutcome("", "abcdeabcdex")
+    assert matcher.push("x") == StopOutcome("", "(?s).*x", "abcdeabcdex")
 
 
 def test_empty_matches_do_not_stop() -> None:
-    assert StopMatcher((), ["z*"], keep_match=False).push("abc zz") == StopOutcome("abc ", "zz")
+    assert StopMatcher((), ["z*"], keep_match=False).push("abc zz") == StopOutcome("abc ", "z*", "zz")
 
 
 def test_strings_and_regexes_together_stop_at_the_first() -> None:
     matcher = StopMatcher(["world"], [r"o w"], keep_match=False)
-    assert matcher.push("hello world") == StopOutcome("hell", "o w")
+    assert matcher.push("hello world") == StopOutcome("hell", "o w", "o w")
     matcher = StopMatcher(["hell"], [r"o w"], keep_match=False)
     assert matcher.push("hello world") == StopOutcome("", "hell")
 

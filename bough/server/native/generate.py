@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -58,7 +59,9 @@ async def generate(context: ServerContext, request: Request, body: GenerateBody)
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
     set_field_names(TEXT_NAMES if body.input_ids is None else {})
-    inputs = await read_inputs(context, body)
+    inputs = dataclasses.replace(
+        await read_inputs(context, body), watched=not body.no_logs, metered=body.log_metrics is not False
+    )
     timed = body.return_timings
     writer = OutputWriter(batched=inputs.batched, timed=timed)
     return await respond(context.client, request, inputs, writer, stream=body.stream, timed=timed)
@@ -66,9 +69,17 @@ async def generate(context: ServerContext, request: Request, body: GenerateBody)
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
+    if body.ignore_eos is not None:
+        options["sampling_params"] = _with_ignore_eos(body.sampling_params, body.ignore_eos)
     if body.resume is not None and body.resume.id is not None:
         options["rid"] = body.resume.id
     return await context.read_inputs(prompt=body.text, thinking=_marks(context, body), **options)
+
+
+def _with_ignore_eos(given: Any, ignore_eos: bool) -> Any:
+    if isinstance(given, list):
+        return [_with_ignore_eos(each, ignore_eos) for each in given]
+    return {**(given or {}), "ignore_eos": ignore_eos} if (given or {}).get("ignore_eos") is None else given
 
 
 def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:

@@ -117,7 +117,7 @@ async def health_generate(context: ServerContext, request: Request) -> Response:
     inputs = context.reader.read(
         input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0}, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}"
     )
-    inputs = dataclasses.replace(inputs, watched=False)
+    inputs = dataclasses.replace(inputs, watched=False, metered=False)
     began = time.monotonic()
     task = asyncio.ensure_future(_answered(context, inputs))
     try:

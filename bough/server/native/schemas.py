@@ -1,6 +1,7 @@
 """The JSON of the native routes, as data: requests are decoded into these structs, the OpenAPI page is made of them.
 
-Unknown fields are refused, because a typo must not pass silently. `null` means not given.
+Management routes refuse unknown fields, because a typo must not pass silently; /generate accepts them with a warning in
+its answer, or refuses them with --strict-fields. `null` means not given.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from msgspec import Meta
 from bough.core.sampling_params import (
     ABOVE_LOWEST,
     INT32_MAX,
+    INT64_MAX,
     JSON_TEXT_FIELDS,
     MAX_BIAS,
     MAX_STOPS,
@@ -29,7 +31,7 @@ def _sampling_schema() -> dict[str, Any]:
     text = {"type": "string", "minLength": 1}
     for name in ("stop", "stop_regex"):  # a single value counts as a list of one
         properties[name] = {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOPS}]}
-    token = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+    token = {"type": "integer", "minimum": -INT64_MAX, "maximum": INT64_MAX}
     properties["stop_token_ids"] = {"anyOf": [token, {"type": "array", "items": token}]}
     for name, low, high, _ in RANGES:
         properties[name] |= {"exclusiveMinimum" if name in ABOVE_LOWEST else "minimum": low, "maximum": high}
@@ -63,20 +65,63 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     """Fields whose feature this engine does not have: accepted when they ask for nothing."""
 
     input_embeds: Any = None
+    positional_embed_overrides: Any = None
+    multi_item_delimiter_indices: Any = None
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
+    mm_hashes: Any = None
+    mm_content_hashes: Any = None
+    use_audio_in_video: Any = None
+    images_config: Any = None
+    video_config: Any = None
+    encoder_urls: Any = None
+    need_wait_for_mm_inputs: Any = None
+    num_items_assigned: Any = None
     lora_path: Any = None
+    lora_id: Any = None
+    session_id: Any = None
     session_params: Any = None
+    background: Any = None
+    return_bytes: Any = None
+    return_entropy: Any = None
+    return_flat_raw_top_logprobs: Any = None
     return_hidden_states: Any = None
-    routing_key: Any = None
+    return_indexer_topk: Any = None
+    return_routed_experts: Any = None
+    return_sampling_mask: Any = None
+    custom_labels: Any = None
+    # 0 is this engine's only rank.
     routed_dp_rank: Any = None
+    data_parallel_rank: Any = None
+    disagg_prefill_dp_rank: Any = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
+    bootstrap_pair_key: Any = None
+    decode_tp_size: Any = None
 
 
-class GenerateBody(UnsupportedFields, forbid_unknown_fields=True, kw_only=True):
+class IdleFields(UnsupportedFields, kw_only=True):
+    """Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features
+    that other fields ask for."""
+
+    model: Any = None  # there is one
+    stream_options: Any = None  # every event has the counts
+    conversation_id: Any = None
+    routing_key: Any = None
+    http_worker_ipc: Any = None
+    received_time: Any = None
+    external_trace_header: Any = None  # the HTTP header `traceparent` does this
+    modalities: Any = None
+    max_dynamic_patch: Any = None
+    min_dynamic_patch: Any = None
+    image_max_dynamic_patch: Any = None
+    video_max_dynamic_patch: Any = None
+    routed_experts_start_len: Any = None
+
+
+class GenerateBody(IdleFields, kw_only=True):
     """What to continue, and how. Exactly one of `text` and `input_ids` is given; lists make a batch."""
 
     text: str | list[str] | None = None
@@ -98,6 +143,9 @@ class GenerateBody(UnsupportedFields, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | list[str | None] | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
+    ignore_eos: bool | None = None  # of every prompt whose sampling_params do not say
+    log_metrics: bool | None = None  # false: the request does not count in the metrics
+    no_logs: bool | None = None  # true: the request is neither logged nor traced
 
 
 Logprob = tuple[float | None, int, str | None]
@@ -146,6 +194,8 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
 
 class TokenizeOutput(msgspec.Struct):

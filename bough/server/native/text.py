@@ -27,6 +27,7 @@ from bough.server.native.schemas import (
     TokenizeBody,
     TokenizeOutput,
 )
+from bough.server.openai.requests import choose_tools
 from bough.server.parsing import any_of, read_functions
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -77,7 +78,9 @@ async def _tokenize_messages(body: TokenizeBody, context: ServerContext) -> list
     """The prompt that /v1/chat/completions makes of the same messages."""
     variables, add = body.chat_template_kwargs, body.add_generation_prompt
     messages = read_messages(body.messages)
-    return [(await context.render(messages, variables=variables, add_generation_prompt=add, whole=True)).ids]
+    tools = choose_tools(read_functions(body.tools), body.tool_choice).shown
+    options: dict[str, Any] = {"variables": variables, "add_generation_prompt": add, "whole": True}
+    return [(await context.render(messages, tools=tools, **options)).ids]
 
 
 async def detokenize(context: ServerContext, request: Request, body: DetokenizeBody) -> Response:

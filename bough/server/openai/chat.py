@@ -45,7 +45,7 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
     check_request(request)
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", field="top_logprobs")
-    limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+    limit = limit_of(request)
     return {
         **options_of(request, identity),
         # Without a limit an answer may use all that is left of the context; the scheduler knows how much that is.
@@ -56,6 +56,10 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
         "top_logprobs_num": request.top_logprobs or 0,
         **read_resumption(request.resume, request.stream),
     }
+
+
+def limit_of(request: ChatRequest) -> int | None:
+    return request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:
@@ -215,6 +219,7 @@ class Chats:
         )
         prompt, continued = await self._prompt(body, plan)
         inputs, form = await self._context.plan_inputs(plan, prompt, given, continued, body.max_thinking_tokens)
+        self._context.require_room(inputs, limit_of(body))
         writer = ChatWriter(body, identity, self._speller, form)
         client, stream, timed = self._context.client, body.stream, body.return_timings
         return await respond(client, request, inputs, writer, stream=stream, timed=timed)

@@ -166,6 +166,7 @@ class Completions:
         identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
         use_openai_names(body, top_logprobs_num="logprobs")
         inputs = await self._context.read_inputs(**read_completion(body, identity))
+        self._context.require_room(inputs, body.max_tokens)
         writer = CompletionWriter(body, identity, self._speller, self._echoes(body, inputs))
         client, stream, timed = self._context.client, body.stream, body.return_timings
         return await respond(client, request, inputs, writer, stream=stream, timed=timed)

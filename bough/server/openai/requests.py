@@ -70,8 +70,13 @@ class SamplingFields(GrammarFields, kw_only=True):
     stop_token_ids: int | list[int] | None = None
     stop_regex: str | list[str] | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None  # vLLM's name of no_stop_trim
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: Annotated[int | None, between(1, INT32_MAX)] = None  # the last ones are kept
     custom_params: dict[str, Any] | None = None
 
 
@@ -97,6 +102,30 @@ class EngineFields(SamplingFields, kw_only=True):
     session_params: dict[str, Any] | None = None
     return_hidden_states: bool | None = None
     return_cached_tokens_details: bool | None = None
+    return_routed_experts: bool | None = None
+    return_sampling_mask: bool | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    logits_processors: list[Any] | None = None
+    prompt_embeds: Any = None
+    return_tokens_as_token_ids: bool | None = None
+    logprob_token_ids: list[int] | None = None
+    chat_template: str | None = None
+    documents: list[Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
+    add_special_tokens: bool | None = None
+    custom_labels: dict[str, str] | None = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    disagg_prefill_dp_rank: int | None = None
 
 
 class CompletionRequest(EngineFields, kw_only=True):
@@ -188,6 +217,26 @@ UNSUPPORTED: Harmless = {
     "session_params": (),
     "return_hidden_states": (),
     "return_cached_tokens_details": (),
+    "return_routed_experts": (),
+    "return_sampling_mask": (),
+    "prompt_logprobs": (None,),  # 0 asks for those of the prompt itself
+    "use_beam_search": (),
+    "length_penalty": (1.0, None),
+    "early_stopping": (),
+    "logits_processors": (),
+    "prompt_embeds": (),
+    "return_tokens_as_token_ids": (),
+    "logprob_token_ids": (),
+    "chat_template": (),
+    "documents": (),
+    "mm_processor_kwargs": (),
+    "kv_transfer_params": (),
+    "include_reasoning": (True, None),
+    "thinking_token_budget": (None,),
+    "custom_labels": (),
+    "add_special_tokens": (True, None),
+    **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"), ()),
+    **dict.fromkeys(("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"), ()),
     "audio": (),
     "modalities": (["text"],),
     "web_search_options": (None,),
@@ -218,15 +267,17 @@ MODES = ("auto", "required")
 
 
 def chat_tools(request: ChatRequest) -> ToolUse:
-    return _choose(read_functions(request.tools), request.tool_choice, request.parallel_tool_calls, "function")
+    return choose_tools(read_functions(request.tools), request.tool_choice, request.parallel_tool_calls)
 
 
 def response_tools(request: ResponsesRequest) -> ToolUse:
     tools = read_functions(request.tools, nested=False)
-    return _choose(tools, request.tool_choice, request.parallel_tool_calls, None)
+    return choose_tools(tools, request.tool_choice, request.parallel_tool_calls, None)
 
 
-def _choose(tools: Sequence[Tool], choice: Any, parallel: bool | None, inside: str | None) -> ToolUse:
+def choose_tools(
+    tools: Sequence[Tool], choice: Any, parallel: bool | None = None, inside: str | None = "function"
+) -> ToolUse:
     """`inside` is the field of a choice by name that holds the name."""
     if choice is None or choice == "auto":
         return any_of(tools, single=parallel is False)
@@ -298,6 +349,7 @@ def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 
     return {
         **{name: getattr(request, name) for name in SAME_NAMES},
         **grammar_of(request),
+        "no_stop_trim": request.include_stop_str_in_output if request.no_stop_trim is None else request.no_stop_trim,
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": request.min_tokens,
         "sampling_seed": request.seed,
@@ -307,6 +359,9 @@ def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 
 
 def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
     return {
+        "bad_words": request.bad_words or (),
+        "allowed_token_ids": request.allowed_token_ids,
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
         "rid": identity.id,
         "priority": request.priority,
         "extra_key": request.extra_key,

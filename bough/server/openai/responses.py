@@ -410,6 +410,7 @@ class Responses:
             messages, field="input", tools=plan.tools.shown, variables=template_variables(body)
         )
         inputs, form = await self._context.plan_inputs(plan, prompt, given, budget=body.max_thinking_tokens)
+        self._context.require_room(inputs, body.max_output_tokens)
         stored = self._store is not None and body.store is not False
         return ResponseWriter(body, identity, inputs, self._speller, stored=stored, form=form)
 

@@ -56,9 +56,9 @@ def test_parsed_chat_streams(scripts: list[Script], turns: list[int], ids: bool)
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
         deltas: list[dict[str, Any]] = [c["delta"] for c in own]
         message = choice["message"]
-        assert "".join(delta.get("content", "") for delta in deltas) == (message["content"] or "")
-        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == (message["reasoning_content"] or "")
-        pieces = flat(delta.get("tool_calls", []) for delta in deltas)
+        assert "".join(delta.get("content") or "" for delta in deltas) == (message["content"] or "")
+        assert "".join(delta["reasoning_content"] or "" for delta in deltas) == (message["reasoning_content"] or "")
+        pieces = flat(delta["tool_calls"] or [] for delta in deltas)
         shown = ["".join(p["function"]["arguments"] for p in pieces if p["index"] == i) for i in range(len(pieces))]
         whole = [call["function"]["arguments"] for call in message["tool_calls"] or ()]
         assert [arguments for arguments in shown if arguments] == whole

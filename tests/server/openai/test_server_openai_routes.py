@@ -240,7 +240,12 @@ def test_refusals_of_the_engine_keep_their_status() -> None:
 
 def test_unknown_fields_pass_unless_strict() -> None:
     async def lenient(desk: Desk) -> None:
-        await desk.post("/v1/completions", prompt="a", frobnicate=1)
+        said = ["Unknown field 'frobnicate' has no effect."]
+        answer = await desk.post("/v1/completions", prompt="a", frobnicate=1, return_meta_info=True)
+        assert answer["warnings"] == answer["choices"][0]["meta_info"]["warnings"] == said
+        chunks = await desk.stream("/v1/chat/completions", **ASK, frobnicate=1)
+        assert [chunk["warnings"] for chunk in chunks[:-1] if "warnings" in chunk] == [said]
+        assert "warnings" not in await desk.post("/v1/completions", prompt="a")
 
     async def strict(desk: Desk) -> None:
         error = (await desk.post("/v1/completions", 400, prompt="a", frobnicate=1))["error"]
@@ -252,6 +257,81 @@ def test_unknown_fields_pass_unless_strict() -> None:
 
     at_desk(lenient)
     at_desk(strict, strict_fields=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt_logprobs", 0),
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
+        ("chat_template", "x"),
+        ("include_reasoning", False),
+        ("thinking_token_budget", 0),
+        ("return_routed_experts", True),
+        ("data_parallel_rank", 1),
+        ("truncate_prompt_tokens", -1),
+        ("bad_words", ["two tokens"]),
+        ("allowed_token_ids", []),
+    ],
+)
+def test_fields_that_would_change_the_output_and_are_not_built_are_refused(field: str, value: Any) -> None:
+    async def use(desk: Desk) -> None:
+        error = (await desk.post("/v1/completions", 400, prompt="a", **{field: value}))["error"]
+        assert error["param"] == field
+        await desk.post("/v1/completions", prompt="a", **{field: None})
+
+    at_desk(use)
+
+
+def test_vllms_rules_about_tokens_and_stops() -> None:
+    async def use(desk: Desk) -> None:
+        await desk.post("/v1/completions", prompt="abcd", truncate_prompt_tokens=2, include_stop_str_in_output=True)
+        assert desk.prompt == "cd" and desk.asked.sampling.no_stop_trim
+        await desk.post("/v1/completions", prompt="a", bad_words=["x"], logit_bias={"5": 1})
+        assert desk.asked.sampling.logit_bias == {5: 1.0, ord("x"): -1e9}
+        await desk.post("/v1/chat/completions", **ASK, allowed_token_ids=[7, 8], logit_bias={"7": 1}, temperature=2)
+        assert desk.asked.sampling.logit_bias == {7: 2001.0, 8: 2000.0}
+        await desk.post("/v1/completions", 400, prompt="a", allowed_token_ids=[7], repetition_penalty=1.2)
+
+    at_desk(use)
+
+
+def test_variables_of_the_template_have_defaults() -> None:
+    async def use(desk: Desk) -> None:
+        await desk.post("/v1/chat/completions", **ASK)
+        assert desk.prompt.endswith("(calm)")
+        await desk.post("/v1/chat/completions", **ASK, chat_template_kwargs={"mood": "wild"})
+        assert desk.prompt.endswith("(wild)")
+
+    at_desk(use, default_chat_template_kwargs='{"mood": "calm"}')
+
+
+def test_an_answer_longer_than_the_context_is_refused_unless_it_may_be_cut() -> None:
+    """The context is 512 tokens."""
+    asks: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/completions", {"prompt": "ab"}, "max_tokens"),
+        ("/v1/chat/completions", ASK, "max_tokens"),
+        ("/v1/chat/completions", ASK, "max_completion_tokens"),
+        ("/v1/responses", {"input": "a"}, "max_output_tokens"),
+    ]
+
+    async def refused(desk: Desk) -> None:
+        for path, body, name in asks:
+            error = (await desk.post(path, 400, **body, **{name: 512}))["error"]
+            assert error["code"] == "context_length_exceeded" and "max_new_tokens" not in error["message"]
+            assert "exceeds the model's maximum context length of 512 tokens" in error["message"]
+            assert "warnings" not in await desk.post(path, **body)
+        assert (await desk.post("/v1/completions", prompt="ab", max_tokens=510))["choices"]
+        await desk.post("/v1/completions", 400, prompt="ab", max_tokens=511)
+
+    async def cut(desk: Desk) -> None:
+        for path, body, name in asks:
+            answer = await desk.post(path, **body, **{name: 513})
+            assert "tokens of the context" in answer["warnings"][0]
+
+    at_desk(refused)
+    at_desk(cut, allow_auto_truncate=True)
 
 
 def test_whole_numbers_may_be_written_with_a_point() -> None:

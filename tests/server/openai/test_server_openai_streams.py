@@ -28,6 +28,9 @@ ENGINE = ScriptedEngine(lambda request: None)
 SPELLER = TokenSpeller(ENGINE.tokenizer)
 ME = Identity('id"text":""é', 1_700_000_000, 'a "text":"" model')  # what would mislead a careless search
 
+# What SDKs expect of a delta without thinking or calls.
+NOTHING_SPLIT = {"reasoning_content": None, "tool_calls": None}
+
 
 def pieces_of(answers: Sequence[RequestOutput], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:
     """Pieces as they come when the answers take turns."""
@@ -135,7 +138,8 @@ def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, 
     whole = plain(whole_writer.whole(answers))
     for choice in whole["choices"]:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
-        assert own[0]["delta"] == {"role": "assistant", "content": ""} and own[-1]["delta"] == {}
+        assert own[0]["delta"] == {"role": "assistant", "content": "", **NOTHING_SPLIT}
+        assert all(c["delta"] | NOTHING_SPLIT == c["delta"] for c in own) and own[-1]["delta"] == NOTHING_SPLIT
         assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
         shown = [c["logprobs"]["content"] for c in own if c["logprobs"] is not None]
         assert flat(shown) == ([] if choice["logprobs"] is None else choice["logprobs"]["content"])

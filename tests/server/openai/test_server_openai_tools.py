@@ -41,7 +41,7 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
             delta = choice["delta"]
             message["content"] += delta.get("content") or ""
             message["reasoning_content"] += delta.get("reasoning_content") or ""
-            for call in delta.get("tool_calls", ()):
+            for call in delta["tool_calls"] or ():
                 if "id" in call:
                     assert call["index"] == len(message["tool_calls"])
                     assert call["type"] == "function" and call["function"]["arguments"] == ""
@@ -311,13 +311,22 @@ def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None, backend: 
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "a b"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, None, "JSON schema"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}]},
+            "tools[0].function.parameters",
+            "function has invalid 'parameters' schema: $.type: 'objekt'",
+        ),
         ({"tools": [TOOL, TOOL]}, "tools", "two tools called 'get_weather'"),
         ({"tool_choice": "often"}, "tool_choice", "none, auto, required"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool 'f'"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+            "Tool 'f' not found in tools list",
+        ),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "by name"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "a list of tools"),
         ({"tool_choice": allowed("often", "now")}, "tool_choice", "auto or required"),
-        ({"tool_choice": allowed("auto", "f")}, "tool_choice", "no tool 'f'"),
+        ({"tool_choice": allowed("auto", "f")}, "tool_choice", "Tool 'f' not found in tools list"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict", "true"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "response_format and"),
         ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice", "guided_regex and tool_choice each say"),

@@ -256,6 +256,10 @@ class ServerSettings(EdgeSettings):
     drain_timeout_s: float = setting(60.0, "how long running requests may go on when the server is told to stop", low=0)
 
 
+# Settings of the scheduler that can change while it runs (/set_internal_state).
+LIVE_SETTINGS = ("max_queued_requests", "waiting_timeout_s", "running_timeout_s", "decode_log_interval")
+
+
 def unbuilt(default: Any) -> Any:
     return setting(default, "", choices=(default,))
 

@@ -51,14 +51,18 @@ class BusyShare:
 
 class Stats:
     def __init__(self, interval: int, clock: Callable[[], float]) -> None:
-        self._logs = interval > 0
-        self._interval = interval or WINDOW_STEPS
         self._clock = clock
         self._steps = 0
         self._since = clock()
         self._tokens = 0
         self.throughput = 0.0
+        self.set_interval(interval)
         self.busy = BusyShare(self._interval)
+
+    def set_interval(self, steps: int) -> None:
+        """How many steps lie between two lines; 0: there are none."""
+        self._logs = steps > 0
+        self._interval = steps or WINDOW_STEPS
 
     def after_step(
         self, result: StepResult, committer: Committer, cache: PrefixCache, table: RowTable, queued: int

@@ -27,6 +27,7 @@ from bough.server.bodies import SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.endpoint import Endpoint, Keys, error_response
 from bough.server.errors import Failure, HttpError, shape_of
+from bough.server.tracing import RequestLogging
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +133,11 @@ class Front:
     """Serves once `open` has given it an application."""
 
     def __init__(
-        self, *, log_requests: bool = False, root_path: str = "", browsers: BrowserRules | None = None
+        self, *, logging: RequestLogging | None = None, root_path: str = "", browsers: BrowserRules | None = None
     ) -> None:
         self.phase = Phase.LOADING
         self._app: ASGIApp | None = None
-        self._log_requests = log_requests
+        self._logging = logging or RequestLogging()
         self._root = Root(root_path)
         self._browsers = browsers
         self.active = 0  # requests in progress
@@ -190,7 +191,7 @@ class Front:
                 self.active -= 1
                 if not self.active:
                     self._quiet.set()
-            if self._log_requests:
+            if self._logging.on:
                 took = (time.perf_counter() - began) * 1000
                 path = quote(scope["path"])  # a decoded one may hold line breaks
                 log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)

@@ -256,6 +256,32 @@ class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):
     tags: list[Literal["weights", "kv_cache"]] | None = None
 
 
+class LoggingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What to log from now on; what is left out stays as it is. The last five are SGLang's, which this server cannot
+    change while it runs."""
+
+    log_requests: bool | None = None
+    log_requests_level: Literal[0, 1, 2, 3] | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    log_requests_format: str | None = None
+    dump_requests_folder: str | None = None
+    dump_requests_threshold: int | None = None
+    dump_requests_exclude_meta_keys: list[str] | None = None
+    crash_dump_folder: str | None = None
+
+
+class SettingsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Settings of the engine and their new values."""
+
+    server_args: dict[str, Any]
+
+
+class SettingsOutcome(msgspec.Struct):
+    """Whether the settings have changed; a 400 has the field `error` too."""
+
+    updated: bool
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """A body without fields."""
 

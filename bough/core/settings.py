@@ -248,6 +248,11 @@ class ServerSettings(EdgeSettings):
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; needs bough[otel]"
     )
     enable_metrics: bool = setting(False, "accepted for SGLang's users; /metrics is always on")
+    metrics_names: str = setting(
+        "bough",
+        "whose metric names /metrics has, so that dashboards and autoscalers made for another engine go on working",
+        choices=("bough", "sglang", "vllm"),
+    )
     enable_cache_report: bool = setting(False, "accepted for SGLang's users; answers always tell their cached tokens")
     skip_server_warmup: bool = setting(False, "accepted for SGLang's users; the port opens at once in any case")
     watchdog_timeout: float = setting(

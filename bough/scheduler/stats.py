@@ -27,6 +27,7 @@ class BusyShare:
         self._steps = 0
         self._busy_s = 0.0
         self._total_s = 0.0
+        self.total_busy_s = 0.0  # since the start of the engine
         self._last_end: float | None = None  # None: time begins with the next step
         self.share: float | None = None  # of the last whole window; until there is one, of the steps before a pause
 
@@ -36,6 +37,7 @@ class BusyShare:
             return
         start, end = span
         self._busy_s += end - start
+        self.total_busy_s += end - start
         self._total_s += end - (start if self._last_end is None else self._last_end)
         self._last_end = end
         self._steps += 1

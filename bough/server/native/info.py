@@ -66,7 +66,13 @@ def info_routes(context: ServerContext) -> list[Endpoint]:
 
 async def metrics(context: ServerContext, request: Request) -> Response:
     state = await context.state()  # its metrics are missing when there is none, which is what a monitor must see
-    page = metrics_page(context.client.meter.totals(), state, context.model.name)
+    page = metrics_page(
+        context.client.meter.totals(),
+        state,
+        context.model.name,
+        context.settings.server.metrics_names,
+        context.model.limits,
+    )
     return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
@@ -83,7 +89,10 @@ async def loads(context: ServerContext, request: Request) -> Response:
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
     state = await known_state(context)
     if form == "prometheus":
-        return Response(metrics_page(None, state, context.model.name), headers={"content-type": CONTENT_TYPE})
+        return Response(
+            metrics_page(None, state, context.model.name, context.settings.server.metrics_names),
+            headers={"content-type": CONTENT_TYPE},
+        )
     figures = state_figures(state)
     load = Load(
         dp_rank=0,

@@ -103,6 +103,14 @@ class GenerateBody(UnsupportedFields, forbid_unknown_fields=True, kw_only=True):
 Logprob = tuple[float | None, int, str | None]
 
 
+class VertexBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Vertex AI's form of a batch: each instance has `text` or `input_ids`, `parameters` are other fields of
+    /generate."""
+
+    instances: list[dict[str, Any]]
+    parameters: dict[str, Any] | None = None
+
+
 class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What is known of an output beside its text."""
 
@@ -135,6 +143,12 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     output_ids: list[int]
     meta_info: MetaInfo
     index: int | None = None
+
+
+class Predictions(msgspec.Struct):
+    """An output for each instance."""
+
+    predictions: list[GenerateOutput]
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

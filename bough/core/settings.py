@@ -255,6 +255,9 @@ class ServerSettings(EdgeSettings):
     )
     enable_cache_report: bool = setting(False, "accepted for SGLang's users; answers always tell their cached tokens")
     skip_server_warmup: bool = setting(False, "accepted for SGLang's users; the port opens at once in any case")
+    crash_dump_folder: str | None = setting(
+        None, "folder that gets the bodies of the last five minutes when the engine dies, for `bough replay`"
+    )
     watchdog_timeout: float = setting(
         300.0, "seconds without progress after which the engine counts as stuck; 0 for never", low=0.0
     )

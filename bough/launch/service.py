@@ -38,6 +38,7 @@ from bough.observability.request_meter import RequestMeter
 from bough.server.app import App, Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
+from bough.server.crash_dump import RequestRecorder
 from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
@@ -144,6 +145,8 @@ class Serving(ABC):
         browsers = BrowserRules(server, loopback=is_loopback(listener))
         self._logging = RequestLogging(server.log_requests, server.log_requests_level)
         self._front = Front(logging=self._logging, root_path=server.root_path, browsers=browsers)
+        folder = server.crash_dump_folder
+        self._recorder = None if folder is None else RequestRecorder(Path(folder).expanduser())
         self._http = HttpServer(self._front, listener, server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
         self._signals = 0
@@ -170,7 +173,7 @@ class Serving(ABC):
             context = await self._unless_ending(self.prepare(cleanup), serving)
             if context is not None:
                 server = self._settings.server
-                app = with_cors(App(all_endpoints(context), server), server)
+                app = with_cors(App(all_endpoints(context), server, self._recorder), server)
                 settle_garbage()
                 self._front.open(with_tracing(app, server.otlp_endpoint))
                 self.on_ready(context)
@@ -193,6 +196,8 @@ class Serving(ABC):
         self._ending.set()
 
     def _take_death(self, error: EngineDeadError) -> None:
+        if self._recorder is not None and self._death is None:
+            self._recorder.write(str(error))
         self._death = self._death or error
         self._front.phase = Phase.DEAD
         self._ending.set()

@@ -23,8 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.core.settings import EdgeSettings, ServerSettings
 from bough.observability.logs import current_request
-from bough.server.bodies import SETTINGS_KEY
+from bough.server.bodies import RECORDED_KEY, RECORDER_KEY, SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
+from bough.server.crash_dump import RequestRecorder
 from bough.server.endpoint import Endpoint, Keys, error_response
 from bough.server.errors import Failure, HttpError, shape_of
 from bough.server.tracing import RequestLogging
@@ -61,7 +62,10 @@ class Root:
 
 
 class App:
-    def __init__(self, endpoints: Sequence[Endpoint], settings: ServerSettings) -> None:
+    def __init__(
+        self, endpoints: Sequence[Endpoint], settings: ServerSettings, recorder: RequestRecorder | None = None
+    ) -> None:
+        self._recorder = recorder
         self._settings = settings
         self._keys = Keys(settings.api_key, settings.admin_api_key)
         self._root = Root(settings.root_path)
@@ -90,7 +94,13 @@ class App:
             return
         scope["path_params"] = parameters
         scope[SETTINGS_KEY] = self._settings
+        if self._recorder is None or endpoint.access != "api":
+            await endpoint(scope, receive, send)
+            return
+        scope[RECORDER_KEY] = self._recorder
         await endpoint(scope, receive, send)
+        if (recorded := scope.get(RECORDED_KEY)) is not None:
+            recorded.finished = True
 
     def _find(self, path: str) -> tuple[Methods, dict[str, Any]]:
         found = self._exact.get(path)

@@ -171,6 +171,7 @@ MEBIBYTE = 1 << 20
 EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 LARGE = MEBIBYTE  # bytes of a body that may hold very many objects
 MAX_LOGGED_FIELDS, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
+RECORDER_KEY, RECORDED_KEY = "bough.recorder", "bough.recorded"  # keys in the ASGI scope
 SETTINGS_KEY = "bough.settings"  # key in the ASGI scope of the server's settings
 
 
@@ -184,6 +185,8 @@ async def read_body(request: Request, struct: type[S]) -> S:
     struct lets unknown fields through, they are named in the log, or, with --strict-fields, refused."""
     raw = await read_bytes(request)
     body = decode_body(raw, struct)
+    if (recorder := request.scope.get(RECORDER_KEY)) is not None:
+        request.scope[RECORDED_KEY] = recorder.add(request.scope["path"], raw or b"{}")
     if not struct.__struct_config__.forbid_unknown_fields:
         _log_unknown_fields(raw or b"{}", struct, request.scope["path"], strict=settings_of(request).strict_fields)
     return body

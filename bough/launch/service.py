@@ -35,7 +35,7 @@ from bough.launch.supervisor import Supervisor, print_own_stacks
 from bough.loader.locate import ModelFiles
 from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
-from bough.server.app import App, Front, Phase, with_cors
+from bough.server.app import App, Front, Phase, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.crash_dump import RequestRecorder
@@ -174,6 +174,7 @@ class Serving(ABC):
             if context is not None:
                 server = self._settings.server
                 app = with_cors(App(all_endpoints(context), server, self._recorder), server)
+                app = with_count(app, context.client.meter)
                 settle_garbage()
                 self._front.open(with_tracing(app, server.otlp_endpoint))
                 self.on_ready(context)

@@ -86,8 +86,10 @@ GENERATION_TOKENS = Metric("generation_tokens_histogram", "histogram", "Tokens g
 NUM_RETRACTIONS = Metric(
     "num_retractions", "histogram", "How often a request lost its place to others for want of memory.", RETRACTIONS
 )
+HTTP_REQUESTS_ACTIVE = _gauge("http_requests_active", "HTTP requests in progress, those for /metrics left out.")
 
 REQUEST_METRICS = (
+    HTTP_REQUESTS_ACTIVE,
     PROMPT_TOKENS_TOTAL,
     GENERATION_TOKENS_TOTAL,
     CACHED_TOKENS_TOTAL,

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.core.settings import EdgeSettings, ServerSettings
 from bough.observability.logs import current_request
+from bough.observability.request_meter import RequestMeter
 from bough.server.bodies import RECORDED_KEY, RECORDER_KEY, SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.crash_dump import RequestRecorder
@@ -128,6 +129,22 @@ def _no_endpoint(path: str, method: str, methods: Methods) -> Failure:
         return Failure(404, f"There is no {path} here; /docs lists the routes.", "NotFoundError")
     allowed = ", ".join(sorted(methods))
     return Failure(405, f"{path} takes {allowed}, not {method}.", "MethodNotAllowedError", headers={"Allow": allowed})
+
+
+def with_count(app: ASGIApp, meter: RequestMeter) -> ASGIApp:
+    """Counts the requests in progress, other than the one that asks for the count."""
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].endswith("/metrics"):
+            await app(scope, receive, send)
+            return
+        meter.http_requests(1)
+        try:
+            await app(scope, receive, send)
+        finally:
+            meter.http_requests(-1)
+
+    return counted
 
 
 class Phase(Enum):

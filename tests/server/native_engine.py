@@ -25,7 +25,7 @@ from bough.messages.requests import (
     StartProfile,
     StopProfile,
 )
-from bough.server.app import App, Front, with_cors
+from bough.server.app import App, Front, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.protocols import all_endpoints
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -101,6 +101,6 @@ async def open_server(engine: NativeEngine, **settings: Any) -> AsyncIterator[ht
     browsers = BrowserRules(server, loopback=True)
     context.logging.on = server.log_requests
     front = Front(logging=context.logging, root_path=server.root_path, browsers=browsers)
-    front.open(with_cors(App(all_endpoints(context), server), server))
+    front.open(with_count(with_cors(App(all_endpoints(context), server), server), context.client.meter))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://localhost") as http:
         yield http

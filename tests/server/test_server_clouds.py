@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -62,3 +63,16 @@ def test_metrics_in_the_names_of_another_engine(style: str, running: str) -> Non
             assert "vllm:kv_cache_usage_perc{" in page and "vllm:prefix_cache_hits_total{" in page
 
     serve(scenario, metrics_names=style)
+
+
+def test_http_requests_in_progress_are_counted() -> None:
+    async def go() -> None:
+        async with open_server(NativeEngine(lambda _: None)) as http:
+            running = asyncio.create_task(http.post("/generate", json={"text": "x"}))
+            await asyncio.sleep(0.05)
+            assert re.search(r"^bough:http_requests_active{.*} 1.0$", (await http.get("/metrics")).text, re.MULTILINE)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert re.search(r"^bough:http_requests_active{.*} 0.0$", (await http.get("/metrics")).text, re.MULTILINE)
+
+    asyncio.run(go())

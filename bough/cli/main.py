@@ -33,6 +33,8 @@ MENU = Menu(
         "gateway": Command("put many engines behind one address", "bough.cli.gateway"),
         "generate": Command("complete a prompt", "bough.cli.generate", starts_engine=True),
         "chat": Command("talk to a model in the terminal", "bough.cli.chat", starts_engine=True),
+        "run-batch": Command("answer a file of requests in OpenAI's batch format", "bough.cli.run_batch"),
+        "replay": Command("send the requests of a crash dump again", "bough.cli.replay"),
         "models": Command("list, pull and remove the models of the catalogue", "bough.cli.models"),
         "doctor": Command("what this machine offers, what would fit, what is missing", "bough.cli.doctor"),
         "build-kernels": Command("compile the CPU kernels with this machine's C compiler", "bough.cli.build_kernels"),

@@ -251,12 +251,24 @@ class ServerSettings(EdgeSettings):
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; needs bough[otel]"
     )
     enable_metrics: bool = setting(False, "accepted for SGLang's users; /metrics is always on")
+    metrics_names: str = setting(
+        "bough",
+        "whose metric names /metrics has, so that dashboards and autoscalers made for another engine go on working",
+        choices=("bough", "sglang", "vllm"),
+    )
     enable_cache_report: bool = setting(False, "accepted for SGLang's users; answers always tell their cached tokens")
     skip_server_warmup: bool = setting(False, "accepted for SGLang's users; the port opens at once in any case")
+    crash_dump_folder: str | None = setting(
+        None, "folder that gets the bodies of the last five minutes when the engine dies, for `bough replay`"
+    )
     watchdog_timeout: float = setting(
         300.0, "seconds without progress after which the engine counts as stuck; 0 for never", low=0.0
     )
     drain_timeout_s: float = setting(60.0, "how long running requests may go on when the server is told to stop", low=0)
+
+
+# Settings of the scheduler that can change while it runs (/set_internal_state).
+LIVE_SETTINGS = ("max_queued_requests", "waiting_timeout_s", "running_timeout_s", "decode_log_interval")
 
 
 def unbuilt(default: Any) -> Any:

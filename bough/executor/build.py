@@ -184,9 +184,9 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
             measure_threads(native, native.set_threads, threads)
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, native.threads, pool.dtype)
-        return LoadedModel(ThreadedExecutor(native), config)
+        return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
     torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights)
-    return LoadedModel(ThreadedExecutor(torch_executor), config)
+    return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
 
 def native_library(

@@ -78,7 +78,8 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         page_bytes=tuple(size * settings.memory.page_size for size in per_token),
     )
     weights = WeightStore(loaded, files, settings)
-    return LoadedModel(assemble(loaded, settings, limits, graphs, weights), config)
+    executor = assemble(loaded, settings, limits, graphs, weights)
+    return LoadedModel(executor, config, loaded.weight_bytes, loaded.load_s)
 
 
 SCRATCH_PAGES = 1  # the largest step writes to page 0 alone

@@ -36,6 +36,8 @@ class LoadedModel:
 
     executor: Executor
     config: ModelConfig
+    weight_bytes: int = 0
+    load_s: float = 0.0  # that reading the weights took
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class LoadedWeights:
     weight_bytes: int
     cache_dtype: torch.dtype
     cache_scales: Scales | None = None  # where the cache has 8 bits
+    load_s: float = 0.0
 
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
@@ -106,12 +109,13 @@ def load_model(
     weight_bytes = sum(s.nbytes for s in slots)
     packed = packed_formats(slots)
     kept = _kept_as(packed, settings, dtype)
-    log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, time.monotonic() - began)
+    load_s = time.monotonic() - began
+    log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, load_s)
     # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = cache_scales(settings, source, config) if cache.itemsize == 1 else None
-    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales)
+    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s)
 
 
 def _kept_as(packed: Counter[Format], settings: Settings, dtype: torch.dtype) -> str:

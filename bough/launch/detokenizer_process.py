@@ -7,7 +7,8 @@ from typing import Any
 
 import zmq
 
-from bough.launch.parts import open_tokenizer, settle_garbage
+from bough.core.garbage import settle_garbage
+from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import ClientSenders, Receiver, Sender, client_of
 from bough.messages.outputs import Deltas, Reply, ToDetokenizer

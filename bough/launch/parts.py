@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,11 +84,3 @@ def check_model(files: ModelFiles, settings: ModelSettings) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is damaged or cut short ({error}); fetch it again.") from None
-
-
-def settle_garbage() -> None:
-    """Called when a process is ready. What lives then (modules, tokenizer, model) lives for good; a full collection
-    would look through all of it again and again and hold up every stream for about 15 ms."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()

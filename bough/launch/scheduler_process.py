@@ -13,16 +13,18 @@ from typing import Any
 
 import zmq
 
+from bough.core.garbage import settle_garbage
+from bough.core.plan import Limits
 from bough.core.settings import ProcessSettings, Settings
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.parts import end_ids, has_text, open_tokenizer, settle_garbage
+from bough.launch.parts import end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import Garbled, Ping, ToScheduler
+from bough.messages.requests import Garbled, Ping, ProcessCommand, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
 
@@ -34,7 +36,7 @@ class ChannelOutbox:
         self._detokenizer = detokenizer
         self._clients = clients
 
-    def tokens(self, message: Open | StepOutput | Ping) -> None:
+    def tokens(self, message: Open | StepOutput | Ping | ProcessCommand) -> None:
         self._detokenizer.send(message)
 
     def reply(self, message: Reply) -> None:
@@ -56,6 +58,18 @@ def open_grammars(spec: ChildSpec, settings: Settings, eos_ids: tuple[int, ...],
     if not has_text(settings.model):
         return None
     return GrammarDesk(lambda: open_tokenizer(spec.files, settings.model), eos_ids, vocab_size, settings.scheduler)
+
+
+def memory_usage(limits: Limits, weight_bytes: int) -> dict[str, Any]:
+    """What the engine's memory is used for, in GiB, and how many tokens the cache holds; SGLang's names."""
+    cache_bytes = sum(pages * size for pages, size in zip(limits.pages, limits.page_bytes, strict=False))
+    windows = [pages for pages, group in zip(limits.pages, limits.groups, strict=False) if group.kind == "window"]
+    return {
+        "weight": round(weight_bytes / 2**30, 3),
+        "kvcache": round(cache_bytes / 2**30, 3),
+        "token_capacity": limits.pages[0] * limits.page_size,
+        "token_capacity_swa": windows[0] * limits.page_size if windows else None,
+    }
 
 
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
@@ -111,6 +125,11 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "memory_note": limits.note,
             "import_time_s": round(imported - began, 3),
             "load_time_s": round(time.monotonic() - imported, 3),
+            "startup_time": {
+                "load_weight": round(getattr(loaded, "load_s", 0.0), 3),
+                "scheduler_e2e": round(time.monotonic() - began, 3),
+            },
+            "memory_usage": memory_usage(limits, getattr(loaded, "weight_bytes", 0)),
         }
     )
     scheduler.run()

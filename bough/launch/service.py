@@ -25,22 +25,24 @@ import uvloop
 from bough.client.handle import RequestWatcher
 from bough.core.custom_code import check_server_code
 from bough.core.errors import EngineDeadError
+from bough.core.garbage import settle_garbage
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
-from bough.launch.parts import input_reader, open_tokenizer, settle_garbage
+from bough.launch.parts import input_reader, open_tokenizer
 from bough.launch.replica import Replica
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor, print_own_stacks
 from bough.loader.locate import ModelFiles
 from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
-from bough.server.app import App, Front, Phase, with_cors
+from bough.server.app import App, Front, Phase, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
+from bough.server.crash_dump import RequestRecorder
 from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
-from bough.server.tracing import RequestLog, RequestTraces, check_tracing, otlp_exporter, with_tracing
+from bough.server.tracing import RequestLog, RequestLogging, RequestTraces, check_tracing, otlp_exporter, with_tracing
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
@@ -110,15 +112,14 @@ def connect(
     settings: Settings,
     cleanup: contextlib.AsyncExitStack,
     on_stuck: Callable[[], None],
+    logging: RequestLogging,
 ) -> ServerContext:
     """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck`. Texts
     come from anybody and have any length, so the tokenizer is bounded."""
     server = settings.server
     bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
     tokenizer = tokenizer and tokenizer.bounded(bound)
-    watchers: list[RequestWatcher] = []
-    if server.log_requests:
-        watchers.append(RequestLog(server.log_requests_level, tokenizer))
+    watchers: list[RequestWatcher] = [RequestLog(logging, tokenizer)]
     if server.otlp_endpoint is not None:
         traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
         cleanup.push_async_callback(in_thread, traces.close)
@@ -129,7 +130,7 @@ def connect(
         watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
         cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
     reader = input_reader(files, settings.model, tokenizer)
-    return ServerContext(client, reader, tokenizer, model, settings, watchdog)
+    return ServerContext(client, reader, tokenizer, model, settings, watchdog, logging)
 
 
 class Serving(ABC):
@@ -142,7 +143,10 @@ class Serving(ABC):
         self._loop = asyncio.get_running_loop()
         server = settings.server
         browsers = BrowserRules(server, loopback=is_loopback(listener))
-        self._front = Front(log_requests=server.log_requests, root_path=server.root_path, browsers=browsers)
+        self._logging = RequestLogging(server.log_requests, server.log_requests_level)
+        self._front = Front(logging=self._logging, root_path=server.root_path, browsers=browsers)
+        folder = server.crash_dump_folder
+        self._recorder = None if folder is None else RequestRecorder(Path(folder).expanduser())
         self._http = HttpServer(self._front, listener, server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
         self._signals = 0
@@ -169,7 +173,8 @@ class Serving(ABC):
             context = await self._unless_ending(self.prepare(cleanup), serving)
             if context is not None:
                 server = self._settings.server
-                app = with_cors(App(all_endpoints(context), server), server)
+                app = with_cors(App(all_endpoints(context), server, self._recorder), server)
+                app = with_count(app, context.client.meter)
                 settle_garbage()
                 self._front.open(with_tracing(app, server.otlp_endpoint))
                 self.on_ready(context)
@@ -192,6 +197,8 @@ class Serving(ABC):
         self._ending.set()
 
     def _take_death(self, error: EngineDeadError) -> None:
+        if self._recorder is not None and self._death is None:
+            self._recorder.write(str(error))
         self._death = self._death or error
         self._front.phase = Phase.DEAD
         self._ending.set()
@@ -274,6 +281,7 @@ class MainServer(Serving):
         replica.start()
         tokenizer = await in_thread(replica.open_tokenizer)
         await in_thread(replica.wait_until_ready)
+        replica.limits["startup_time"]["tokenizer_e2e"] = round(time.monotonic() - self._began, 3)
         model = replica.describe()
         await self._start_tokenizer_workers(replica, model)
 
@@ -282,7 +290,7 @@ class MainServer(Serving):
             print_own_stacks("server")
             supervisor.print_stacks()
 
-        return connect(end, tokenizer, replica.files, model, settings, cleanup, print_stacks)
+        return connect(end, tokenizer, replica.files, model, settings, cleanup, print_stacks, self._logging)
 
     async def _start_tokenizer_workers(self, replica: Replica, model: ModelInfo) -> None:
         if self._shared_listener is None:
@@ -327,7 +335,8 @@ class TokenizerWorker(Serving):
         self._end.open()
         tokenizer = await in_thread(lambda: open_tokenizer(self._files, self._settings.model))
         # The main process prints the stacks of an engine that is stuck; here the watchdog only answers /health.
-        return connect(self._end, tokenizer, self._files, self._model, self._settings, cleanup, on_stuck=lambda: None)
+        settings, ignore = self._settings, lambda: None
+        return connect(self._end, tokenizer, self._files, self._model, settings, cleanup, ignore, self._logging)
 
     def on_ready(self, context: ServerContext) -> None:
         self._announce(ready={})

@@ -13,7 +13,7 @@ import msgspec
 
 from bough.core.finish import FinishReason
 from bough.core.sampling_params import SamplingParams
-from bough.messages.requests import Ping, Shutdown
+from bough.messages.requests import Ping, ProcessCommand, Shutdown
 
 WEIGHT_VERSION = "default"  # of the weights that the engine started with
 
@@ -77,7 +77,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     retractions: dict[int, int] = {}  # so far, by handle: of requests that go on with this step after one
 
 
-ToDetokenizer = Open | StepOutput | Ping | Shutdown
+ToDetokenizer = Open | StepOutput | Ping | ProcessCommand | Shutdown
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

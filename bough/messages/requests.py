@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import logging
+from typing import Any, Literal
 
 import msgspec
 
 from bough.core.control import ClientCommand, ProfileStart
+from bough.core.garbage import settle_garbage
 from bough.core.sampling_params import SamplingParams
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -86,6 +88,28 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class ProcessCommand(msgspec.Struct, frozen=True, tag=True):
+    """For each process on the way of a request: the scheduler does it and hands it on, the detokenizer does it and
+    replies."""
+
+    call: int
+    freeze_gc: bool = False
+    log_level: str | None = None
+
+    def obey(self) -> None:
+        if self.freeze_gc:
+            settle_garbage()
+        if self.log_level is not None:
+            logging.getLogger("bough").setLevel(self.log_level.upper())
+
+
+class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
+    """Gives settings of the scheduler (`LIVE_SETTINGS`) other values, which were checked before."""
+
+    call: int
+    values: dict[str, Any]
+
+
 class Pause(msgspec.Struct, frozen=True, tag=True):
     """Stops computing until `Resume`; requests are taken in and wait. `mode` says what becomes of those that run:
     abort ends all, retract sends them back to the queue without their pages, in_place leaves them in their rows."""
@@ -136,5 +160,16 @@ class Garbled(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Command = FlushCache | GetState | Ping | Pause | Resume | StartProfile | StopProfile | Control
+Command = (
+    FlushCache
+    | GetState
+    | Ping
+    | ProcessCommand
+    | ChangeSettings
+    | Pause
+    | Resume
+    | StartProfile
+    | StopProfile
+    | Control
+)
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

@@ -10,6 +10,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 PREFIX = "bough:"
+# Names on the page that differ from ours by more than the prefix, by whose names they are (`--metrics-names`).
+OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "bough": {},
+    "sglang": {},
+    "vllm": {
+        "num_running_reqs": ("num_requests_running",),
+        "num_queue_reqs": ("num_requests_waiting",),
+        "token_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+        "num_retracted_requests_total": ("num_preemptions_total",),
+        "queue_time_seconds": ("request_queue_time_seconds",),
+        "prompt_tokens_histogram": ("request_prompt_tokens",),
+        "generation_tokens_histogram": ("request_generation_tokens",),
+        "prompt_tokens_total": ("prompt_tokens_total", "prefix_cache_queries_total"),
+        "cached_tokens_total": ("prefix_cache_hits_total",),
+        "inter_token_latency_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    },
+}
 State = Mapping[str, Any]  # the scheduler's reply to `GetState`
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -34,6 +51,11 @@ class Metric:
     @property
     def full_name(self) -> str:
         return PREFIX + self.name
+
+
+def names_of(metric: Metric, style: str) -> list[str]:
+    """What a metric is called on a page in another engine's names; some have two there."""
+    return [f"{style}:{name}" for name in OTHER_NAMES[style].get(metric.name, (metric.name,))]
 
 
 def _gauge(name: str, about: str, read: Callable[[State], float | None] | None = None) -> Metric:
@@ -64,8 +86,10 @@ GENERATION_TOKENS = Metric("generation_tokens_histogram", "histogram", "Tokens g
 NUM_RETRACTIONS = Metric(
     "num_retractions", "histogram", "How often a request lost its place to others for want of memory.", RETRACTIONS
 )
+HTTP_REQUESTS_ACTIVE = _gauge("http_requests_active", "HTTP requests in progress, those for /metrics left out.")
 
 REQUEST_METRICS = (
+    HTTP_REQUESTS_ACTIVE,
     PROMPT_TOKENS_TOTAL,
     GENERATION_TOKENS_TOTAL,
     CACHED_TOKENS_TOTAL,
@@ -84,6 +108,7 @@ STATE_METRICS = (
     _gauge("num_running_reqs", "Requests that are running."),
     _gauge("num_queue_reqs", "Requests that wait for their turn.", lambda s: s["num_waiting_reqs"]),
     _gauge("num_retracted_reqs", "Those of them that have run before, and lost their place."),
+    _gauge("num_grammar_queue_reqs", "Requests whose grammar is being compiled."),
     _gauge("num_used_tokens", "Tokens of the KV cache that running requests hold."),
     _gauge("max_total_num_tokens", "Tokens that the KV cache can hold."),
     _gauge(
@@ -112,6 +137,18 @@ STATE_METRICS = (
         read=lambda s: s["num_retractions"],
     ),
     Metric(
+        "forward_execution_seconds_total",
+        "counter",
+        "Seconds in which the device ran steps.",
+        read=lambda s: s.get("forward_seconds"),
+    ),
+    Metric(
+        "process_cpu_seconds_total",
+        "counter",
+        "CPU seconds of the scheduler's process.",
+        read=lambda s: s.get("process_cpu_seconds"),
+    ),
+    Metric(
         "evicted_tokens_total",
         "counter",
         "Tokens that left the prefix cache to make room.",
@@ -119,10 +156,30 @@ STATE_METRICS = (
     ),
 )
 
-ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS)
+# What the scheduler announces once, when it is ready.
+START_METRICS = (
+    _gauge("weight_memory_usage_gb", "GiB that the weights take.", lambda s: s["memory_usage"]["weight"]),
+    _gauge("kv_cache_memory_usage_gb", "GiB that the KV cache takes.", lambda s: s["memory_usage"]["kvcache"]),
+    _gauge(
+        "startup_time_seconds",
+        "From the start of the server until it served.",
+        lambda s: s["startup_time"].get("tokenizer_e2e"),
+    ),
+    _gauge("weight_load_duration_seconds", "For reading the weights.", lambda s: s["startup_time"]["load_weight"]),
+)
+
+ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS, *START_METRICS)
 
 
 def state_figures(state: State) -> dict[str, float]:
     """Without what this engine does not have."""
     read = {metric.name: metric.read(state) if metric.read else state.get(metric.name) for metric in STATE_METRICS}
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def start_figures(limits: State) -> dict[str, float]:
+    """Of an engine that announced them; else none."""
+    if not {"memory_usage", "startup_time"} <= limits.keys():
+        return {}
+    read = {metric.name: metric.read(limits) for metric in START_METRICS if metric.read is not None}
     return {name: value for name, value in read.items() if value is not None}

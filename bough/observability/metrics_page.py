@@ -10,21 +10,38 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from bough.observability.metrics import STATE_METRICS, Metric, State, state_figures
+from bough.observability.metrics import (
+    START_METRICS,
+    STATE_METRICS,
+    Metric,
+    State,
+    names_of,
+    start_figures,
+    state_figures,
+)
 from bough.observability.request_meter import slices
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 RANK_LABELS = {"tp_rank": "0", "pp_rank": "0"}  # the scheduler's figures are those of the first rank
 
 
-def metrics_page(totals: Sequence[float] | None, state: State | None, model_name: str) -> bytes:
-    """`totals` are a `RequestMeter`'s, and `state` is the scheduler's; what is None is left out."""
+def metrics_page(
+    totals: Sequence[float] | None,
+    state: State | None,
+    model_name: str,
+    style: str = "bough",
+    limits: State | None = None,
+) -> bytes:
+    """`totals` are a `RequestMeter`'s, `state` is the scheduler's and `limits` is what it announced at its
+    start; what is None is left out. `style` says in whose names."""
     labels = {"model_name": model_name, "engine_type": "unified"}
     counted = {} if totals is None else slices(totals)
-    families = [_family(metric, numbers, labels) for metric, numbers in counted.items()]
+    families = [f for metric, numbers in counted.items() for f in _families(metric, numbers, labels, style)]
     figures = {} if state is None else state_figures(state)
+    figures |= start_figures(limits or {})
     labels |= RANK_LABELS
-    families += [_family(metric, [figures[metric.name]], labels) for metric in STATE_METRICS if metric.name in figures]
+    told = [metric for metric in (*STATE_METRICS, *START_METRICS) if metric.name in figures]
+    families += [f for metric in told for f in _families(metric, [figures[metric.name]], labels, style)]
     return families_page(families)
 
 
@@ -42,14 +59,18 @@ class _Families(Collector):
         yield from self._families
 
 
-def _family(metric: Metric, numbers: Sequence[float], labels: Mapping[str, str]) -> Family:
+def _families(metric: Metric, numbers: Sequence[float], labels: Mapping[str, str], style: str) -> list[Family]:
+    return [_family(name, metric, numbers, labels) for name in names_of(metric, style)]
+
+
+def _family(name: str, metric: Metric, numbers: Sequence[float], labels: Mapping[str, str]) -> Family:
     names, values = list(labels), list(labels.values())
     if metric.kind == "histogram":
         bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
-        histogram = HistogramMetricFamily(metric.full_name, metric.about, labels=names)
+        histogram = HistogramMetricFamily(name, metric.about, labels=names)
         histogram.add_metric(values, list(zip(bounds, accumulate(numbers[:-1]), strict=True)), numbers[-1])
         return histogram
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(metric.full_name, metric.about, labels=names)
+    family = kind(name, metric.about, labels=names)
     family.add_metric(values, numbers[0])
     return family

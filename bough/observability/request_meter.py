@@ -76,6 +76,10 @@ class RequestMeter(Counts):
         totals[_FIRST[metrics.GENERATION_TOKENS_TOTAL]] = sum(totals[_FIRST_TOKENS]) + sum(totals[_FURTHER_TOKENS])
         return totals
 
+    def http_requests(self, change: int) -> None:
+        """So many more HTTP requests are in progress."""
+        self._add(metrics.HTTP_REQUESTS_ACTIVE, change)
+
     def started(self, prompt_tokens: int, cached_tokens: int, queue_s: float) -> None:
         """The prompt has been computed."""
         self._add(metrics.PROMPT_TOKENS_TOTAL, prompt_tokens)

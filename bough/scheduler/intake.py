@@ -41,6 +41,10 @@ class Intake:
         self._eos_ids = frozenset(eos_ids)
         self._arrivals = itertools.count()
 
+    def limit_queue(self, most: int | None) -> None:
+        """How many requests may wait from now on; None: any number."""
+        self._max_queued = most
+
     def request(self, message: Generate, queued: int, now: float) -> Request:
         """The request, ready to wait; or a `RequestError` that says why not."""
         if self._max_queued is not None and queued >= self._max_queued:

@@ -7,6 +7,7 @@ meantime are in step t + 1. When there is nothing to do the loop blocks on the i
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import time
@@ -17,10 +18,11 @@ from typing import NoReturn, assert_never
 from bough.core.errors import BoughError, RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, InFlight
-from bough.core.settings import MemorySettings, SchedulerSettings
+from bough.core.settings import LIVE_SETTINGS, MemorySettings, SchedulerSettings
 from bough.messages.outputs import Reply
 from bough.messages.requests import (
     Abort,
+    ChangeSettings,
     Control,
     FlushCache,
     Garbled,
@@ -28,6 +30,7 @@ from bough.messages.requests import (
     GetState,
     Pause,
     Ping,
+    ProcessCommand,
     Resume,
     Shutdown,
     StartProfile,
@@ -83,6 +86,7 @@ class Scheduler:
     ) -> None:
         limits = executor.limits()
         self._executor, self._inbox, self._outbox, self._clock = executor, inbox, outbox, clock
+        self._settings = settings
         self._cache = PrefixCache(limits, memory, None if events is None else events.add)
         self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups)
         self._batch = RunningBatch(self._table, self._cache)
@@ -290,6 +294,11 @@ class Scheduler:
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
             case Ping():
                 self._outbox.tokens(message)
+            case ProcessCommand():
+                message.obey()
+                self._outbox.tokens(message)
+            case ChangeSettings():
+                self._change_settings(message)
             case Pause():
                 self._pause(message)
             case Resume():
@@ -422,12 +431,23 @@ class Scheduler:
         self._cache.flush()
         self._outbox.reply(Reply(message.call, True, "Cache flushed."))
 
+    def _change_settings(self, message: ChangeSettings) -> None:
+        settings = self._settings = dataclasses.replace(self._settings, **message.values)
+        self._intake.limit_queue(settings.max_queued_requests)
+        self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
+        self._stats.set_interval(settings.decode_log_interval)
+        self._outbox.reply(Reply(message.call, True))
+
     def _state(self) -> dict[str, object]:
         return {
+            "live_settings": {name: getattr(self._settings, name) for name in LIVE_SETTINGS},
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
             "num_waiting_reqs": len(self._queue) + len(self._gate) + len(self._control),
+            "num_grammar_queue_reqs": len(self._gate),
+            "forward_seconds": self._stats.busy.total_busy_s,
+            "process_cpu_seconds": time.process_time(),
             "num_used_tokens": self._cache.used_tokens,
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,

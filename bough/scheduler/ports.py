@@ -9,7 +9,7 @@ from bough.constrained.interface import GrammarSpec, Ticket
 from bough.core.plan import IntArray
 from bough.memory.tree.events import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import Ping, ToScheduler
+from bough.messages.requests import Ping, ProcessCommand, ToScheduler
 
 
 class Inbox(Protocol):
@@ -23,7 +23,7 @@ class Inbox(Protocol):
 class Outbox(Protocol):
     """Where answers go: tokens to the detokenizer, replies to the client."""
 
-    def tokens(self, message: Open | StepOutput | Ping) -> None: ...
+    def tokens(self, message: Open | StepOutput | Ping | ProcessCommand) -> None: ...
 
     def reply(self, message: Reply) -> None: ...
 

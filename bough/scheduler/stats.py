@@ -27,6 +27,7 @@ class BusyShare:
         self._steps = 0
         self._busy_s = 0.0
         self._total_s = 0.0
+        self.total_busy_s = 0.0  # since the start of the engine
         self._last_end: float | None = None  # None: time begins with the next step
         self.share: float | None = None  # of the last whole window; until there is one, of the steps before a pause
 
@@ -36,6 +37,7 @@ class BusyShare:
             return
         start, end = span
         self._busy_s += end - start
+        self.total_busy_s += end - start
         self._total_s += end - (start if self._last_end is None else self._last_end)
         self._last_end = end
         self._steps += 1
@@ -51,14 +53,18 @@ class BusyShare:
 
 class Stats:
     def __init__(self, interval: int, clock: Callable[[], float]) -> None:
-        self._logs = interval > 0
-        self._interval = interval or WINDOW_STEPS
         self._clock = clock
         self._steps = 0
         self._since = clock()
         self._tokens = 0
         self.throughput = 0.0
+        self.set_interval(interval)
         self.busy = BusyShare(self._interval)
+
+    def set_interval(self, steps: int) -> None:
+        """How many steps lie between two lines; 0: there are none."""
+        self._logs = steps > 0
+        self._interval = steps or WINDOW_STEPS
 
     def after_step(
         self, result: StepResult, committer: Committer, cache: PrefixCache, table: RowTable, queued: int

@@ -23,10 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.core.settings import EdgeSettings, ServerSettings
 from bough.observability.logs import current_request
-from bough.server.bodies import SETTINGS_KEY
+from bough.observability.request_meter import RequestMeter
+from bough.server.bodies import RECORDED_KEY, RECORDER_KEY, SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
+from bough.server.crash_dump import RequestRecorder
 from bough.server.endpoint import Endpoint, Keys, error_response
 from bough.server.errors import Failure, HttpError, shape_of
+from bough.server.tracing import RequestLogging
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,10 @@ class Root:
 
 
 class App:
-    def __init__(self, endpoints: Sequence[Endpoint], settings: ServerSettings) -> None:
+    def __init__(
+        self, endpoints: Sequence[Endpoint], settings: ServerSettings, recorder: RequestRecorder | None = None
+    ) -> None:
+        self._recorder = recorder
         self._settings = settings
         self._keys = Keys(settings.api_key, settings.admin_api_key)
         self._root = Root(settings.root_path)
@@ -89,7 +95,13 @@ class App:
             return
         scope["path_params"] = parameters
         scope[SETTINGS_KEY] = self._settings
+        if self._recorder is None or endpoint.access != "api":
+            await endpoint(scope, receive, send)
+            return
+        scope[RECORDER_KEY] = self._recorder
         await endpoint(scope, receive, send)
+        if (recorded := scope.get(RECORDED_KEY)) is not None:
+            recorded.finished = True
 
     def _find(self, path: str) -> tuple[Methods, dict[str, Any]]:
         found = self._exact.get(path)
@@ -119,6 +131,22 @@ def _no_endpoint(path: str, method: str, methods: Methods) -> Failure:
     return Failure(405, f"{path} takes {allowed}, not {method}.", "MethodNotAllowedError", headers={"Allow": allowed})
 
 
+def with_count(app: ASGIApp, meter: RequestMeter) -> ASGIApp:
+    """Counts the requests in progress, other than the one that asks for the count."""
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].endswith("/metrics"):
+            await app(scope, receive, send)
+            return
+        meter.http_requests(1)
+        try:
+            await app(scope, receive, send)
+        finally:
+            meter.http_requests(-1)
+
+    return counted
+
+
 class Phase(Enum):
     """The message of a 503 in each phase of the server's life."""
 
@@ -132,11 +160,11 @@ class Front:
     """Serves once `open` has given it an application."""
 
     def __init__(
-        self, *, log_requests: bool = False, root_path: str = "", browsers: BrowserRules | None = None
+        self, *, logging: RequestLogging | None = None, root_path: str = "", browsers: BrowserRules | None = None
     ) -> None:
         self.phase = Phase.LOADING
         self._app: ASGIApp | None = None
-        self._log_requests = log_requests
+        self._logging = logging or RequestLogging()
         self._root = Root(root_path)
         self._browsers = browsers
         self.active = 0  # requests in progress
@@ -190,7 +218,7 @@ class Front:
                 self.active -= 1
                 if not self.active:
                     self._quiet.set()
-            if self._log_requests:
+            if self._logging.on:
                 took = (time.perf_counter() - began) * 1000
                 path = quote(scope["path"])  # a decoded one may hold line breaks
                 log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)

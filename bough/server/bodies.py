@@ -174,6 +174,7 @@ EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 LARGE = MEBIBYTE  # bytes of a body that may hold very many objects
 MAX_WARNINGS = 16  # about unknown fields in one answer
 MAX_LOGGED_FIELDS, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
+RECORDER_KEY, RECORDED_KEY = "bough.recorder", "bough.recorded"  # keys in the ASGI scope
 SETTINGS_KEY = "bough.settings"  # key in the ASGI scope of the server's settings
 
 
@@ -189,9 +190,11 @@ async def read_body(request: Request, struct: type[S]) -> S:
     raw = await read_bytes(request)
     _warnings.set(())
     known = _decode_known(raw, struct)
+    body = decode_body(raw, struct) if known is None else known
+    if (recorder := request.scope.get(RECORDER_KEY)) is not None:
+        request.scope[RECORDED_KEY] = recorder.add(request.scope["path"], raw or b"{}")
     if known is not None:
         return known
-    body = decode_body(raw, struct)
     unknown: list[str] = []
     if not struct.__struct_config__.forbid_unknown_fields:
         unknown = _unknown_fields(raw or b"{}", struct)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from bough.client.handle import EngineClient
@@ -22,6 +22,7 @@ from bough.server.bodies import warnings_of_body
 from bough.server.messages import Message, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
+from bough.server.tracing import RequestLogging
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
@@ -57,6 +58,7 @@ class ServerContext:
     model: ModelInfo
     settings: Settings
     watchdog: Watchdog | None = None
+    logging: RequestLogging = field(default_factory=RequestLogging)
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         if self.tokenizer is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -41,12 +42,26 @@ EXPORT_TIMEOUT_S = 5.0  # a collector that does not answer may hold up the end o
 NS = 1_000_000_000
 
 
+@dataclass(slots=True)
+class RequestLogging:
+    """Whether an HTTP process logs its requests, and how much of them; /configure_logging changes it."""
+
+    on: bool = False
+    level: int = TEXT_BEGINNINGS
+
+
 class RequestLog:
-    def __init__(self, level: int, tokenizer: Tokenizer | None) -> None:
-        self._level = level
+    def __init__(self, logging: RequestLogging, tokenizer: Tokenizer | None) -> None:
+        self._logging = logging
         self._tokenizer = tokenizer
 
+    @property
+    def _level(self) -> int:
+        return self._logging.level
+
     def arrived(self, answer: RequestOutput) -> None:
+        if not self._logging.on:
+            return
         prompt = answer.prompt
         parts = [f"{len(prompt.ids)} prompt tokens"]
         if self._level >= SAMPLING:
@@ -56,6 +71,8 @@ class RequestLog:
         log.info("request %r came: %s", prompt.rid, ", ".join(parts))
 
     def ended(self, answer: RequestOutput) -> None:
+        if not self._logging.on:
+            return
         timings = answer.timings
         times = {
             "queue": timings.queue_s,

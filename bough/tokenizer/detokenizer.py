@@ -16,7 +16,7 @@ import numpy as np
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Reply, Started, StepOutput, ToDetokenizer
-from bough.messages.requests import Ping, Shutdown, StreamEnded
+from bough.messages.requests import Ping, ProcessCommand, Shutdown, StreamEnded
 from bough.tokenizer.incremental import IncrementalDecoder, WindowDecoder
 from bough.tokenizer.stops import StopMatcher
 from bough.tokenizer.tokenizer import Tokenizer
@@ -81,6 +81,9 @@ class Detokenizer:
             case StepOutput():
                 self._step(message)
             case Ping():
+                self._outlet.reply(Reply(message.call, True))
+            case ProcessCommand():
+                message.obey()
                 self._outlet.reply(Reply(message.call, True))
             case Shutdown():
                 return False

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bough.launch.parts import settle_garbage
+from bough.core.garbage import settle_garbage
 
 
 @pytest.mark.parametrize(

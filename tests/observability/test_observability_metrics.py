@@ -33,7 +33,12 @@ def figures_of(bench: Bench) -> dict[str, float]:
 
 
 def test_the_documentation_lists_what_stands_on_the_page() -> None:
-    page = metrics_page(RequestMeter().totals(), state_of(Bench()) | {"device_busy_share": 0.5}, "tiny").decode()
+    limits = {
+        "memory_usage": {"weight": 1.0, "kvcache": 2.0},
+        "startup_time": {"load_weight": 1.0, "tokenizer_e2e": 2.0},
+    }
+    state = state_of(Bench()) | {"device_busy_share": 0.5}
+    page = metrics_page(RequestMeter().totals(), state, "tiny", limits=limits).decode()
     shown = re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE)
     text = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert len(shown) == len(ALL_METRICS)

@@ -8,7 +8,16 @@ from bough.core.control import Command, CommandResult, ProfileStart
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Open, StepOutput
-from bough.messages.requests import Abort, FlushCache, PauseMode, Ping, Resume, StartProfile, StopProfile
+from bough.messages.requests import (
+    Abort,
+    ChangeSettings,
+    FlushCache,
+    PauseMode,
+    Ping,
+    Resume,
+    StartProfile,
+    StopProfile,
+)
 from bough.messages.requests import Pause as PauseMessage
 from bough.scheduler.control import Recording
 from tests.fakes.executor import FakeExecutor, FakeTicket
@@ -78,6 +87,16 @@ def test_a_ping_is_handed_on() -> None:
     bench.submit(Ping(5))
     bench.turn()
     assert passed == [Ping(5)] and not any(isinstance(m, Open | StepOutput) for m in passed)
+
+
+def test_a_full_queue_is_what_the_changed_setting_says() -> None:
+    bench = Bench()
+    bench.submit(ChangeSettings(5, {"max_queued_requests": 0}))
+    bench.turn()
+    bench.ask(1, [1, 2], max_new_tokens=2)
+    bench.turn()
+    reason = bench.out.ended[1]
+    assert isinstance(reason, FinishAbort) and reason.status_code == 429
 
 
 class ProfiledExecutor(FakeExecutor):

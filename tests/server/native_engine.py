@@ -13,17 +13,19 @@ from bough.core.finish import FinishAbort, FinishReason
 from bough.messages.outputs import Delta, Reply
 from bough.messages.requests import (
     Abort,
+    ChangeSettings,
     Control,
     FlushCache,
     Generate,
     GetState,
     Pause,
     Ping,
+    ProcessCommand,
     Resume,
     StartProfile,
     StopProfile,
 )
-from bough.server.app import App, Front, with_cors
+from bough.server.app import App, Front, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.protocols import all_endpoints
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -68,7 +70,16 @@ class NativeEngine(ScriptedEngine):
                 case Abort():
                     super().send(message)
                 case (
-                    FlushCache() | GetState() | Ping() | Pause() | Resume() | StartProfile() | StopProfile() | Control()
+                    FlushCache()
+                    | GetState()
+                    | Ping()
+                    | ProcessCommand()
+                    | ChangeSettings()
+                    | Pause()
+                    | Resume()
+                    | StartProfile()
+                    | StopProfile()
+                    | Control()
                 ):
                     self.commands.append(message)
                     if not self.silent:
@@ -88,7 +99,8 @@ async def open_server(engine: NativeEngine, **settings: Any) -> AsyncIterator[ht
     context = engine.context(**settings)
     server = context.settings.server
     browsers = BrowserRules(server, loopback=True)
-    front = Front(log_requests=server.log_requests, root_path=server.root_path, browsers=browsers)
-    front.open(with_cors(App(all_endpoints(context), server), server))
+    context.logging.on = server.log_requests
+    front = Front(logging=context.logging, root_path=server.root_path, browsers=browsers)
+    front.open(with_count(with_cors(App(all_endpoints(context), server), server), context.client.meter))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://localhost") as http:
         yield http

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from bough.core.finish import FinishAbort
-from bough.server.tracing import SHOWN, RequestLog
+from bough.server.tracing import SHOWN, RequestLog, RequestLogging
 from tests.server.native_engine import NativeEngine, Play, open_server
 
 SECRET = "k3y-of-the-house"
@@ -20,7 +20,7 @@ def lines(
 ) -> list[str]:
     async def go() -> None:
         engine = NativeEngine(lambda message: (97,) if message.rid.startswith("HEALTH_CHECK") else play)
-        engine.watchers.append(RequestLog(level, engine.tokenizer))
+        engine.watchers.append(RequestLog(RequestLogging(True, level), engine.tokenizer))
         async with open_server(engine, api_key=SECRET) as http:
             body = {"text": text, "rid": rid, "sampling_params": {"temperature": 0.25, "stop": ["stop-me"]}}
             await http.post("/generate", json=body, headers={"authorization": f"Bearer {SECRET}"})
@@ -61,7 +61,7 @@ def test_refusals_and_ids_without_a_tokenizer(caplog: pytest.LogCaptureFixture) 
 
     async def go() -> None:
         engine = NativeEngine(lambda message: [7, 8])
-        engine.watchers.append(RequestLog(2, None))
+        engine.watchers.append(RequestLog(RequestLogging(True, 2), None))
         await engine.client.answers(engine.reader.read(input_ids=[1, 2]))
 
     caplog.clear()
@@ -73,7 +73,7 @@ def test_refusals_and_ids_without_a_tokenizer(caplog: pytest.LogCaptureFixture) 
 def test_who_left_is_said_to_have_left(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
         engine = NativeEngine(lambda message: None)
-        engine.watchers.append(RequestLog(0, None))
+        engine.watchers.append(RequestLog(RequestLogging(True, 0), None))
         task = asyncio.create_task(engine.client.answers(engine.reader.read(prompt="a")))
         await asyncio.sleep(0)
         task.cancel()

@@ -55,7 +55,10 @@ def test_a_stream_ends_in_the_whole_answer(http: httpx.Client) -> None:
 def test_a_text_of_millions_of_tokens_is_refused_before_it_is_tokenised_whole(http: httpx.Client) -> None:
     refused = http.post("/generate", json={"text": "a " * (4 << 20)})
     assert refused.status_code == 400
-    assert "more than 262144 tokens is longer than the model's context length of 8192 tokens" in refused.json()["error"]["message"]
+    assert (
+        "more than 262144 tokens is longer than the model's context length of 8192 tokens"
+        in refused.json()["error"]["message"]
+    )
 
 
 def test_what_a_selecting_program_needs(http: httpx.Client) -> None:

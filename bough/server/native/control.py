@@ -6,6 +6,7 @@ What reads a path or stops all service (`admin_only`) is never opened by a clien
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
@@ -17,20 +18,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.core.control import ProfileStart
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
+from bough.core.garbage import settle_garbage
+from bough.core.settings import LIVE_SETTINGS, all_fields, check_value
 from bough.messages.outputs import Reply
-from bough.messages.requests import FlushCache, Pause, Resume, StartProfile, StopProfile
-from bough.server.bodies import given_fields
+from bough.messages.requests import ChangeSettings, FlushCache, Pause, ProcessCommand, Resume, StartProfile, StopProfile
+from bough.server.bodies import given_fields, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native.schemas import (
     AbortBody,
+    LoggingBody,
     MemoryBody,
     Nothing,
     Outcome,
     PauseBody,
     ProfileBody,
+    SettingsBody,
+    SettingsOutcome,
     UpdateWeightsBody,
     WeightsOutcome,
 )
@@ -41,6 +47,19 @@ LONGEST_WAIT_S = 3600.0
 PROFILE_OPTIONS = ("output_dir", "with_stack", "record_shapes")
 START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
 STOP_PROFILE = "End the recording and write its file"
+FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
+LOGGING = "What is logged of each request, and which lines of the log are shown"
+FIXED_LOGGING = dict.fromkeys(
+    (
+        "log_requests_format",
+        "dump_requests_folder",
+        "dump_requests_threshold",
+        "dump_requests_exclude_meta_keys",
+        "crash_dump_folder",
+    ),
+    (),
+)
+SETTINGS = {f.name: f for _, f in all_fields()}
 UPDATE_WEIGHTS = "Read another checkpoint of the same model in the place of its weights"
 
 
@@ -71,6 +90,17 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
         command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.call(Resume)),
         command_route("/start_profile", START_PROFILE, ProfileBody, partial(start_profile, context), **get_or_post),
         command_route("/stop_profile", STOP_PROFILE, Nothing, lambda _: client.call(StopProfile), **get_or_post),
+        command_route("/freeze_gc", FREEZE, Nothing, lambda _: freeze_gc(context), **get_or_post),
+        command_route("/configure_logging", LOGGING, LoggingBody, partial(configure_logging, context), **get_or_post),
+        Endpoint(
+            "/set_internal_state",
+            partial(set_internal_state, context),
+            f"Change settings while the engine runs: {', '.join(LIVE_SETTINGS)}",
+            methods=("POST", "PUT"),
+            access="admin",
+            body=SettingsBody,
+            answer=SettingsOutcome,
+        ),
         command_route(
             "/release_memory_occupation",
             "Give back the memory of weights and cache; 400 while requests run",
@@ -142,6 +172,42 @@ async def abort_request(context: ServerContext, body: AbortBody) -> Reply:
         raise RequestError("Give the rid of a request, or abort_all: true.", field="rid")
     context.client.abort(body.rid or "", abort_all=bool(body.abort_all))
     return Reply(0, True, "Whatever runs under that name is ended.")
+
+
+async def freeze_gc(context: ServerContext) -> Reply:
+    settle_garbage()
+    reply = await context.client.call(lambda call: ProcessCommand(call, freeze_gc=True))
+    return Reply(reply.call, reply.ok, "Garbage collection frozen.")
+
+
+async def configure_logging(context: ServerContext, body: LoggingBody) -> Reply:
+    refuse_unsupported(body, FIXED_LOGGING)
+    if context.settings.server.tokenizer_worker_num > 1:
+        raise RequestError("This server has several HTTP processes; set its logging by flags when it starts.")
+    if body.log_requests is not None:
+        context.logging.on = body.log_requests
+    if body.log_requests_level is not None:
+        context.logging.level = body.log_requests_level
+    if body.log_level is not None:
+        logging.getLogger("bough").setLevel(body.log_level.upper())
+        await context.client.call(lambda call: ProcessCommand(call, log_level=body.log_level))
+    return Reply(0, True, "Logging is configured.")
+
+
+async def set_internal_state(context: ServerContext, request: Request, body: SettingsBody) -> Response:
+    try:
+        values = {name: _live_value(name, value) for name, value in body.server_args.items()}
+    except SettingsError as error:
+        failure = failure_of(RequestError(str(error), field="server_args"))
+        return json_response({"updated": False, **native_shape(failure)}, failure.status)
+    reply = await while_connected(request, context.client.call(lambda call: ChangeSettings(call, values)))
+    return json_response(SettingsOutcome(reply.ok))
+
+
+def _live_value(name: str, value: Any) -> Any:
+    if name not in LIVE_SETTINGS:
+        raise SettingsError(f"{name} cannot change while the engine runs; these can: {', '.join(LIVE_SETTINGS)}.")
+    return check_value(SETTINGS[name], value)
 
 
 async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:

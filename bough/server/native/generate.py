@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,11 +15,11 @@ from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs, ThinkingMarks
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.server.bodies import given_fields, refuse_unsupported
+from bough.server.bodies import decode_body, given_fields, refuse_unsupported
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, Endpoint
+from bough.server.endpoint import EVENTS, Endpoint, encode_json, json_response
 from bough.server.errors import Failure, native_shape, set_field_names
-from bough.server.native.schemas import GenerateBody, GenerateOutput, UnsupportedFields
+from bough.server.native.schemas import GenerateBody, GenerateOutput, Predictions, UnsupportedFields, VertexBody
 from bough.server.parsing import plan_answers
 from bough.server.streaming import DONE, Writer, json_event, read_resumption, respond
 
@@ -50,8 +52,29 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
             body=GenerateBody,
             answer=GenerateOutput | list[GenerateOutput],
             other_types=(EVENTS,),
-        )
+        ),
+        Endpoint(
+            os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate"),
+            partial(vertex_generate, context),
+            "/generate in the form of Vertex AI, which names the route in AIP_PREDICT_ROUTE",
+            body=VertexBody,
+            answer=Predictions,
+        ),
     ]
+
+
+async def vertex_generate(context: ServerContext, request: Request, body: VertexBody) -> Response:
+    if not body.instances:
+        return json_response({"predictions": []})
+    if (body.parameters or {}).get("stream"):
+        raise RequestError("Vertex AI's predictions are whole; leave stream out.", field="parameters")
+    kind = "input_ids" if "input_ids" in body.instances[0] else "text"
+    given = [instance.get(kind) for instance in body.instances]
+    if any(each is None or instance.keys() != {kind} for each, instance in zip(given, body.instances, strict=True)):
+        raise RequestError(f"Each instance must have {kind} and nothing else.", field="instances")
+    batch = decode_body(encode_json({**(body.parameters or {}), kind: given}), GenerateBody)
+    response = await generate(context, request, batch)
+    return json_response({"predictions": msgspec.Raw(bytes(response.body))})
 
 
 async def generate(context: ServerContext, request: Request, body: GenerateBody) -> Response:

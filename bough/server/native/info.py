@@ -44,6 +44,7 @@ LOAD_QUERIES = (
 def info_routes(context: ServerContext) -> list[Endpoint]:
     well, generates = partial(health, context), partial(health_generate, context)
     info, server = partial(model_info, context), partial(server_info, context)
+    version = partial(weight_version, context)
     load, brief = partial(loads, context), partial(brief_load, context)
     page: dict[str, Any] = {"answer": Loads, "other_types": ("text/plain",), "queries": LOAD_QUERIES}
     return [
@@ -51,6 +52,8 @@ def info_routes(context: ServerContext) -> list[Endpoint]:
         Endpoint("/health_generate", generates, "Generate one token, to see that the whole way works", **STATUS),
         Endpoint("/model_info", info, "What is served", **INFO),
         Endpoint("/get_model_info", info, "Same as /model_info", **INFO),
+        Endpoint("/weight_version", version, "The version of the weights", **INFO),
+        Endpoint("/get_weight_version", version, "Same as /weight_version", **INFO),
         Endpoint("/server_info", server, "Settings, limits and load", **INFO),
         Endpoint("/get_server_info", server, "Same as /server_info", **INFO),
         Endpoint("/ping", well, "Same as /health, for SageMaker", access="open", **STATUS),
@@ -63,7 +66,13 @@ def info_routes(context: ServerContext) -> list[Endpoint]:
 
 async def metrics(context: ServerContext, request: Request) -> Response:
     state = await context.state()  # its metrics are missing when there is none, which is what a monitor must see
-    page = metrics_page(context.client.meter.totals(), state, context.model.name)
+    page = metrics_page(
+        context.client.meter.totals(),
+        state,
+        context.model.name,
+        context.settings.server.metrics_names,
+        context.model.limits,
+    )
     return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
@@ -80,7 +89,10 @@ async def loads(context: ServerContext, request: Request) -> Response:
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
     state = await known_state(context)
     if form == "prometheus":
-        return Response(metrics_page(None, state, context.model.name), headers={"content-type": CONTENT_TYPE})
+        return Response(
+            metrics_page(None, state, context.model.name, context.settings.server.metrics_names),
+            headers={"content-type": CONTENT_TYPE},
+        )
     figures = state_figures(state)
     load = Load(
         dp_rank=0,
@@ -172,8 +184,14 @@ async def model_info(context: ServerContext, request: Request) -> Response:
     return json_response(describe_model(context, await context.state()))
 
 
+async def weight_version(context: ServerContext, request: Request) -> Response:
+    described = describe_model(context, await known_state(context))
+    return json_response({"weight_version": described["weight_version"]})
+
+
 async def server_info(context: ServerContext, request: Request) -> Response:
-    state = await context.state()
+    state, limits = await context.state(), context.model.limits
+    memory = {name: limits[name] for name in ("memory_usage",) if name in limits}
     return json_response(
         {
             **context.settings.to_shown(),
@@ -181,6 +199,6 @@ async def server_info(context: ServerContext, request: Request) -> Response:
             **describe_model(context, state),
             "version": __version__,
             "started": context.model.created,
-            "internal_states": [] if state is None else [state],
+            "internal_states": [] if state is None else [{**state, **memory}],
         }
     )

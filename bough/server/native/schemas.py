@@ -151,6 +151,14 @@ class GenerateBody(IdleFields, kw_only=True):
 Logprob = tuple[float | None, int, str | None]
 
 
+class VertexBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Vertex AI's form of a batch: each instance has `text` or `input_ids`, `parameters` are other fields of
+    /generate."""
+
+    instances: list[dict[str, Any]]
+    parameters: dict[str, Any] | None = None
+
+
 class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What is known of an output beside its text."""
 
@@ -183,6 +191,12 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     output_ids: list[int]
     meta_info: MetaInfo
     index: int | None = None
+
+
+class Predictions(msgspec.Struct):
+    """An output for each instance."""
+
+    predictions: list[GenerateOutput]
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -304,6 +318,32 @@ class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):
     """Which memory is meant; all of it when left out."""
 
     tags: list[Literal["weights", "kv_cache"]] | None = None
+
+
+class LoggingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What to log from now on; what is left out stays as it is. The last five are SGLang's, which this server cannot
+    change while it runs."""
+
+    log_requests: bool | None = None
+    log_requests_level: Literal[0, 1, 2, 3] | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    log_requests_format: str | None = None
+    dump_requests_folder: str | None = None
+    dump_requests_threshold: int | None = None
+    dump_requests_exclude_meta_keys: list[str] | None = None
+    crash_dump_folder: str | None = None
+
+
+class SettingsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Settings of the engine and their new values."""
+
+    server_args: dict[str, Any]
+
+
+class SettingsOutcome(msgspec.Struct):
+    """Whether the settings have changed; a 400 has the field `error` too."""
+
+    updated: bool
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):

@@ -47,6 +47,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
     return [
         Endpoint("/v1/completions", complete, "Continue one prompt or several", **COMPLETION),
         Endpoint("/v1/chat/completions", chat, "Answer a conversation", **CHAT),
+        Endpoint("/invocations", chat, "Same as /v1/chat/completions, for SageMaker", **CHAT),
         Endpoint("/v1/responses", responses.create, "Answer a conversation and remember it", **RESPONSE),
         Endpoint("/v1/responses/{id}", responses.retrieve, "A response that was stored", methods=GET, **STORED),
         Endpoint("/v1/responses/{id}/cancel", responses.cancel, "End a response that still runs", **STORED),

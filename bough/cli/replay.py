@@ -1,0 +1,59 @@
+"""`bough replay`: sends the requests of a crash dump (`--crash-dump-folder`) to a running server, at their old pace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bough.cli.commands import Parser
+from bough.core.errors import SettingsError
+
+
+def run(argv: Sequence[str]) -> int:
+    """0: every request was answered; 1: some failed."""
+    parser = Parser(program="bough replay", usage="FILE", about="Sends the requests of a crash dump again.")
+    parser.add_argument("file", metavar="FILE", help="a crash_dump_….jsonl")
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
+    parser.add_argument("--api-key", help="the key that it asks for")
+    parser.add_argument("--speed", type=float, default=1.0, help="2: twice as fast as they came; 0: all at once")
+    parser.add_argument("--unfinished", action="store_true", help="only those that ran when the engine died")
+    parsed = parser.parse(argv)
+    requests = [r for r in read_dump(Path(parsed.file)) if not (parsed.unfinished and r["finished"])]
+    failed = asyncio.run(_send_all(requests, parsed.url, parsed.api_key, parsed.speed))
+    print(f"{len(requests) - failed} of {len(requests)} requests answered.")
+    return 1 if failed else 0
+
+
+def read_dump(path: Path) -> list[dict[str, Any]]:
+    try:
+        requests = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"Cannot read {path}: {error}.") from None
+    for number, request in enumerate(requests, 1):
+        if not isinstance(request, dict) or not {"time", "path", "finished", "body"} <= request.keys():
+            raise SettingsError(f"{path}, line {number} is not of a crash dump (--crash-dump-folder).")
+    return requests
+
+
+async def _send_all(requests: Sequence[dict[str, Any]], url: str, key: str | None, speed: float) -> int:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=None, limits=limits) as client:
+
+        async def send(number: int, request: dict[str, Any]) -> bool:
+            await asyncio.sleep(max(0.0, (request["time"] - requests[0]["time"]) / speed) if speed > 0 else 0.0)
+            try:
+                answer = await client.post(request["path"], json=request["body"])
+                result, ok = str(answer.status_code), answer.status_code == 200
+            except httpx.HTTPError as error:
+                result, ok = str(error) or type(error).__name__, False
+            print(f"{number} {request['path']}: {result}")
+            return ok
+
+        answered = await asyncio.gather(*(send(number, request) for number, request in enumerate(requests, 1)))
+    return answered.count(False)

@@ -26,6 +26,7 @@ def test_workloads_are_seeded_and_shaped() -> None:
     assert len(few) == 6 and len({tuple(job.prompt[:10]) for job in few}) == 2
 
 
+@pytest.mark.slow
 def test_offline_compares_with_and_without_the_cache(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--workload", "shared-prefix", "--groups", "2", "--per-group", "4", "--prefix-len", "32"]
     load += ["--input-len", "4", "--output-len", "3", "--vocab", "100", "--compare-no-cache", "--json"]

@@ -127,7 +127,8 @@ def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 4) -> l
     return found
 
 
-@pytest.mark.parametrize("lengths", [[5], pytest.param([9, 3, 20], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [[5], [9, 3, 20]])
 def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> None:
     eager = tokens_of(build(loaded, GraphSizes()), lengths)
     assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 4

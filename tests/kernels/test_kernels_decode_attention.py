@@ -134,6 +134,7 @@ def test_a_given_output_and_config_are_used(device: torch.device) -> None:
     assert_near(out, case.expected())
 
 
+@pytest.mark.slow
 def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.device) -> None:
     work = DecodeWork(8, 4, 2, 64, device)
     for lengths in ([700, 2], [5, 5, 300]):
@@ -144,7 +145,8 @@ def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.devi
         plan_decode(torch.ones(9, dtype=torch.int32, device=device), work)
 
 
-@pytest.mark.parametrize("keys", [300, pytest.param(1200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [300, 1200])
 def test_few_and_many_parts_of_a_row(device: torch.device, keys: int) -> None:
     case = make([keys, 5, 130], device)
     work = DecodeWork(3, 4, 2, 64, device)

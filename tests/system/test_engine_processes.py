@@ -165,6 +165,7 @@ def test_control_c_in_generate_aborts_and_ends_cleanly(tiny_model: Path) -> None
     assert out.split() == ["aborted", "0", "2"] and process.returncode == 0, err
 
 
+@pytest.mark.slow
 def test_control_c_in_a_stream_aborts_it_and_the_engine_serves_on(tiny_model: Path) -> None:
     body = """
     e = start(context_length=4096)
@@ -190,7 +191,7 @@ def test_control_c_in_a_stream_aborts_it_and_the_engine_serves_on(tiny_model: Pa
     assert "Traceback" not in err
 
 
-@pytest.mark.slow  # the quick suite asks the same of a whole server
+@pytest.mark.slow
 def test_an_idle_engine_burns_no_cpu(tiny_model: Path) -> None:
     with tiny_engine(tiny_model) as engine:
         engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 4})

@@ -211,7 +211,8 @@ def test_a_batch_of_few_shot_questions_reuses_nearly_all_that_can_be(engine: sgl
     assert possible > 0.8
 
 
-@pytest.mark.parametrize(("fan_out", "depth"), [(2, 3), pytest.param(4, 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("fan_out", "depth"), [(2, 3), (4, 3)])
 def test_a_tree_of_thought_reuses_nearly_all_that_can_be(engine: sgl.Engine, fan_out: int, depth: int) -> None:
     example = load_example("tree_of_thought")
     engine.flush_cache()
@@ -225,7 +226,7 @@ def test_a_tree_of_thought_reuses_nearly_all_that_can_be(engine: sgl.Engine, fan
 # Examples and HTTP ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:])])
+@pytest.mark.parametrize("name", [*NAMES[:1], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 def test_an_example_writes_the_same_in_process_and_over_http(
     name: str, engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

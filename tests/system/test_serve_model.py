@@ -101,6 +101,7 @@ def test_health_and_load(http: httpx.Client, server: Server) -> None:
     assert load_of(server.url)["max_total_num_tokens"] == 20000
 
 
+@pytest.mark.slow
 def test_a_unix_socket(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with running(str(tiny_model), *TINY, "--uds", str(path)):
@@ -109,6 +110,7 @@ def test_a_unix_socket(tiny_model: Path, tmp_path: Path) -> None:
             assert client.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_ipv6_and_tls(tiny_model: Path, tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     flags = ("--host", "::1", "--ssl-certfile", str(cert), "--ssl-keyfile", str(key))

@@ -35,6 +35,9 @@ TOOL: Any = {"type": "function", "function": {"name": "get_weather", "descriptio
 GREEDY: dict[str, Any] = {"model": "any", "temperature": 0, "max_tokens": 48, "stop": ["</tool_call>", "\n<"]}
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     flags = ("--max-total-tokens", "20000")

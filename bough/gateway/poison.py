@@ -1,12 +1,12 @@
 """Whose fault it is when a request fails: the worker's, until a second worker fails at it in the same way.
 
 A request that gets the same 5xx from two workers, or that two workers end with, is poison: it is not tried on a third,
-and no breaker counts it.
+and no breaker counts it. Where several requests were on both workers that ended, only a third end tells which it was.
 """
 
 from __future__ import annotations
 
-from bough.gateway.worker import Lease, Worker
+from bough.gateway.worker import Lease, Moved, Worker
 
 UNAVAILABLE = 503  # says that the worker cannot serve any request
 
@@ -18,6 +18,16 @@ class Faults:
         self.poison: str | None = None  # why the request is to blame
         self._undecided: dict[int, Lease] = {}  # by the status that the worker answered
         self._ended: set[str] = set()
+        self._among: Moved | None = None  # the requests that came to the worker as this one did
+
+    def sent(self, worker: Worker) -> None:
+        """The worker gets the request."""
+        self._among = None
+        if self._ended:
+            if worker.moved.ended:
+                worker.moved = Moved()
+            self._among = worker.moved
+            self._among.requests.add(self)
 
     def answered(self, lease: Lease, status: int, reason: str) -> None:
         """A worker has answered with an error of its own."""
@@ -39,7 +49,10 @@ class Faults:
     def ended(self, worker: Worker) -> None:
         """The worker's process has ended while it had the request."""
         self._ended.add(worker.id)
-        if len(self._ended) > 1:
+        among, self._among = self._among, None
+        if among is not None:
+            among.ended = True
+        if len(self._ended) > 2 or (len(self._ended) == 2 and (among is None or len(among.requests) == 1)):
             self.poison = "two workers ended while they had it"
 
     def progressed(self) -> None:

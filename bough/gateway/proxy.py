@@ -177,6 +177,7 @@ class Proxy:
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
         worker = lease.worker
         call.attempts += 1
+        call.faults.sent(worker)
         self.metrics.attempted(worker)
         self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
         self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
@@ -247,9 +248,10 @@ class Proxy:
             except LOST as error:
                 failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
-                if len(text.output_ids) > had:
+                if len(text.output_ids) > had:  # then it is hardly what ended the worker
                     call.faults.progressed()
-                await self._note_end(call, stream.lease.worker, error)
+                else:
+                    await self._note_end(call, stream.lease.worker, error)
                 if call.faults.poison is not None:
                     self.metrics.poisons.inc()
                     await outlet.broken(_poison_error(call.faults.poison).failure.message)

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from weakref import WeakSet
 
 from bough.gateway.breaker import Breaker
 
@@ -43,6 +44,14 @@ class WorkerLostError(Exception):
     """The attempt was called back: its worker is gone or failed its checks."""
 
 
+class Moved:
+    """Requests that came to a worker after another had ended with them. They are gone with their clients."""
+
+    def __init__(self) -> None:
+        self.requests: WeakSet[object] = WeakSet()
+        self.ended = False  # this worker has ended, too
+
+
 @dataclass(eq=False, slots=True)
 class Worker:
     """`suspect` asks the health checker for an immediate check."""
@@ -60,6 +69,7 @@ class Worker:
     in_rotation: bool = False
     ever_healthy: bool = False
     ended: bool = False  # its process is gone
+    moved: Moved = field(default_factory=Moved)
     draining: bool = False
     removed: bool = False
     expected_back: bool = False  # the gateway itself is starting it

@@ -141,7 +141,8 @@ def native_shape(failure: Failure) -> dict[str, Any]:
     error: dict[str, Any] = {"message": failure.message, "type": failure.type, "code": failure.status}
     if failure.field is not None:
         error["param"] = failure.field
-    return {"object": "error", **error, "error": {**error, "retryable": failure.retryable}}
+    # The gateway knows an event with an error by its first field.
+    return {"error": {**error, "retryable": failure.retryable}, "object": "error", **error}
 
 
 OPENAI_TYPES = {

@@ -86,4 +86,4 @@ def test_a_load_that_was_not_served_has_no_figures(tiny_model: Path, capsys: pyt
     load = ["--num-prompts", "2", "--input-len", "600", "--vocab", "100"]
     assert main(["bench", "offline", *load, "--model", str(tiny_model), *TINY]) == 1
     seen = capsys.readouterr()
-    assert seen.out == "" and "2 of 2 requests failed, the first with: The prompt has 600 tokens" in seen.err
+    assert seen.out == "" and "2 of 2 requests failed, the first with: The prompt of 600 tokens" in seen.err

@@ -56,3 +56,27 @@ def test_a_request_that_gets_further_on_each_worker_ends_none() -> None:
     assert faults.poison is None
     faults.ended(first.worker)
     assert faults.poison is not None
+
+
+def test_of_several_requests_on_both_workers_none_is_blamed_before_a_third_ends() -> None:
+    """The one that did it and the others look the same."""
+    workers = [lease(name).worker for name in "abc"]
+    requests = [Faults(), Faults()]
+    for number, worker in enumerate(workers, 1):
+        for faults in requests:
+            faults.sent(worker)
+        for faults in requests:
+            faults.ended(worker)
+            assert (faults.poison is not None) == (number == 3)
+
+
+def test_a_request_that_alone_was_on_both_workers_is_blamed() -> None:
+    first, second = (lease(name).worker for name in "ab")
+    guilty, other = Faults(), Faults()
+    guilty.sent(first)
+    guilty.ended(first)
+    for faults in (guilty, other):
+        faults.sent(second)
+    other.ended(second)
+    guilty.ended(second)
+    assert guilty.poison is not None and other.poison is None

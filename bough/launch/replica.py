@@ -98,7 +98,7 @@ class Replica:
 
 
 def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:
-    """A new folder, private to the user: whoever can open the sockets can use the engine. It goes with `cleanup`."""
+    """A new folder, private to the user: a user who can open the sockets can use the engine. It goes with `cleanup`."""
     sweep_dead_owners()
     folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
     cleanup.callback(shutil.rmtree, folder, ignore_errors=True)

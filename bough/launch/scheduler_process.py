@@ -126,10 +126,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "import_time_s": round(imported - began, 3),
             "load_time_s": round(time.monotonic() - imported, 3),
             "startup_time": {
-                "load_weight": round(getattr(loaded, "load_s", 0.0), 3),
+                "load_weight": round(loaded.load_s, 3),
                 "scheduler_e2e": round(time.monotonic() - began, 3),
             },
-            "memory_usage": memory_usage(limits, getattr(loaded, "weight_bytes", 0)),
+            "memory_usage": memory_usage(limits, loaded.weight_bytes),
         }
     )
     scheduler.run()

@@ -26,7 +26,7 @@ class Addresses:
 
     @classmethod
     def in_folder(cls, folder: Path, clients: int = 1) -> Addresses:
-        """The folder must be private to the user: whoever can open these files can talk to the engine."""
+        """The folder must be private to the user: a user who can open these files can talk to the engine."""
         scheduler, detokenizer = (f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer"))
         return cls(scheduler, detokenizer, tuple(f"ipc://{folder}/client{number}" for number in range(clients)))
 

@@ -36,6 +36,8 @@ class NullModel:
 
     executor: NullExecutor
     config: ModelConfig
+    weight_bytes: int = 0
+    load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

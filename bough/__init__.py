@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from bough.launch.engine import Engine
 
 __all__ = [
+    "REGEX_BOOL",
+    "REGEX_FLOAT",
+    "REGEX_INT",
+    "REGEX_STR",
     "Anthropic",
     "BoughError",
     "Crusoe",
@@ -49,6 +53,7 @@ __all__ = [
     "flush_cache",
     "function",
     "gen",
+    "gen_float",
     "gen_int",
     "gen_string",
     "get_server_info",

@@ -12,10 +12,15 @@ from bough.lang.backends.openai import Crusoe, LiteLLM, OpenAI, VertexAI
 from bough.lang.choices import greedy_token_selection, token_length_normalized, unconditional_likelihood_normalized
 from bough.lang.config import flush_cache, get_server_info, global_config, set_default_backend
 from bough.lang.primitives import (
+    REGEX_BOOL,
+    REGEX_FLOAT,
+    REGEX_INT,
+    REGEX_STR,
     assistant,
     assistant_begin,
     assistant_end,
     gen,
+    gen_float,
     gen_int,
     gen_string,
     image,
@@ -34,6 +39,10 @@ from bough.lang.runtime import Runtime
 from bough.lang.state import ProgramState
 
 __all__ = [
+    "REGEX_BOOL",
+    "REGEX_FLOAT",
+    "REGEX_INT",
+    "REGEX_STR",
     "Anthropic",
     "Crusoe",
     "LiteLLM",
@@ -48,6 +57,7 @@ __all__ = [
     "flush_cache",
     "function",
     "gen",
+    "gen_float",
     "gen_int",
     "gen_string",
     "get_server_info",

@@ -19,12 +19,11 @@ ONE_CONSTRAINT = "gen() takes one constraint: choices, regex (or dtype), or json
 # The arguments of `gen` that have another name in the engine's sampling parameters, or none.
 TRANSLATED = {"name", "max_tokens", "min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema"}
 # What `dtype` allows, and where such a value ends.
-DTYPE_REGEXES: dict[type, str] = {
-    int: r"[-+]?[0-9]+[ \n]*",  # a number ends at the space behind it, where the stop cuts it off
-    float: r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
-    bool: r"(True|False)",
-    str: r'"[\w\d\s]*"',
-}
+REGEX_INT = r"[-+]?[0-9]+[ \n]*"  # a number ends at the space behind it, where the stop cuts it off
+REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
+REGEX_BOOL = r"(True|False)"
+REGEX_STR = r'"[\w\d\s]*"'
+DTYPE_REGEXES: dict[type, str] = {int: REGEX_INT, float: REGEX_FLOAT, bool: REGEX_BOOL, str: REGEX_STR}
 DTYPE_STOPS = (" ", "\n")
 
 
@@ -87,7 +86,7 @@ def _gen_typed(
     return gen(name, max_tokens, n=n, stop=stop, **arguments, dtype=dtype)
 
 
-gen_int, gen_string = (partial(_gen_typed, dtype) for dtype in (int, str))
+gen_int, gen_float, gen_string = (partial(_gen_typed, dtype) for dtype in (int, float, str))
 
 
 def select(

@@ -172,7 +172,7 @@ def test_constraints_reach_the_back_end_as_sampling_fields() -> None:
     @sgl.function
     def constrained(s: Any) -> None:
         s += "x" + sgl.gen("a", regex=r"\d+") + sgl.gen_int("b", stop=".") + sgl.gen("c", json_schema=City)
-        s += sgl.gen_string("d", 9) + sgl.gen("e", dtype="float") + sgl.gen("f", dtype=bool)
+        s += sgl.gen_string("d", 9) + sgl.gen_float("e") + sgl.gen("f", dtype=bool)
         s += sgl.gen("g", json_schema={"type": "object"}) + sgl.gen("h", json_schema='{"type": "array"}')
 
     backend = ScriptedBackend()

@@ -55,6 +55,7 @@ def names_of(function: Any) -> list[str]:
                 "json_schema",
             ],
         ),
+        (sgl.gen_float, ["name", "max_tokens", "n", "stop", "arguments"]),
         (sgl.gen_int, ["name", "max_tokens", "n", "stop", "arguments"]),
         (sgl.gen_string, ["name", "max_tokens", "n", "stop", "arguments"]),
         (sgl.select, ["name", "choices", "temperature", "choices_method"]),
@@ -107,6 +108,11 @@ def test_the_names_load_without_vendors_sdks_and_without_torch() -> None:
         "assert not {'openai', 'anthropic', 'litellm', 'torch'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_regexes_of_types_are_sglangs() -> None:
+    assert (sgl.REGEX_INT, sgl.REGEX_FLOAT) == (r"[-+]?[0-9]+[ \n]*", r"[-+]?[0-9]*\.?[0-9]+[ \n]*")
+    assert (sgl.REGEX_BOOL, sgl.REGEX_STR) == (r"(True|False)", r'"[\w\d\s]*"')
 
 
 def test_the_package_is_typed() -> None:

@@ -15,11 +15,10 @@ import bough as sgl
 from bough.bench.number_checks import require_counts
 from bough.bench.offline import as_text
 from bough.lang import loop
-from bough.lang.backends.base import Backend, GenOutput, GenRequest
+from bough.lang.backends.base import Backend, GenOutput, GenRequest, Usage
 from bough.lang.backends.in_process import EngineBackend
 from bough.lang.chat import FORMATS, ChatFormat
 from bough.lang.choices import Scores
-from bough.lang.steps import Usage
 
 Call = Callable[[Backend], Coroutine[Any, Any, Any]]
 SHOTS = [

@@ -14,11 +14,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from bough.core.errors import EngineDeadError, RequestError
+from bough.lang.backends.base import Usage
 from bough.lang.chat import Document
 from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
 from bough.lang.loop import background_loop
 from bough.lang.slots import Changes, Failure, Site, Slot, calling_site
-from bough.lang.steps import ForkPoint, RunOptions, Settle, Step, Usage
+from bough.lang.steps import ForkPoint, RunOptions, Settle, Step
 from bough.lang.writer import Writer
 
 REASONING_SUFFIX = "_reasoning_content"

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, Self, TypeVar
 
 from bough.core.errors import ProgramError
+from bough.lang.backends.base import Usage
 from bough.lang.expressions import Expr, ExprLike, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, StopTracing
 from bough.lang.interpreter import Executor
 from bough.lang.primitives import in_role
 from bough.lang.slots import Slot
-from bough.lang.steps import Usage
 
 
 class StateBase:

@@ -1,8 +1,7 @@
-"""What an executor's queue holds, what holds for all of a run, what it has cost, and the arguments of a program."""
+"""What an executor's queue holds, what holds for all of a run, and the arguments of a program."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,26 +54,6 @@ class Step:
     def drop(self, failure: Failure) -> None:
         if isinstance(self.expr, ForkPoint):
             self.expr.fail(failure)
-
-
-@dataclass(slots=True)
-class Usage:
-    """Totals over the requests of a program and its branches. Cached tokens are part of the prompt's."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-    def add(self, meta: Mapping[str, Any]) -> None:
-        self.requests += 1
-        self.prompt_tokens += meta.get("prompt_tokens") or 0
-        self.cached_tokens += meta.get("cached_tokens") or 0
-        self.completion_tokens += meta.get("completion_tokens") or 0
-
-    def __add__(self, other: Usage) -> Usage:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Usage(*(mine + theirs for mine, theirs in pairs))
 
 
 class Body:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest
+from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest, Usage
 from bough.lang.chat import Document
 from bough.lang.choices import normalized
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
 from bough.lang.slots import Changes, Slot
-from bough.lang.steps import RunOptions, Settle, Step, Usage
+from bough.lang.steps import RunOptions, Settle, Step
 from bough.parsers import AnswerFormat, reasoning_format
 
 
@@ -81,8 +81,7 @@ class Writer:
         request = self._request(own, gen.ends)
         streams = self.options.stream and request.sampling.get("n", 1) == 1
         output = await (self._read_stream(request, step.slot) if streams else self.backend.generate(request))
-        for meta in output.metas:
-            self.usage.add(meta)
+        self._count(output.metas)
         if gen.reasoning is not None:
             output = _without_reasoning(gen.reasoning, request.text, output, step.thoughts)
         self.document.text = request.text + output.texts[0]
@@ -115,8 +114,7 @@ class Writer:
         scores = await self.backend.score(
             self.document.text, select.choices, unconditional=method.requires_unconditional_logprobs
         )
-        for meta in scores.metas:
-            self.usage.add(meta)
+        self._count(scores.metas)
         decision = method(
             choices=select.choices,
             normalized_prompt_logprobs=[normalized(tokens) for tokens in scores.tokens],
@@ -127,6 +125,11 @@ class Writer:
         self.document.text += decision.decision
         if slot is not None:
             slot.fill(decision.decision, decision.meta_info)
+
+    def _count(self, metas: Sequence[Mapping[str, Any]]) -> None:
+        for meta in metas:
+            self.usage.add(meta)
+            self.backend.token_usage.add(meta)
 
     # A message of several generations as one call ---------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class ScriptedBackend(Backend):
         chat_only: bool = False,
         gate: threading.Event | None = None,
     ) -> None:
+        super().__init__()
         self.script = script
         self.chat_only = chat_only
         self.requests: list[GenRequest] = []

@@ -120,6 +120,7 @@ def test_programs_run_over_http_with_the_servers_own_template() -> None:
         backend = sgl.RuntimeEndpoint(f"{server.url}/", api_key="secret")
         state = chat.run(backend=backend)
         assert state["a"] == "<>>" and state.text() == "<user>Hi</><assistant><>></>ay"
+        assert backend.token_usage == state.get_usage() and backend.token_usage.requests > 1
         path, body, key = server.asked[1]
         assert path == "/generate" and body["text"] == "<user>Hi</><assistant>" and key == "Bearer secret"
         assert body["sampling_params"]["max_new_tokens"] == 3 and body["return_logprob"] is True

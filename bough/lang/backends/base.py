@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,10 +43,36 @@ class GenOutput:
     metas: list[dict[str, Any]]
 
 
+@dataclass(slots=True)
+class Usage:
+    """Totals over requests. Cached tokens are part of the prompt's."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, meta: Mapping[str, Any]) -> None:
+        self.requests += 1
+        self.prompt_tokens += meta.get("prompt_tokens") or 0
+        self.cached_tokens += meta.get("cached_tokens") or 0
+        self.completion_tokens += meta.get("completion_tokens") or 0
+
+    def reset(self) -> None:
+        self.requests = self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Usage(*(mine + theirs for mine, theirs in pairs))
+
+
 class Backend(ABC):
     """One place where programs run. `chat_only`: it takes messages and cannot continue a text."""
 
     chat_only = False
+
+    def __init__(self) -> None:
+        self.token_usage = Usage()  # of all programs
 
     @property
     @abstractmethod

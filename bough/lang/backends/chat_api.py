@@ -40,6 +40,7 @@ class ChatApiBackend(Backend):
     _refused: tuple[type[Exception], ...]  # its errors that tell of a refusal
 
     def __init__(self) -> None:
+        super().__init__()
         self._warned: set[str] = set()
 
     async def _create(self, **arguments: Any) -> Any:

@@ -34,6 +34,7 @@ class RuntimeEndpoint(Backend):
         verify: bool | str | None = None,
         chat_template_name: str | None = None,
     ) -> None:
+        super().__init__()
         self.base_url = base_url.rstrip("/")
         self.api_key = api_key
         self.verify = verify

@@ -21,6 +21,7 @@ class EngineBackend(Backend):
     """Talks to an `Engine`, which it does not keep alive."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__()
         self._engine_ref = weakref.ref(engine)
 
     @property

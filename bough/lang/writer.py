@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -151,11 +152,18 @@ class Writer:
         items = [part.expr for part in pattern if isinstance(part.expr, Text | Gen)]
         own = next(dict(item.sampling) for item in items if isinstance(item, Gen))
         own |= {"max_new_tokens": self.options.num_api_spec_tokens, "stop": (), "n": 1}
+        if any(isinstance(item, Gen) and "json_schema" in item.sampling for item in items):
+            raise RequestError(
+                "A message of several parts that is one call (num_api_spec_tokens) takes no json_schema; give that "
+                "gen() an assistant message of its own.",
+                field="json_schema",
+            )
+        own.pop("regex", None)  # it is not that of the whole message; `match` looks at it
         request = self._request(own)
         attempts = 1 if request.sampling.get("temperature") == 0 else ATTEMPTS  # it would write the same again
         for _ in range(attempts):
             output = await self.backend.generate(request)
-            self.usage.add(output.metas[0])
+            self._count(output.metas)
             texts = match(items, output.texts[0])
             if texts is not None:
                 break
@@ -205,7 +213,7 @@ def match(items: Sequence[Text | Gen], written: str) -> list[str] | None:
             at += len(value)
             continue
         end = _end_of(item, items[i + 1] if i + 1 < len(items) else None, written, at)
-        if end is None:
+        if end is None or not re.fullmatch(item.sampling.get("regex", "(?s:.*)"), written[at:end]):
             return None
         found.append(written[at:end])
         at = end

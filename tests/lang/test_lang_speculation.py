@@ -35,6 +35,25 @@ def test_two_generations_in_a_row_need_a_stop_between_them() -> None:
     assert match([Gen("a", {"stop": [";", "."]}), Gen("b", {})], "x.y") == ["x", ".y"]
 
 
+def test_a_typed_generation_must_be_of_its_type() -> None:
+    typed: list[Any] = [Text("Age: "), sgl.gen_int("age"), Text(" years")]
+    assert match(typed, "Age: 36 years") == ["Age: ", "36", " years"]
+    assert match(typed, "Age: many years") is None
+
+
+def test_a_constraint_of_one_part_is_not_sent_for_the_whole_message() -> None:
+    @sgl.function(num_api_spec_tokens=8)
+    def typed(s: Any, expr: Any) -> None:
+        s += sgl.user("Who?") + sgl.assistant(expr + " years, " + sgl.gen("name"))
+
+    answers = iter(["many years, Ada", "36 years, Ada"])
+    backend = ScriptedBackend(lambda request: next(answers), chat_only=True)
+    assert typed.run(sgl.gen_int("age"), backend=backend)["age"] == "36"
+    assert not any("regex" in request.sampling for request in backend.requests)
+    with pytest.raises(sgl.ProgramError, match="takes no json_schema; give that gen"):
+        typed.run(sgl.gen("age", json_schema={"type": "integer"}), backend=backend)
+
+
 @sgl.function(num_api_spec_tokens=64)
 def form(s: Any) -> None:
     s += sgl.user("Who?")

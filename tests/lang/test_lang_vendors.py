@@ -100,6 +100,79 @@ def test_openai_streams_samples_schemas_and_newer_models() -> None:
     assert sent["response_format"]["json_schema"]["schema"] == {"type": "object"} and sent["logprobs"] is True
 
 
+def schema_reply(*answers: str) -> Any:
+    """One answer after the other; a request for several gets several."""
+    left = iter(answers)
+
+    def reply(path: str, body: dict[str, Any]) -> Reply:
+        frame: Any = openai_reply(path, body)
+        for choice in frame["choices"]:
+            choice["message"]["content"] = next(left)
+        return frame  # type: ignore[no-any-return]
+
+    return reply
+
+
+def ask(expr: Any, server: VendorServer, **arguments: Any) -> Any:
+    @sgl.function
+    def asks(s: Any) -> None:
+        s += sgl.user("How much?") + sgl.assistant(expr)
+
+    return asks.run(backend=openai(server), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("expr", "kind", "answer", "text"),
+    [
+        (sgl.gen_int("x", 4), "integer", '{"value": -12}', "-12"),
+        (sgl.gen("x", 4, regex=sgl.REGEX_INT), "integer", '{\n "value": 7\n}', "7"),
+        (sgl.gen_float("x", 4), "number", '{"value": 1.25}', "1.25"),
+        (sgl.gen_float("x", 4), "number", '{"value": 2}', "2"),
+        (sgl.gen_float("x", 4), "number", '{"value": 1.5e-7}', "0.00000015"),  # as the regex has it
+        (sgl.gen("x", 4, dtype=bool), "boolean", '{"value": true}', "True"),
+        (sgl.gen_string("x", 4), "string", '{"value": "New\\nYork"}', '"New\nYork"'),
+        (sgl.gen_string("x", 4, stop="Y"), "string", '{"value": "New York"}', '"New '),  # as an engine stops
+    ],
+)
+def test_openai_holds_a_chat_model_to_a_type_by_a_schema(expr: Any, kind: str, answer: str, text: str) -> None:
+    with vendor(schema_reply(answer)) as server:
+        state = ask(expr, server)
+    assert state["x"] == text and state.messages()[-1] == {"role": "assistant", "content": text}
+    (sent,) = server.bodies
+    asked = sent["response_format"]["json_schema"]
+    assert asked["strict"] is True and asked["schema"]["properties"]["value"]["type"] == kind
+    assert asked["schema"]["required"] == ["value"] and asked["schema"]["additionalProperties"] is False
+    assert sent["max_tokens"] > 4 and "stop" not in sent and "regex" not in sent  # a stop would cut the JSON
+
+
+def test_typed_values_come_in_samples_and_whole_in_streams() -> None:
+    with vendor(schema_reply('{"value": 1}', '{"value": 2}', '{"value": 3}')) as server:
+        assert ask(sgl.gen_int("x", n=2), server)["x"] == ["1", "2"]
+        streamed = ask(sgl.gen_int("x"), server, stream=True)
+        assert list(streamed.text_iter("x")) == ["3"]
+
+
+@pytest.mark.parametrize("answer", ["", "7", "[7]", '{"value": ', '{"value": 1.5}', '{"value": "7"}', '{"x": 7}'])
+def test_an_answer_that_is_not_of_the_type_is_an_error(answer: str) -> None:
+    with (
+        vendor(schema_reply(answer)) as server,
+        pytest.raises(sgl.ProgramError, match=r"'integer'}; raise max_tokens if it is cut off"),
+    ):
+        ask(sgl.gen_int("x"), server)
+
+
+def test_a_back_end_counts_the_tokens_of_all_its_programs() -> None:
+    with vendor(openai_reply) as server:
+        backend = openai(server)
+        chat.run_batch([{"question": "a"}, {"question": "b"}], backend=backend)
+        chat.run("c", backend=backend, stream=True).sync()
+        assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (30, 12)
+        backend.token_usage.reset()
+        assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (0, 0)
+        chat.run("d", backend=backend)
+        assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (10, 4)
+
+
 def test_openai_completions_continue_text_and_score_choices() -> None:
     @sgl.function
     def plain(s: Any) -> None:
@@ -115,6 +188,8 @@ def test_openai_completions_continue_text_and_score_choices() -> None:
         assert [entry[2] for entry in tokens[1]] == [" big"]  # the space before the choice is healed
         with pytest.raises(sgl.ProgramError, match="has no json_schema"):
             typed_text.run(backend=backend)
+        with pytest.raises(sgl.ProgramError, match=r"cannot hold this generation to a type .*; use a chat model"):
+            counted.run(backend=backend)
         with pytest.raises(sgl.ProgramError, match="unconditional_likelihood_normalized needs; use token_length"):
             alone.run(backend=backend)
         assert "<|im_start|>user\nCapital?" in chat.run("Capital?", backend=backend).text()
@@ -123,6 +198,11 @@ def test_openai_completions_continue_text_and_score_choices() -> None:
 @sgl.function
 def alone(s: Any) -> None:
     s += "It is " + sgl.select("x", ["big", "small"], choices_method=sgl.unconditional_likelihood_normalized)
+
+
+@sgl.function
+def counted(s: Any) -> None:
+    s += "Its inhabitants: " + sgl.gen_int("x")
 
 
 @sgl.function

@@ -126,6 +126,24 @@ def test_a_constraint_is_kept(expr: Any, form: str, engine: sgl.Engine, endpoint
 
 
 @pytest.mark.parametrize(
+    ("dtype", "regex"),
+    [(int, sgl.REGEX_INT), (float, sgl.REGEX_FLOAT), (bool, sgl.REGEX_BOOL), (str, sgl.REGEX_STR)],
+)
+def test_a_type_is_kept_over_the_openai_api(dtype: type, regex: str, endpoint: sgl.RuntimeEndpoint) -> None:
+    pytest.importorskip("openai", reason="the openai SDK is not installed (pip install bough[dev])")
+    backend = sgl.OpenAI("any-name", base_url=f"{endpoint.base_url}/v1", api_key="none", max_retries=0)
+
+    @sgl.function
+    def ask(s: Any) -> None:
+        s += sgl.user("What is two plus two?")
+        s += sgl.assistant(sgl.gen("x", max_tokens=32, dtype=dtype))
+
+    state = ask.run(**GREEDY, backend=backend)
+    assert re.fullmatch(regex, state["x"])
+    assert backend.token_usage.completion_tokens == state.get_meta_info("x")["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize(
     ("medium", "field"), [(sgl.image(b"..."), "image_data"), (sgl.video("a.mp4", 2), "video_data")]
 )
 def test_a_model_that_does_not_see_says_so(medium: Any, field: str) -> None:

@@ -15,6 +15,7 @@ from bough.core.errors import RequestError, SettingsError
 from bough.core.sampling_params import SamplingParams
 from bough.lang.backends.base import Backend, GenRequest
 from bough.lang.chat import FORMATS, ChatFormat
+from bough.lang.primitives import DTYPE_REGEXES
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,12 @@ class ChatApiBackend(Backend):
         fields = {name: value for name, value in request.sampling.items() if value not in (None, (), [], "")}
         fields = {n: v for n, v in fields.items() if n == "max_new_tokens" or v != getattr(DEFAULTS, n, ...)}
         for name in fields.keys() - self.known:
+            if name == "regex" and fields[name] in DTYPE_REGEXES.values():
+                raise RequestError(
+                    f"{self.service} cannot hold this generation to a type (gen_int, gen_float, gen_string, dtype); "
+                    "use a chat model behind OpenAI(), or a server behind RuntimeEndpoint().",
+                    field="dtype",
+                )
             if name in MEANT:
                 raise RequestError(f"{self.service} has no {name}; leave it out, or use another back end.", field=name)
             if name not in self._warned:
@@ -80,7 +87,7 @@ class ChatApiBackend(Backend):
 
 
 def stops_of(fields: Mapping[str, Any]) -> list[str]:
-    stop = fields["stop"]
+    stop = fields.get("stop") or ()
     return [stop] if isinstance(stop, str) else list(stop)
 
 

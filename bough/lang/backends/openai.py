@@ -3,10 +3,12 @@ what to use for SGLang's back ends that are not built here."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from bough.core.errors import RequestError, SettingsError
@@ -14,10 +16,19 @@ from bough.lang.backends.base import GenOutput, GenRequest, image_url
 from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_images
 from bough.lang.chat import ChatFormat, format_by_name
 from bough.lang.choices import Scores
+from bough.lang.primitives import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 TEXT_MODELS = ("davinci-002", "babbage-002", "gpt-3.5-turbo-instruct")
 REASONING_MODELS = re.compile(r"^(o\d|gpt-5)")  # they name the limit differently
 FIELDS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "top_k")  # sent under their own names
+# What `dtype` says by a regex, which the API does not have, as the schema of a value.
+VALUES: dict[Any, dict[str, str]] = {
+    REGEX_INT: {"type": "integer"},
+    REGEX_FLOAT: {"type": "number"},
+    REGEX_BOOL: {"type": "boolean"},
+    REGEX_STR: {"type": "string", "pattern": f"^{REGEX_STR[1:-1]}$"},
+}
+WRAPPER_TOKENS = 16  # for the JSON around a value, which the program's limit does not know of
 
 
 class OpenAI(ChatApiBackend):
@@ -57,9 +68,14 @@ class OpenAI(ChatApiBackend):
             _add_logprobs(choice, meta)
         for meta in metas[1:]:  # the usage is that of all choices
             meta.update(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+        if request.sampling.get("regex") in VALUES:
+            texts = [self._value(text, request.sampling) for text in texts]
         return GenOutput(texts, metas)
 
     async def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
+        if request.sampling.get("regex") in VALUES:  # it is read when its JSON is complete
+            yield await self.generate(request)
+            return
         arguments = {**self._arguments(request), "stream": True, "stream_options": {"include_usage": True}}
         text, reason, usage = "", None, None
         async for chunk in await self._create(**arguments):
@@ -101,7 +117,8 @@ class OpenAI(ChatApiBackend):
         return Scores(tokens, None, [meta_of(answer.id, "stop", usage_of(answer.usage))])
 
     def _arguments(self, request: GenRequest) -> dict[str, Any]:
-        fields = self.asked(request)
+        value = VALUES.get(request.sampling.get("regex")) if self.chat_only else None
+        fields = self.asked(request if value is None else _wrapped(request, value))
         arguments = {name: fields[name] for name in FIELDS if name in fields}
         arguments |= {"model": self.model, self.limit_name: fields["max_new_tokens"]}
         if self.chat_only:
@@ -112,12 +129,32 @@ class OpenAI(ChatApiBackend):
         if "stop" in fields:
             arguments["stop"] = stops_of(fields)
         if "json_schema" in fields:
-            schema = {"name": "answer", "schema": json.loads(fields["json_schema"])}
+            schema = {"name": "answer", "schema": json.loads(fields["json_schema"]), "strict": value is not None}
             arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.has_logprobs and request.options.get("return_logprob"):
             top = request.options.get("top_logprobs_num") or 0
             arguments |= {"logprobs": True, "top_logprobs": top} if self.chat_only else {"logprobs": max(1, top)}
         return arguments
+
+    def _value(self, answer: str, sampling: Mapping[str, Any]) -> str:
+        """The value in the JSON as an engine writes it that is held to the regex, up to a stop."""
+        try:
+            value = json.loads(answer)["value"]
+        except (ValueError, TypeError, KeyError):
+            value = None
+        if isinstance(value, float):
+            value = f"{Decimal(str(value)):f}"  # without an exponent
+        elif isinstance(value, str):
+            value = f'"{value}"'
+        text = str(value)
+        if not re.fullmatch(sampling["regex"], text):
+            raise RequestError(
+                f"{self.service} answered {answer!r:.80}, which is no JSON object with a value of this form: "
+                f"{VALUES[sampling['regex']]}; raise max_tokens if it is cut off, or use a model that keeps to schemas."
+            )
+        for stop in stops_of(sampling):
+            text = text.partition(stop)[0]
+        return text
 
 
 class LiteLLM(OpenAI):
@@ -151,6 +188,14 @@ def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  #
         f"There is no back end of its own for Crusoe; use OpenAI('{model_name}', base_url=…, api_key=…) with the "
         "address of its API (pip install 'bough[openai]')."
     )
+
+
+def _wrapped(request: GenRequest, value: Mapping[str, str]) -> GenRequest:
+    """Asks for an object with the value in it, as strict schemas must be. Its stops are for the value, not the JSON."""
+    schema = {"type": "object", "properties": {"value": value}, "required": ["value"], "additionalProperties": False}
+    sampling = {name: given for name, given in request.sampling.items() if name not in ("regex", "stop")}
+    sampling |= {"json_schema": json.dumps(schema), "max_new_tokens": sampling["max_new_tokens"] + WRAPPER_TOKENS}
+    return dataclasses.replace(request, sampling=sampling)
 
 
 def _image_block(source: str | bytes) -> dict[str, Any]:

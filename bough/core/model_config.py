@@ -59,6 +59,26 @@ FULL_ATTENTION = KVGroup()
 
 
 @dataclass(frozen=True, slots=True)
+class MoEConfig:
+    """The experts of a layer, and how its router chooses among them for each token."""
+
+    experts: int
+    per_token: int
+    intermediate_size: int  # of one expert
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = True  # the weights of a token's experts sum to one, before `scale`
+    scale: float = 1.0
+    groups: int = 1  # experts are chosen from the best `top_groups` of so many groups
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best"  # of its experts
+    correction_bias: bool = False  # a number for each expert that counts when choosing only
+    shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
+    shared_gate: bool = False  # their result is scaled by a gate of its own
+    dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
+    simulate: Literal["", "uniform"] = ""  # for benchmarks with random weights: experts are drawn evenly
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
@@ -80,6 +100,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    moe: MoEConfig | None = None
     qk_norm: bool = False
     tied_embeddings: bool = False
     sliding_window: int | None = None  # tokens a sliding layer sees, its own included
@@ -94,6 +115,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"  # what the checkpoint was saved in
+
+    def experts_of(self, layer: int) -> MoEConfig | None:
+        """Those of one layer; None: it has a plain MLP."""
+        dense = self.moe is None or (self.moe.dense_layers and self.moe.dense_layers[layer])
+        return None if dense else self.moe
 
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]

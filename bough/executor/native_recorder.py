@@ -292,4 +292,4 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _not_recorded(*arguments: Any) -> torch.Tensor:
-    raise AssertionError("models that are recorded have packed weights")
+    raise NotRecordedError("weights that are not packed")

@@ -12,11 +12,14 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
 from bough.kernels.embedding.reference import embedding
+from bough.kernels.experts.reference import experts
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.rms_norm.reference import rms_norm
+from bough.kernels.routing.reference import route
 
 Activation = Literal["silu", "gelu_tanh"]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -53,6 +56,7 @@ class Ops:
     norm_rope_store_: Callable[..., None]
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
+    experts: Callable[..., torch.Tensor] = experts
 
     def norm_linear(
         self,
@@ -78,6 +82,20 @@ class Ops:
         """`activation(gate) * up` of the norm of x + residual, and that sum, which is the next residual."""
         gate_up, stream = self.norm_linear(x, residual, norm, weight, bias)
         return (self.silu_mul if activation == "silu" else self.gelu_tanh_mul)(gate_up), stream
+
+    def routed_experts(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,  # [experts, hidden]
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: Activation,
+    ) -> torch.Tensor:
+        """The weighted sum of the experts that the router chooses for each row."""
+        ids, weights = route(self.linear(x, router, None), moe, bias)
+        return self.experts(x, gate_up, down, ids, weights, activation)
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from bough.layers.linear import RowLinear as RowLinear
     from bough.layers.mlp import GatedMLP as GatedMLP
     from bough.layers.mlp import PlainMLP as PlainMLP
-    from bough.layers.mlp import make_mlp as make_mlp
+    from bough.layers.moe import MoE as MoE
+    from bough.layers.moe import make_mlp as make_mlp
     from bough.layers.norm import NO_NORM as NO_NORM
     from bough.layers.norm import LayerNorm as LayerNorm
     from bough.layers.norm import RmsNorm as RmsNorm
@@ -37,7 +38,8 @@ _HOMES = {
     **dict.fromkeys(("PreNormBlock", "ParallelBlock", "SandwichBlock"), "bough.layers.blocks"),
     **dict.fromkeys(("Embedding", "Head"), "bough.layers.embedding"),
     **dict.fromkeys(("ColumnLinear", "RowLinear"), "bough.layers.linear"),
-    **dict.fromkeys(("GatedMLP", "PlainMLP", "make_mlp"), "bough.layers.mlp"),
+    **dict.fromkeys(("GatedMLP", "PlainMLP"), "bough.layers.mlp"),
+    **dict.fromkeys(("MoE", "make_mlp"), "bough.layers.moe"),
     **dict.fromkeys(("LayerNorm", "NO_NORM", "RmsNorm", "make_norm"), "bough.layers.norm"),
     "Placement": "bough.layers.placement",
     **dict.fromkeys(("WeightSlot", "slots_of"), "bough.layers.weights"),

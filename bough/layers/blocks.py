@@ -14,7 +14,7 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.attention import SelfAttention
-from bough.layers.mlp import make_mlp
+from bough.layers.moe import make_mlp
 from bough.layers.norm import NO_NORM, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
@@ -39,7 +39,7 @@ class PreNormBlock(Block):
         self._input_norm = make_norm(config, placement)
         self._attention = SelfAttention(config, layer, placement)
         self._mlp_norm = make_norm(config, placement)
-        self._mlp = make_mlp(config, placement)
+        self._mlp = make_mlp(config, layer, placement)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
@@ -65,7 +65,7 @@ class ParallelBlock(Block):
         self._input_norm = make_norm(config, placement)
         self._attention = SelfAttention(config, layer, placement)
         self._mlp_norm = None if one_norm else make_norm(config, placement)
-        self._mlp = make_mlp(config, placement)
+        self._mlp = make_mlp(config, layer, placement)
         self._take_rows = placement.ops.take_rows
 
     def __call__(
@@ -94,7 +94,7 @@ class SandwichBlock(Block):
         self._attention = SelfAttention(config, layer, placement)
         self._attention_norm = make_norm(config, placement)
         self._mlp_input_norm = make_norm(config, placement)
-        self._mlp = make_mlp(config, placement)
+        self._mlp = make_mlp(config, layer, placement)
         self._mlp_norm = make_norm(config, placement)
 
     def __call__(

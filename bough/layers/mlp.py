@@ -19,10 +19,10 @@ from bough.layers.weights import WeightSlot
 class GatedMLP:
     """down(activation(gate(x)) * up(x)), the inner width shared among ranks."""
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, size: int | None = None) -> None:
         if config.activation not in ("silu", "gelu_tanh"):
             raise ModelError(f"Gated MLPs have the activation silu or gelu_tanh here, not {config.activation}.")
-        held = placement.topology.slice_of(config.intermediate_size, "intermediate_size")
+        held = placement.topology.slice_of(size or config.intermediate_size, "intermediate_size")
         parts = (Columns("gate_proj", held), Columns("up_proj", held))
         self._gate_up = ColumnLinear(config.hidden_size, parts, config.mlp_bias, placement)
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
@@ -59,8 +59,3 @@ class PlainMLP:
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._up.slots(prefix)
         yield from self._down.slots(prefix)
-
-
-def make_mlp(config: ModelConfig, placement: Placement) -> GatedMLP | PlainMLP:
-    """The kind of MLP that the model has."""
-    return GatedMLP(config, placement) if config.mlp == "gated" else PlainMLP(config, placement)

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import torch
 
-from bough.core.model_config import RopeConfig
+from bough.core.model_config import MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import REFERENCE, Ops
 from bough.layers.rope import RopeTable, rope_table
-from bough.layers.schemes.base import LinearWeight, Part, TableWeight
-from bough.layers.schemes.plain import PlainTable, PlainWeight
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, TableWeight
+from bough.layers.schemes.plain import PlainExperts, PlainTable, PlainWeight
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
 
@@ -27,6 +27,12 @@ class TableMaker(Protocol):
     """Makes the table of a vocabulary."""
 
     def __call__(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight: ...
+
+
+class ExpertsMaker(Protocol):
+    """Makes the experts of a layer."""
+
+    def __call__(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights: ...
 
 
 class WeightMaker(Protocol):
@@ -47,6 +53,7 @@ class Placement:
     ops: Ops = REFERENCE
     make_weight: WeightMaker = PlainWeight
     make_table: TableMaker = PlainTable
+    make_experts: ExpertsMaker = PlainExperts
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:

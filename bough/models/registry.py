@@ -19,6 +19,7 @@ from bough.models.llama import Llama
 from bough.models.mistral import Mistral
 from bough.models.qwen2 import Qwen2
 from bough.models.qwen3 import Qwen3
+from bough.models.qwen3_moe import Qwen3Moe
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from bough.layers.placement import AllReduce
     from bough.models.base import CausalLM
 
-BUILT_IN: tuple[ModelFamily, ...] = (Llama(), Mistral(), Qwen2(), Qwen3(), Gemma3())
+BUILT_IN: tuple[ModelFamily, ...] = (Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3Moe(), Gemma3())
 GROUP = "bough.models"
 
 

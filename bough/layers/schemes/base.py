@@ -68,6 +68,25 @@ class LinearWeight(Protocol):
         ...
 
 
+class ExpertWeights(Protocol):
+    """The matrices of a layer's experts, of each this rank's share."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> torch.Tensor:
+        """The weighted sum of the experts that the router chooses for each row. `bias` counts when choosing only."""
+        ...
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """What fills the experts, by their numbers under `prefix`."""
+        ...
+
+
 class TableWeight(Protocol):
     """One vector for each token: looked up at a model's beginning, multiplied with at its end."""
 

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 
 from bough.attention.context import ForwardContext
+from bough.core.model_config import MoEConfig
+from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, Norm, Ops
 from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots
 from bough.layers.weights import WeightSlot
@@ -18,6 +20,9 @@ class Memory(Protocol):
 
     @property
     def ops(self) -> Ops: ...
+
+    @property
+    def topology(self) -> Topology: ...
 
     def empty(self, *shape: int) -> torch.Tensor: ...
 
@@ -59,6 +64,34 @@ class PlainWeight:
         for part, rows in bands(self._parts):
             yield WeightSlot(f"{prefix}{part.name}.weight", self._weight[rows], part.index)
         yield from bias_slots(prefix, self._parts, self._bias)
+
+
+class PlainExperts:
+    """Experts as the checkpoint has them, the matrices of one kind behind each other."""
+
+    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
+        self._moe, self._ops = moe, placement.ops
+        self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
+        inner = self._held.stop - self._held.start
+        self._gate_up = placement.empty(moe.experts, 2 * inner, hidden_size)
+        self._down = placement.empty(moe.experts, hidden_size, inner)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> torch.Tensor:
+        return self._ops.routed_experts(x, router, bias, self._moe, self._gate_up, self._down, activation)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        inner, held = self._down.shape[2], self._held
+        for expert in range(self._moe.experts):
+            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
+            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
+            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
 
 
 class PlainTable:

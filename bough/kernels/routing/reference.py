@@ -1,0 +1,43 @@
+"""Routing in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from bough.core.model_config import MoEConfig
+
+# Of a token's index and expert number when experts are drawn evenly: large odd numbers, so that neighbours differ.
+SIMULATION_FACTORS = (40_503, 9_973)
+
+
+def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a router's logits [tokens, experts]: the experts of each token [tokens, per_token] int32, the best first, and
+    their weights in float32. `bias` [experts] counts when choosing only."""
+    if moe.simulate == "uniform":
+        return simulated(logits, moe)
+    scores = logits.float().softmax(-1) if moe.scores == "softmax" else logits.float().sigmoid()
+    choice = scores if bias is None else scores + bias.float()
+    if moe.groups > 1:
+        best = (
+            choice.view(-1, moe.groups, moe.experts // moe.groups)
+            .topk(2 if moe.group_score == "best_two" else 1, dim=2)
+            .values
+        )
+        kept = torch.zeros_like(best[:, :, 0]).scatter_(1, best.sum(2).topk(moe.top_groups, dim=1).indices, 1.0)
+        left_out = kept.repeat_interleave(moe.experts // moe.groups, dim=1) == 0
+        choice = choice.masked_fill(left_out, float("-inf"))
+    ids = choice.topk(moe.per_token, dim=1).indices
+    weights = scores.gather(1, ids)
+    if moe.renormalise:
+        weights = weights / weights.sum(1, keepdim=True)
+    return ids.int(), weights * moe.scale
+
+
+def simulated(logits: torch.Tensor, moe: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts drawn evenly, by the token's place in the step: what random weights choose is far from even."""
+    token = torch.arange(logits.shape[0], device=logits.device, dtype=torch.int64)[:, None]
+    slot = torch.arange(moe.per_token, device=logits.device, dtype=torch.int64)[None, :]
+    scatter, step = SIMULATION_FACTORS
+    first = token * scatter // 7 % moe.experts
+    ids = (first + slot * (step % moe.experts | 1)) % moe.experts
+    return ids.int(), torch.full(ids.shape, moe.scale / moe.per_token, dtype=torch.float32, device=logits.device)

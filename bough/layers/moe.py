@@ -1,0 +1,69 @@
+"""A mixture of experts as a layer: a router, the experts that it chooses among, and those that every token passes.
+
+The inner width of each expert is shared among ranks, as that of an MLP is; the router is on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from bough.attention.context import ForwardContext
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.layers.mlp import GatedMLP, PlainMLP
+from bough.layers.norm import NO_NORM, NormLayer
+from bough.layers.placement import Placement, no_reduce
+from bough.layers.weights import WeightSlot
+
+
+class MoE:
+    """The weighted sum of some experts of each token, plus that of the shared experts."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig, placement: Placement) -> None:
+        if config.activation not in ("silu", "gelu_tanh"):
+            raise ModelError(f"Experts have the activation silu or gelu_tanh here, not {config.activation}.")
+        self._moe = moe
+        self._activation = config.activation
+        self._router = placement.empty(moe.experts, config.hidden_size)
+        self._bias = placement.empty(moe.experts).float() if moe.correction_bias else None
+        self._experts = placement.make_experts(config.hidden_size, moe, placement)
+        # One exchange between ranks for routed and shared experts together.
+        alone = replace(placement, all_reduce=no_reduce)
+        self._all_reduce = placement.all_reduce
+        self._shared = GatedMLP(config, alone, moe.shared_size) if moe.shared_size else None
+        self._shared_gate = placement.empty(1, config.hidden_size) if moe.shared_gate else None
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        normed, total = norm(x, residual, ctx)
+        out = self._experts(normed, self._router, self._bias, self._activation, ctx)
+        if self._shared is not None:
+            shared = self._shared(normed, None, NO_NORM, ctx)[0]
+            if self._shared_gate is not None:
+                shared = shared * F.linear(normed, self._shared_gate).sigmoid()
+            out = out + shared
+        return self._all_reduce(out), total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}gate.weight", self._router)
+        if self._bias is not None:
+            yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self._bias)
+        yield from self._experts.slots(f"{prefix}experts.")
+        if self._shared is not None:
+            yield from self._shared.slots(f"{prefix}shared_experts.")
+        if self._shared_gate is not None:
+            yield WeightSlot(f"{prefix}shared_expert_gate.weight", self._shared_gate)
+
+
+def make_mlp(config: ModelConfig, layer: int, placement: Placement) -> GatedMLP | PlainMLP | MoE:
+    """What this layer of the model has behind its attention."""
+    moe = config.experts_of(layer)
+    if moe is not None:
+        return MoE(config, moe, placement)
+    return GatedMLP(config, placement) if config.mlp == "gated" else PlainMLP(config, placement)

@@ -89,9 +89,12 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer."""
+    """Numbers in the matrices of one layer that a token is multiplied with."""
     attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-    return config.hidden_size * (attention + 3 * config.intermediate_size)
+    moe, inner = config.moe, config.intermediate_size
+    if moe is not None:
+        inner = moe.per_token * moe.intermediate_size + moe.shared_size
+    return config.hidden_size * (attention + 3 * inner)
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:

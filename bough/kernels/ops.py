@@ -97,6 +97,22 @@ class Ops:
         ids, weights = route(self.linear(x, router, None), moe, bias)
         return self.experts(x, gate_up, down, ids, weights, activation)
 
+    def normed_experts(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: torch.Tensor,
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: Activation,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""
+        normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self.routed_experts(normed, router, bias, moe, gate_up, down, activation), normed, stream
+
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""
         return self.linear(hidden, weight, None)

@@ -16,11 +16,11 @@ def experts(
     weights: torch.Tensor,  # [tokens, per_token] float32
     activation: str,
 ) -> torch.Tensor:
-    """The weighted sum of each token's experts, summed in float32."""
+    """The weighted sum of each token's experts, summed in the type of the weights."""
     gate = silu_mul if activation == "silu" else gelu_tanh_mul
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    out = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
     for expert in set(ids.flatten().tolist()):
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)
         inner = gate(F.linear(x[tokens], gate_up[expert]))
-        out.index_add_(0, tokens, F.linear(inner, down[expert]).float() * weights[tokens, slots, None])
+        out.index_add_(0, tokens, F.linear(inner, down[expert]).to(weights.dtype) * weights[tokens, slots, None])
     return out.to(x.dtype)

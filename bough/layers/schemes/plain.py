@@ -11,7 +11,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, Norm, Ops
-from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots
+from bough.layers.schemes.base import Gate, Part, Router, Rows, bands, bias_slots
 from bough.layers.weights import WeightSlot
 
 
@@ -76,15 +76,19 @@ class PlainExperts:
         self._gate_up = placement.empty(moe.experts, 2 * inner, hidden_size)
         self._down = placement.empty(moe.experts, hidden_size, inner)
 
-    def __call__(
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        return self._ops.routed_experts(x, *router, self._moe, self._gate_up, self._down, activation)
+
+    def after_norm(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
         activation: Activation,
         ctx: ForwardContext,
-    ) -> torch.Tensor:
-        return self._ops.routed_experts(x, router, bias, self._moe, self._gate_up, self._down, activation)
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._ops.normed_experts(x, residual, norm, *router, self._moe, self._gate_up, self._down, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held

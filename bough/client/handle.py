@@ -235,6 +235,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         names=tuple(sorted(prompt.names - {prompt.rid})),
         output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
         thinking=prompt.thinking,
+        bad_words=prompt.bad_words,
         custom_logit_processor=prompt.processor,
     )
 

@@ -53,6 +53,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
     output_ids: bytes = b""  # int32: of a resumed request
     thinking: Thinking | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each
     custom_logit_processor: str | None = None
 
 

@@ -310,7 +310,7 @@ def test_unknown_fields_pass_unless_strict() -> None:
         ("return_routed_experts", True),
         ("data_parallel_rank", 1),
         ("truncate_prompt_tokens", -1),
-        ("bad_words", ["two tokens"]),
+        ("bad_words", [" "]),
         ("allowed_token_ids", []),
     ],
 )
@@ -329,6 +329,9 @@ def test_vllms_rules_about_tokens_and_stops() -> None:
         assert desk.prompt == "cd" and desk.asked.sampling.no_stop_trim
         await desk.post("/v1/completions", prompt="a", bad_words=["x"], logit_bias={"5": 1})
         assert desk.asked.sampling.logit_bias == {5: 1.0, ord("x"): -1e9}
+        assert desk.asked.bad_words == ()  # " x" cannot be said without "x"
+        await desk.post("/v1/completions", prompt="a", bad_words=["no", " no"])
+        assert desk.asked.bad_words == (tuple(b"no"), tuple(b" no")) and not desk.asked.sampling.logit_bias
         await desk.post("/v1/chat/completions", **ASK, allowed_token_ids=[7, 8], logit_bias={"7": 1}, temperature=2)
         assert desk.asked.sampling.logit_bias == {7: 2001.0, 8: 2000.0}
         await desk.post("/v1/completions", 400, prompt="a", allowed_token_ids=[7], repetition_penalty=1.2)

@@ -130,7 +130,8 @@ def connect(
         watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
         cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
     reader = input_reader(files, settings.model, tokenizer)
-    return ServerContext(client, reader, tokenizer, model, settings, watchdog, logging)
+    main_pid = os.getppid() if end.number else os.getpid()
+    return ServerContext(client, reader, tokenizer, model, settings, watchdog, logging, main_pid)
 
 
 class Serving(ABC):

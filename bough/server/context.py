@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -59,6 +60,7 @@ class ServerContext:
     settings: Settings
     watchdog: Watchdog | None = None
     logging: RequestLogging = field(default_factory=RequestLogging)
+    main_pid: int = field(default_factory=os.getpid)  # of the process that started all others
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         if self.tokenizer is None:

@@ -90,12 +90,14 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessCommand(msgspec.Struct, frozen=True, tag=True):
-    """For each process on the way of a request: the scheduler does it and hands it on, the detokenizer does it and
-    replies."""
+    """For each process of the engine and each client: the scheduler does it and hands it on, the detokenizer does it,
+    tells all clients, and replies."""
 
     call: int
     freeze_gc: bool = False
     log_level: str | None = None
+    log_requests: bool | None = None  # of those that serve HTTP
+    log_requests_level: int | None = None
 
     def obey(self) -> None:
         if self.freeze_gc:

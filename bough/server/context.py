@@ -23,7 +23,6 @@ from bough.server.bodies import warnings_of_body
 from bough.server.messages import Message, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
-from bough.server.tracing import RequestLogging
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
@@ -59,7 +58,6 @@ class ServerContext:
     model: ModelInfo
     settings: Settings
     watchdog: Watchdog | None = None
-    logging: RequestLogging = field(default_factory=RequestLogging)
     main_pid: int = field(default_factory=os.getpid)  # of the process that started all others
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:

@@ -140,6 +140,11 @@ class InputReader:
         if banned or allowed_token_ids is not None:
             samplings = [with_rules(sampling, banned, allowed_token_ids) for sampling in samplings]
         if truncate_prompt_tokens is not None:
+            if not 1 <= truncate_prompt_tokens <= INT32_MAX:
+                raise RequestError(
+                    "truncate_prompt_tokens must be -1 (what the context leaves for the prompt) or at least 1.",
+                    field="truncate_prompt_tokens",
+                )
             ids = [each[-truncate_prompt_tokens:] for each in ids]
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:

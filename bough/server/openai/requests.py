@@ -25,7 +25,7 @@ from bough.core.sampling_params import (
     MAX_TEMPERATURE,
     SamplingParams,
 )
-from bough.server.bodies import TOP_K, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
+from bough.server.bodies import TOKENS_OR_MOST, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
 from bough.server.errors import set_field_names
 from bough.server.grammars import GrammarFields, grammar_names, grammar_of
 from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_functions
@@ -58,7 +58,7 @@ class SamplingFields(GrammarFields, kw_only=True):
 
     temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
     top_p: Annotated[float | None, above(0, 1)] = None
-    top_k: Annotated[int | None, TOP_K] = None
+    top_k: Annotated[int | None, TOKENS_OR_MOST] = None
     min_p: Annotated[float | None, between(0, 1)] = None
     min_tokens: TokenCount = None
     frequency_penalty: Annotated[float | None, between(-2, 2)] = None
@@ -76,7 +76,7 @@ class SamplingFields(GrammarFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    truncate_prompt_tokens: Annotated[int | None, between(1, INT32_MAX)] = None  # the last ones are kept
+    truncate_prompt_tokens: Annotated[int | None, TOKENS_OR_MOST] = None  # the last ones are kept
     custom_params: dict[str, Any] | None = None
 
 

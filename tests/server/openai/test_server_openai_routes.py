@@ -309,7 +309,8 @@ def test_unknown_fields_pass_unless_strict() -> None:
         ("thinking_token_budget", 0),
         ("return_routed_experts", True),
         ("data_parallel_rank", 1),
-        ("truncate_prompt_tokens", -1),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
         ("bad_words", [" "]),
         ("allowed_token_ids", []),
     ],
@@ -327,6 +328,15 @@ def test_vllms_rules_about_tokens_and_stops() -> None:
     async def use(desk: Desk) -> None:
         await desk.post("/v1/completions", prompt="abcd", truncate_prompt_tokens=2, include_stop_str_in_output=True)
         assert desk.prompt == "cd" and desk.asked.sampling.no_stop_trim
+        most: dict[str, Any] = {"truncate_prompt_tokens": -1}  # of a context of 512
+        for asked, kept in ((12, 500), (511, 1), (0, 512)):
+            await desk.post("/v1/completions", prompt="a" * 600 + "b", max_tokens=asked, **most)
+            assert desk.prompt == "a" * (kept - 1) + "b"
+        await desk.post("/v1/completions", 400, prompt="ab", max_tokens=512, **most)
+        await desk.post("/v1/chat/completions", input_ids=[97] * 600, **most)
+        assert desk.prompt == "a" * 511
+        await desk.post("/v1/completions", prompt="ab", max_tokens=12, **most)
+        assert desk.prompt == "ab"
         await desk.post("/v1/completions", prompt="a", bad_words=["x"], logit_bias={"5": 1})
         assert desk.asked.sampling.logit_bias == {5: 1.0, ord("x"): -1e9}
         assert desk.asked.bad_words == ()  # " x" cannot be said without "x"

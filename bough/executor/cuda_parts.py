@@ -22,6 +22,7 @@ from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
+from bough.kernels.decode_attention.triton import MIN_DOT
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
@@ -114,6 +115,11 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     if config.attention_sinks:
         raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
+    if config.head_dim <= MIN_DOT // 2:  # it is rounded up to a power of two
+        raise SettingsError(
+            f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "
+            f"{config.head_dim}; use --attention-backend torch."
+        )
     heads = loaded.topology.share(config.num_heads, "num_heads")
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)

@@ -125,12 +125,14 @@ def connect(
         cleanup.push_async_callback(in_thread, traces.close)
         watchers.append(traces)
     client = end.connect(tokenizer, RequestMeter(end.folder, end.number), watchers)
+    client.on_command = logging.obey
     watchdog = None
     if server.watchdog_timeout:
         watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
         cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
     reader = input_reader(files, settings.model, tokenizer)
-    return ServerContext(client, reader, tokenizer, model, settings, watchdog, logging)
+    main_pid = os.getppid() if end.number else os.getpid()
+    return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
 
 
 class Serving(ABC):

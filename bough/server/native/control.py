@@ -6,7 +6,6 @@ What reads a path or stops all service (`admin_only`) is never opened by a clien
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
@@ -19,7 +18,6 @@ from starlette.responses import Response
 
 from bough.core.control import ProfileStart
 from bough.core.errors import RequestError, SettingsError
-from bough.core.garbage import settle_garbage
 from bough.core.settings import LIVE_SETTINGS, all_fields, check_value
 from bough.messages.outputs import Reply
 from bough.messages.requests import ChangeSettings, FlushCache, Pause, ProcessCommand, Resume, StartProfile, StopProfile
@@ -175,23 +173,15 @@ async def abort_request(context: ServerContext, body: AbortBody) -> Reply:
 
 
 async def freeze_gc(context: ServerContext) -> Reply:
-    settle_garbage()
     reply = await context.client.call(lambda call: ProcessCommand(call, freeze_gc=True))
     return Reply(reply.call, reply.ok, "Garbage collection frozen.")
 
 
 async def configure_logging(context: ServerContext, body: LoggingBody) -> Reply:
     refuse_unsupported(body, FIXED_LOGGING)
-    if context.settings.server.tokenizer_worker_num > 1:
-        raise RequestError("This server has several HTTP processes; set its logging by flags when it starts.")
-    if body.log_requests is not None:
-        context.logging.on = body.log_requests
-    if body.log_requests_level is not None:
-        context.logging.level = body.log_requests_level
-    if body.log_level is not None:
-        logging.getLogger("bough").setLevel(body.log_level.upper())
-        await context.client.call(lambda call: ProcessCommand(call, log_level=body.log_level))
-    return Reply(0, True, "Logging is configured.")
+    given = given_fields(body, ("log_level", "log_requests", "log_requests_level"))
+    reply = await context.client.call(lambda call: ProcessCommand(call, **given))
+    return Reply(reply.call, reply.ok, "Logging is configured.")
 
 
 async def set_internal_state(context: ServerContext, request: Request, body: SettingsBody) -> Response:

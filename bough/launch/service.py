@@ -269,8 +269,8 @@ class MainServer(Serving):
         end = ClientEnd(replica.addresses)
 
         def on_death(error: EngineDeadError) -> None:
+            self.die(error)  # first: it writes down which requests are running
             end.die(error)
-            self.die(error)
 
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         cleanup.push_async_callback(in_thread, end.terminate)
@@ -328,8 +328,8 @@ class TokenizerWorker(Serving):
     def lose_parent(self) -> None:
         """On the thread that has seen the parent go, and that ends this process when it returns."""
         error = EngineDeadError(MAIN_GONE)
+        self.die(error)  # first: it writes down which requests are running
         self._end.die(error)
-        self.die(error)
         self.ended.wait(SHUTDOWN_GRACE_S)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:

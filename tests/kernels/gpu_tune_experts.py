@@ -13,16 +13,18 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from gpu_timing import compile_all, graph_us
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import triton as experts
-from bough.kernels.experts.tiling import MAX_TOKENS_UNSORTED, Cut, Tiling, config_for
+from bough.kernels.experts.tiling import MAX_TOKENS_BY_ROWS, MAX_TOKENS_UNSORTED, Cut, RowCut, Tiling, config_for
 from bough.kernels.routing.triton import Order, Routed, counters, put_in_order, route
 
-TOKENS = (4, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+T = TypeVar("T")
+TOKENS = (1, 2, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 CHOICES = 8
 
 
@@ -89,9 +91,12 @@ class Bench:
         routed, order = self.routed[number % CHOICES], self.orders[tiling.block_m][number % CHOICES]
         experts.down_tiles(self.between, self.down, routed, order, self.results, tiling)
 
-    def whole(self, number: int) -> None:
-        # The counters only have to be what they are for these choices.
-        experts.multiply(self.x, self.gate_up, self.down, self.routed[0], "silu")
+    def gate_up_rows(self, cut: RowCut, number: int) -> None:
+        experts.gate_up_rows(self.x, self.gate_up, self.routed[number % CHOICES], self.between, "silu", cut)
+
+    def down_rows(self, cut: RowCut, number: int) -> None:
+        out = self.results[: self.tokens]
+        experts.down_rows(self.between, self.down, self.routed[number % CHOICES], out, cut)
 
     def rate(self, us: float, matrices: int) -> str:
         weights = matrices * self.shape.inner * self.shape.hidden
@@ -100,7 +105,7 @@ class Bench:
         return f"{read:.2f} TB/s {computed:.0f} TFLOP/s"
 
 
-def best(launch: Callable[[Tiling, int], None], tilings: list[Tiling], show: bool) -> tuple[float, Tiling]:
+def best(launch: Callable[[T, int], None], tilings: list[T], show: bool) -> tuple[float, T]:
     fits = compile_all([partial(launch, tiling, 0) for tiling in tilings])
     timed = []
     for tiling, fit in zip(tilings, fits, strict=True):
@@ -124,6 +129,11 @@ def main() -> None:
             chosen = config_for(tokens, shape.top, shape.experts)
             us = [graph_us(partial(launch, chosen)) for launch in (bench.gate_up_launch, bench.down_launch)]
             print(f"{shape.name} {tokens} tokens: chosen {us[0]:.1f} + {us[1]:.1f} us", flush=True)
+            if tokens <= MAX_TOKENS_BY_ROWS:
+                row_cuts = [RowCut(n, warps) for n in (1, 2, 4, 8) for warps in (1, 2, 4, 8)]
+                for matrices, name, by_rows in ((2, "gate_up", bench.gate_up_rows), (1, "down", bench.down_rows)):
+                    time, row_cut = best(by_rows, row_cuts, given.all)
+                    print(f"  {name:8} {time:9.1f} us {bench.rate(time, matrices)}  {row_cut}", flush=True)
             cuts = SKINNY if rows <= 40 else WIDE
             tried = [
                 Tiling(m, swap, described, cut, cut)

@@ -46,14 +46,15 @@ def down_by_rows(
     k = tl.arange(0, BLOCK_K)
     inside = (n < N)[:, None] & (k < K)[None, :]
     take_turn(OVERLAP)
-    total = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    # One sum over columns, at the end: each needs all threads to wait, and meanwhile nothing would be read.
+    total = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     for slot in tl.static_range(TOP):
         pair = token * TOP + slot
         expert = tl.load(ids + pair).to(tl.int64)
         w = tl.load(down + (expert * N + n)[:, None] * K + k[None, :], mask=inside, other=0.0)
-        row = tl.load(inner + pair * K + k, mask=k < K, other=0.0)
-        total += tl.sum(w.to(tl.float32) * row.to(tl.float32)[None, :], axis=1) * tl.load(weights + pair)
-    tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
+        row = tl.load(inner + pair * K + k, mask=k < K, other=0.0).to(tl.float32) * tl.load(weights + pair)
+        total += w.to(tl.float32) * row[None, :]
+    tl.store(out + token * N + n, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -49,8 +49,8 @@ def config_for(tokens: int, top: int, experts: int) -> Tiling:
     if rows <= 24:
         return Tiling(32, True, False, Cut(64, 64, 4, 3), Cut(128, 64, 4, 5))
     if rows <= 96:
-        return Tiling(64, False, True, Cut(64, 64, 4, 4), Cut(128, 64, 8, 3))
-    return Tiling(128, False, True, Cut(64, 64, 8, 3), Cut(256, 64, 8, 3))
+        return Tiling(64, False, True, Cut(64, 64, 4, 4), Cut(128, 64, 4, 3))
+    return Tiling(128, False, True, Cut(128, 64, 8, 4), Cut(256, 64, 8, 3))
 
 
 def fitted(tiling: Tiling, itemsize: int, room: int) -> Tiling:

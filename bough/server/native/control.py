@@ -201,7 +201,7 @@ def _live_value(name: str, value: Any) -> Any:
 
 
 async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
-    for name in ("profile_by_stage", "merge_profiles"):
+    for name in ("profile_by_stage", "profile_stages", "profile_prefix", "merge_profiles"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     settings = context.settings.server
@@ -209,7 +209,7 @@ async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
         message = "output_dir is refused to clients; leave it out, or start the server with --admin-api-key."
         raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
     profile = ProfileStart(**given_fields(body, PROFILE_OPTIONS), activities=tuple(body.activities or ()))
-    start_step, num_steps = body.start_step or 0, body.num_steps
+    start_step, num_steps = int(body.start_step or 0), int(body.num_steps or 0) or None
     return await context.client.call(lambda call: StartProfile(call, start_step, num_steps, profile))
 
 

@@ -14,6 +14,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.experts import reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.tiling import Cut, Tiling, config_for
+from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.ops import Norm
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
@@ -121,6 +122,21 @@ def test_products_are_those_of_plain_torch(
     )
     assert_near(got, exact, 1e-5)
     assert not counters(device).any()  # as the next layer must find them
+
+
+@pytest.mark.gpu
+def test_deterministic_products_do_not_depend_on_the_batch() -> None:
+    moe, device = MoEConfig(64, 6, 256), torch.device("cuda")
+    torch.manual_seed(4)
+    x = torch.randn(700, 512, device=device, dtype=torch.bfloat16)
+    router, gate_up, down = (
+        torch.randn(*shape, device=device, dtype=torch.bfloat16) / 16
+        for shape in ((64, 512), (64, 512, 512), (64, 512, 256))
+    )
+    whole = INVARIANT.routed_experts(x, router, None, moe, gate_up, down, "silu")
+    for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
+        part = INVARIANT.routed_experts(x[first:last].contiguous(), router, None, moe, gate_up, down, "silu")
+        assert torch.equal(part, whole[first:last])
 
 
 @pytest.mark.gpu

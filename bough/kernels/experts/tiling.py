@@ -41,6 +41,9 @@ GATE_UP_BY_ROWS = RowCut(4, 4)
 DOWN_BY_ROWS = RowCut(4, 4)
 
 
+INVARIANT_TILING = Tiling(64, False, True, Cut(64, 64, 4, 4), Cut(128, 64, 4, 3))  # for any number of tokens
+
+
 def config_for(tokens: int, top: int, experts: int) -> Tiling:
     """By how many rows an expert has on average. Up to some dozens the time is that of reading the weights."""
     rows = tokens * top / experts

@@ -55,14 +55,19 @@ def test_each_token_gets_the_same_experts_and_weights(moe: MoEConfig, dtype: tor
 
 
 @pytest.mark.parametrize("moe", [ROUTINGS[0], ROUTINGS[4]])
+@pytest.mark.parametrize("rows", [3, 21])
 @pytest.mark.parametrize("added", [False, True])
-def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, added: bool, device: torch.device) -> None:
+def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: bool, device: torch.device) -> None:
     torch.manual_seed(3)
-    x, router = torch.randn(3, 72, device=device), torch.randn(moe.experts, 72, device=device)
-    residual = torch.randn(3, 72, device=device) if added else None
+    x, router = torch.randn(rows, 72, device=device), torch.randn(moe.experts, 72, device=device)
+    residual = torch.randn(rows, 72, device=device) if added else None
     norm = Norm(torch.randn(72, device=device), 1e-6, True)
     bias = torch.randn(moe.experts, device=device) * 0.3 if moe.correction_bias else None
-    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe)
+    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=rows > 16)
+    if rows > 16:
+        assert routed.ranks is not None
+        assert counters(device)[: moe.experts].tolist() == torch.bincount(routed.ids.flatten()).tolist()
+        counters(device).zero_()
     expected, total = rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
     torch.testing.assert_close(normed, expected)
     torch.testing.assert_close(stream, total)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 MAX_TOKENS_BY_ROWS = 2  # beyond, an expert that two tokens share would be read twice
 MAX_TOKENS_UNSORTED = 16  # rows of the smallest tile
 
+MAX_TOKENS_NORMED = 512  # beyond, norm and router are faster as launches of their own
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:

@@ -229,15 +229,7 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), dtype.itemsize, SHARED_BYTES[arch])
         multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
-        norm_route(
-            x,
-            x,
-            Norm(bias[:1].expand(256).contiguous().to(dtype), 1e-6, False),
-            gate_up[0, :32],
-            bias,
-            moe,
-            count=tokens > 16,
-        )
+        norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
 
 
 def launch_step(dtype: torch.dtype) -> None:

@@ -43,11 +43,10 @@ ROUTINGS = [
 
 
 @pytest.mark.parametrize("moe", ROUTINGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_token_gets_the_same_experts_and_weights(moe: MoEConfig, dtype: torch.dtype, device: torch.device) -> None:
+def test_each_token_gets_the_same_experts_and_weights(moe: MoEConfig, device: torch.device) -> None:
     torch.manual_seed(0)
     # No two of a token are equal, even in bfloat16: those might be chosen in another order.
-    logits = torch.stack([torch.randperm(moe.experts) for _ in range(9)]).to(device, dtype) / 8
+    logits = torch.stack([torch.randperm(moe.experts) for _ in range(5)]).to(device, torch.bfloat16) / 8
     bias = torch.randn(moe.experts, device=device) * 0.3 if moe.correction_bias else None
     ids, weights = plain_routing.route(logits, moe, bias)
     got = route(logits, moe, bias, count=False)
@@ -109,13 +108,20 @@ def test_the_order_has_each_pair_once_among_those_of_its_expert(tile_rows: int, 
     assert len(order.tiles) == most_tiles(180, moe.experts, tile_rows)
 
 
-@pytest.mark.parametrize(("tokens", "config"), [(1, None), (2, None), *((t, c) for t in (1, 5, 16, 50) for c in CUTS)])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("tokens", "config", "activation"),
+    [
+        (1, None, "silu"),
+        (2, None, "gelu_tanh"),
+        (5, CUTS[0], "silu"),
+        (16, CUTS[1], "gelu_tanh"),
+        (20, CUTS[2], "silu"),
+        *(pytest.param(50, cut, "silu", marks=pytest.mark.slow) for cut in CUTS),
+    ],
+)
 def test_products_are_those_of_plain_torch(
     tokens: int, config: Tiling | None, activation: str, device: torch.device
 ) -> None:
-    if config is not None and config.block_m < tokens <= 16:
-        pytest.skip("few tokens are one tile")
     torch.manual_seed(2)
     x = torch.randn(tokens, 72, device=device)
     gate_up = torch.randn(MOE.experts, 80, 72, device=device) / 8

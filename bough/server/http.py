@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from bough.core.errors import SettingsError
 from bough.core.settings import EdgeSettings, ServerSettings
+from bough.server.http_protocol import HttpProtocol
 
 BACKLOG = 2048
 
@@ -111,7 +112,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -137,7 +137,6 @@ class Gateway:
             except Exception:  # not swallowed: logged with its traceback, and the next tick comes
                 log.exception("the gateway's housekeeping failed")
 
-
     def _look_at_times(self, now_s: float) -> None:
         """One look at all requests costs less than a timer for each."""
         for scope, end_s in self._running.items():

@@ -35,7 +35,7 @@ class UpstreamResponse:
         self._transport = transport
         self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
         self._on_close = on_close
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._headed = self._interim = False
         self._pieces: list[bytes] = []
@@ -87,6 +87,7 @@ class UpstreamResponse:
         """Returns a finished connection to the pool; closes any other, so that the worker aborts the request."""
         if not self._closed:
             self._closed = True
+            self._parser = None  # it holds this response: without a circle, both go without the garbage collector
             self._go_on()
             self._on_close(self)
 
@@ -116,7 +117,7 @@ class UpstreamResponse:
 
     def feed(self, data: bytes) -> None:
         self.begun = True
-        if self.complete:
+        if self.complete or self._parser is None:
             self.reusable = False  # nobody has asked for more
             return
         try:
@@ -169,7 +170,7 @@ class UpstreamResponse:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._headed:
+        if self._headed or self._parser is None:
             return
         status = self._parser.get_status_code()
         if status < 200:  # the real one follows
@@ -190,7 +191,7 @@ class UpstreamResponse:
     def on_message_complete(self) -> None:
         if self._interim:
             self._interim = False
-        elif not self.complete:
+        elif not self.complete and self._parser is not None:
             self.complete, self.reusable = True, self._parser.should_keep_alive()
 
 

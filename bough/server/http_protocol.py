@@ -200,6 +200,10 @@ class HttpProtocol(asyncio.Protocol):
             self.drained = None
 
 
+def _nothing() -> None:
+    pass
+
+
 class Exchange:
     """One request and its response."""
 
@@ -211,7 +215,7 @@ class Exchange:
         self.started = False
         self.complete = False
         self.gone = False  # the client has left
-        self.on_leave: Callable[[], None] = lambda: None
+        self.on_leave: Callable[[], None] = _nothing
         self._connection = connection
         self._transport = connection.transport
         self._body: list[bytes] = []
@@ -256,6 +260,9 @@ class Exchange:
         except asyncio.CancelledError:
             self._transport.close()
             raise
+        finally:  # nothing holds itself, so that all goes without the garbage collector
+            self.on_leave = _nothing
+            self.scope.pop(EXCHANGE_KEY)
 
     # ---- for the application
 

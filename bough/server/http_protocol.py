@@ -1,6 +1,6 @@
 """HTTP/1.1 on one connection, for uvicorn's server: httptools (in C) parses requests, an ASGI application answers them.
 
-What happens for every request and every piece of a stream is kept small: a head leaves with the first bytes of its body,
+What happens for each request and each piece of a stream is kept small: a head leaves with the first bytes of its body,
 one timer watches a connection, and an application that knows its `Exchange` can write without awaiting.
 """
 
@@ -62,7 +62,7 @@ class HttpProtocol(asyncio.Protocol):
         self.state.connections.add(self)  # type: ignore[arg-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.state.connections.discard(self)  # type: ignore[arg-type]
+        self.state.connections.discard(self)
         self._timer.cancel()
         self._waiting.clear()
         if self._current is not None:
@@ -77,7 +77,7 @@ class HttpProtocol(asyncio.Protocol):
             self._current.keep_alive = False
 
     def _check_idle(self) -> None:
-        left_s = self._keep_alive_s
+        left_s = float(self._keep_alive_s)
         if self._current is None:
             left_s += self._active_s - self.loop.time()
             if left_s <= 0:
@@ -252,7 +252,7 @@ class Exchange:
                 raise RuntimeError("the application ended before its response did")
         except Exception:  # not swallowed: logged with its traceback, and the client sees that the response is broken
             log.exception("a request failed")
-            if self.started or self.gone:
+            if self.gone or (self.started and not self._head):
                 self._transport.close()
             else:
                 self._start(500, FAILED)
@@ -287,7 +287,9 @@ class Exchange:
             self._let_continue()
         self._connection.resume_reading()
         while not (self.gone or self.complete or self._body or (self.whole and not self._read)):
-            self._news = asyncio.Event()
+            if self._news is None:
+                self._news = asyncio.Event()
+            self._news.clear()
             await self._news.wait()
         if self.gone or self.complete:
             return {"type": "http.disconnect"}
@@ -312,7 +314,7 @@ class Exchange:
         self.write(message.get("body", b""), message.get("more_body", False))
 
     def _start(self, status: int, headers: Any) -> None:
-        self.started = True
+        self._chunked, self._left = False, None
         lines = [STATUS_LINES[status]]
         for name, value in (*self._connection.state.default_headers, *headers):
             if name == b"connection":
@@ -333,7 +335,7 @@ class Exchange:
         head = b"".join(lines)
         if not head.count(b"\n") == head.count(b"\r") == len(lines):
             raise RuntimeError("a header with a line break cannot be sent")
-        self._head = head + b"\r\n"
+        self._head, self.started = head + b"\r\n", True
         self._connection.loop.call_soon(self._send_head)
 
     def _send_head(self) -> None:

@@ -1,0 +1,189 @@
+"""Every family against transformers, from a folder of config.json and safetensors: the same logits, and the same tokens
+through scheduler and executor, with prompts in chunks, pages of several tokens and cached prefixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bough.core.model_config import ModelConfig
+from bough.distributed.topology import Topology
+from bough.executor.native_tapes import why_not_recorded
+from bough.loader.config import read_config
+from bough.loader.load import load_weights, open_source
+from bough.loader.locate import locate
+from bough.messages.requests import LogprobRequest
+from bough.models.registry import BUILT_IN, build_model
+from tests.fakes.forward import CPU, Forward
+from tests.parity.engines import LocalEngine
+
+VOCAB, NEW, TOLERANCE = 97, 6, 1e-4
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model. `without` are fields that its configuration does not have."""
+
+    fields: dict[str, Any]
+    native: bool = True  # whether the native kernels compute it
+    model_type: str = ""  # where it is not the case's name
+    without: tuple[str, ...] = ()
+
+
+def longrope(original: int) -> dict[str, Any]:
+    factors = {"short_factor": [1.0 + i / 8 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, **factors}
+    return {"original_max_position_embeddings": original, "rope_parameters": rope}
+
+
+GQA = ("num_key_value_heads",)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+CASES: dict[str, Case] = {
+    "llama": Case({}),
+    "mistral": Case({"sliding_window": 9}),
+    "ministral": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+    "ministral3": Case({"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}}, native=False),
+    "qwen2": Case({}),
+    "qwen3": Case({"head_dim": 16}),
+    "gemma": Case({"head_dim": 16}),
+    "gemma2": Case({"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9, "attn_logit_softcapping": 4.0}),
+    "gemma3_text": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+    "vaultgemma": Case({"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9}),
+    "phi": Case({}, native=False),
+    "phi3": Case({"sliding_window": 9}),
+    "phi3-long": Case(longrope(4), model_type="phi3"),
+    "phi3-short": Case(longrope(128), model_type="phi3"),
+    "glm": Case({"head_dim": 16, "attention_bias": True}),
+    "glm4": Case({"head_dim": 16, "attention_bias": True}),
+    "granite": Case(
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+        native=False,
+    ),
+    "olmo2": Case({}, native=False),
+    "olmo3": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
+    "smollm3": Case({"no_rope_layer_interval": 2}),
+    "exaone4": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
+    "exaone4-full": Case({"sliding_window": None, "layer_types": ["full_attention"] * 3}, False, "exaone4"),
+    "seed_oss": Case({"head_dim": 16, "attention_out_bias": True}),
+    "hunyuan_v1_dense": Case(
+        {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+        native=False,
+    ),
+    "ernie4_5": Case({"head_dim": 16, "use_bias": True}),
+    "cohere": Case({}, native=False),
+    "cohere2": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
+    "starcoder2": Case({"sliding_window": 9}, native=False),
+    "gpt2": Case({"n_inner": 80}, native=False, without=GQA),
+    "gpt_neox": Case({}, native=False, without=GQA),
+    "gpt_neox-serial": Case({"use_parallel_residual": False}, False, "gpt_neox", GQA),
+    "opt": Case({"ffn_dim": 80}, native=False, without=GQA),
+    "stablelm": Case({"use_qkv_bias": True}, native=False),
+    "stablelm-parallel": Case({"use_parallel_residual": True}, False, "stablelm"),
+    "helium": Case({"head_dim": 16}),
+    "arcee": Case({}, native=False),
+    "jais2": Case({"head_dim": 16}, native=False),
+    "cwm": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    folder: Path
+    theirs: transformers.PreTrainedModel
+    config: ModelConfig
+    native: bool
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        found: torch.Tensor = self.theirs(torch.tensor([tokens])).logits[0]
+        return found
+
+    def continued(self, prompt: list[int]) -> list[int]:
+        """The most likely tokens, each of a pass over all that is before it."""
+        tokens = list(prompt)
+        for _ in range(NEW):
+            tokens.append(int(self.logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    case = CASES[request.param]
+    fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(case.model_type or request.param, **fields)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
+        for weight in theirs.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return Model(folder, theirs, read_config(locate(str(folder))), case.native)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.slow
+def test_logits_are_those_of_transformers(model: Model) -> None:
+    tokens, files = prompt(50, seed=2), locate(str(model.folder))
+    ours = build_model(model.config, Topology(), torch.float32, CPU)
+    load_weights(ours.slots(), open_source(files, model.config), progress=False, device=CPU)
+    forward, at = Forward(ours, page_size=4), (0, 13, 14, 33, 48, 49, 50)
+    found = [forward.step({0: tokens[begin:end]})[0] for begin, end in pairwise(at)]
+    torch.testing.assert_close(torch.cat(found), model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
+    if backend == "native" and not model.native:
+        assert why_not_recorded(model.config) is not None
+        return
+    flags = {"context_length": None, "attention_backend": backend, "page_size": 4, "max_total_tokens": 400}
+    engine = LocalEngine(
+        model.folder, new=NEW, **flags, max_running_requests=4, quantization="none", dtype="float32", cpu_threads=1
+    )
+    first = prompt(40, seed=3)
+    prompts = [first, prompt(5, seed=4), [*first[:24], *prompt(9, seed=5)]]
+    truth = [model.continued(tokens) for tokens in prompts]
+    assert [output for output, _ in engine.ask(*prompts)] == truth
+    again = [*first, *truth[0], 7]
+    output, cached = engine.ask(again, logprobs=LogprobRequest())[0]
+    assert (output, cached) == (model.continued(again), 44)
+    expected = model.logits([*again, *output]).log_softmax(-1)[len(again) - 1 : -1]
+    scores = torch.tensor(engine.out.scores[len(prompts)])
+    torch.testing.assert_close(
+        scores, expected.gather(1, torch.tensor(output)[:, None])[:, 0], atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+def test_every_family_has_a_case() -> None:
+    covered = {case.model_type or name for name, case in CASES.items()}
+    assert [family.model_types for family in BUILT_IN if not covered & set(family.model_types)] == []

@@ -3,6 +3,7 @@ through scheduler and executor, with prompts in chunks, pages of several tokens 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+import bough
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.executor.native_tapes import why_not_recorded
@@ -130,20 +132,24 @@ class Model:
         return tokens[len(prompt) :]
 
 
-@pytest.fixture(scope="module", params=list(CASES))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    case = CASES[request.param]
+def make(name: str, folder: Path) -> Model:
+    case = CASES[name]
     fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
     torch.manual_seed(1)
-    config = transformers.AutoConfig.for_model(case.model_type or request.param, **fields)
+    config = transformers.AutoConfig.for_model(case.model_type or name, **fields)
     theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in theirs.parameters():
             weight.add_(torch.randn_like(weight) * 0.1)
-    folder = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
     return Model(folder, theirs, read_config(locate(str(folder))), case.native)
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return make(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -184,6 +190,33 @@ def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
     )
 
 
-def test_every_family_has_a_case() -> None:
-    covered = {case.model_type or name for name, case in CASES.items()}
-    assert [family.model_types for family in BUILT_IN if not covered & set(family.model_types)] == []
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["glm4", "gpt2"])
+def test_an_engine_serves_the_folder(tmp_path: Path, name: str) -> None:
+    model, tokens = make(name, tmp_path), prompt(20, seed=6)
+    with bough.Engine(model_path=str(tmp_path), skip_tokenizer_init=True, dtype="float32") as engine:
+        sampling = {"temperature": 0.0, "max_new_tokens": NEW, "ignore_eos": True}
+        answer = engine.generate(input_ids=tokens, sampling_params=sampling)
+    assert answer["output_ids"] == model.continued(tokens)
+
+
+def test_the_page_tells_what_was_compared() -> None:
+    """Its table has a line for each family, which has a case here."""
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    _, _, table = page.partition("|---|---|---|---|---|\n")
+    assert table.partition("\n\n")[0].splitlines() == list(lines())
+
+
+def lines() -> Iterator[str]:
+    """The page's table."""
+    for family in BUILT_IN:
+        cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
+        assert cases, f"{family.architectures} are not compared"
+        columns = (
+            ", ".join(f"`{name}`" for name in family.model_types),
+            ", ".join(f"`{name}`" for name in family.architectures),
+            "safetensors, GGUF" if family.gguf_architecture else "safetensors",
+            "torch and native" if all(case.native for case in cases) else "torch",
+            "tokens" if family.model_types == ("llama",) else "not compared",  # of SmolLM2
+        )
+        yield f"| {' | '.join(columns)} |"

@@ -78,7 +78,8 @@ class ModelConfig:
     activation: Activation = "silu"
     mlp: Literal["gated", "plain"] = "gated"
     norm: Literal["rms", "layer"] = "rms"
-    norm_bias: bool = False  # of layer norms
+    norm_weight: bool = True  # of layer norms
+    norm_bias: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

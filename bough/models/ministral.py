@@ -1,12 +1,17 @@
-"""Ministral and Ministral 3: Mistral with windows in some layers, or with queries that grow with their position."""
+"""Ministral and Ministral 3: Mistral with windows in some layers, or with queries that grow with their position.
+
+Mistral 3 is the multimodal form of Mistral and Ministral 3; here it answers to text alone.
+"""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
 from bough.models.mistral import Mistral
+from bough.models.names import NESTED, Names
 
 
 class Ministral(ModelFamily):
@@ -40,7 +45,22 @@ class Ministral3(Ministral):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        rope = config.section("rope_parameters")
-        rate = rope.optional_number("llama_4_scaling_beta") if rope else None
-        growth = (rate, rope.integer("original_max_position_embeddings")) if rope and rate else None
-        return {**super().fields(config), "query_growth": growth}
+        return {**super().fields(config), "query_growth": _growth(config)}
+
+
+class Mistral3(Ministral):
+    architectures = ("Mistral3ForConditionalGeneration",)
+    model_types = ("mistral3",)
+    defaults: ClassVar[dict[str, Any]] = {**Mistral.defaults, "sliding_window": None}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**super().fields(config), "query_growth": _growth(config)}
+
+    def names(self, config: ModelConfig) -> Names:
+        return NESTED
+
+
+def _growth(config: Fields) -> tuple[float, int] | None:
+    rope = config.section("rope_parameters")
+    rate = rope.optional_number("llama_4_scaling_beta") if rope else None
+    return (rate, rope.integer("original_max_position_embeddings")) if rope and rate else None

@@ -116,6 +116,12 @@ def _numbered(module: str, numbers: Sequence[str]) -> str:
     return module
 
 
+# A multimodal checkpoint's language model, in the two ways that Transformers has nested it.
+NESTED: Names = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
 GGUF_NAMES: Names = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

@@ -27,8 +27,10 @@ from bough.models.gpt_neox import GptNeoX, StableLm
 from bough.models.granite import Granite
 from bough.models.hunyuan import HunYuanDense
 from bough.models.llama import Llama
-from bough.models.ministral import Ministral, Ministral3
+from bough.models.ministral import Ministral, Ministral3, Mistral3
 from bough.models.mistral import Mistral
+from bough.models.nemotron import Nemotron
+from bough.models.olmo import Olmo
 from bough.models.olmo2 import Olmo2, Olmo3
 from bough.models.opt import Opt
 from bough.models.phi import Phi
@@ -48,10 +50,10 @@ if TYPE_CHECKING:
     from bough.models.base import CausalLM
 
 BUILT_IN: tuple[ModelFamily, ...] = (
-    *(Llama(), Mistral(), Ministral(), Ministral3(), Qwen2(), Qwen3(), Gemma(), Gemma2(), Gemma3(), VaultGemma()),
-    *(Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo2(), Olmo3(), SmolLM3(), Exaone4(), SeedOss(), HunYuanDense()),
-    *(Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt(), StableLm(), Helium(), Arcee(), Jais2()),
-    Cwm(),
+    *(Llama(), Mistral(), Mistral3(), Ministral(), Ministral3(), Qwen2(), Qwen3(), Gemma(), Gemma2(), Gemma3()),
+    *(VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
+    *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
+    *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
 )
 GROUP = "bough.models"
 

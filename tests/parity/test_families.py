@@ -64,6 +64,14 @@ CASES: dict[str, Case] = {
     "mistral": Case({"sliding_window": 9}),
     "ministral": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
     "ministral3": Case({"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}}, native=False),
+    "mistral3": Case(
+        {
+            "text_config": {**SIZES, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
+            "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16},
+            "tie_word_embeddings": False,
+        },
+        without=tuple(SIZES),
+    ),
     "qwen2": Case({}),
     "qwen3": Case({"head_dim": 16}),
     "gemma": Case({"head_dim": 16}),
@@ -85,6 +93,7 @@ CASES: dict[str, Case] = {
         },
         native=False,
     ),
+    "olmo": Case({}, native=False),
     "olmo2": Case({}, native=False),
     "olmo3": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
     "smollm3": Case({"no_rope_layer_interval": 2}),
@@ -105,6 +114,7 @@ CASES: dict[str, Case] = {
     "opt": Case({"ffn_dim": 80}, native=False, without=GQA),
     "stablelm": Case({"use_qkv_bias": True}, native=False),
     "stablelm-parallel": Case({"use_parallel_residual": True}, False, "stablelm"),
+    "nemotron": Case({}, native=False),
     "helium": Case({"head_dim": 16}),
     "arcee": Case({}, native=False),
     "jais2": Case({"head_dim": 16}, native=False),
@@ -137,7 +147,8 @@ def make(name: str, folder: Path) -> Model:
     fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
     torch.manual_seed(1)
     config = transformers.AutoConfig.for_model(case.model_type or name, **fields)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    kind = transformers.AutoModelForImageTextToText if "text_config" in fields else transformers.AutoModelForCausalLM
+    theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in theirs.parameters():
             weight.add_(torch.randn_like(weight) * 0.1)
@@ -161,9 +172,23 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
     tokens, files = prompt(50, seed=2), locate(str(model.folder))
     ours = build_model(model.config, Topology(), torch.float32, CPU)
     load_weights(ours.slots(), open_source(files, model.config), progress=False, device=CPU)
-    forward, at = Forward(ours, page_size=4), (0, 13, 14, 33, 48, 49, 50)
-    found = [forward.step({0: tokens[begin:end]})[0] for begin, end in pairwise(at)]
-    torch.testing.assert_close(torch.cat(found), model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+    found = in_chunks(Forward(ours, page_size=4), tokens)
+    torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_bfloat16_stays_near(model: Model) -> None:
+    tokens, files = prompt(50, seed=2), locate(str(model.folder))
+    ours = build_model(model.config, Topology(), torch.bfloat16, CPU)
+    load_weights(ours.slots(), open_source(files, model.config), progress=False, device=CPU)
+    found = in_chunks(Forward(ours, page_size=4, dtype=torch.bfloat16), tokens)
+    truth = model.logits(tokens)
+    assert (found.float() - truth).norm() / truth.norm() < 0.1
+
+
+def in_chunks(forward: Forward, tokens: list[int]) -> torch.Tensor:
+    cuts = pairwise((0, 13, 14, 33, 48, 49, 50))
+    return torch.cat([forward.step({0: tokens[begin:end]})[0] for begin, end in cuts])
 
 
 @pytest.mark.slow

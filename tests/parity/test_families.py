@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -167,40 +168,62 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+def forward(model: Model, dtype: torch.dtype = torch.float32) -> Forward:
+    ours = build_model(model.config, Topology(), dtype, CPU)
+    source = open_source(locate(str(model.folder)), model.config)
+    load_weights(ours.slots(), source, progress=False, device=CPU)
+    return Forward(ours, page_size=4, dtype=dtype)
+
+
+def in_chunks(forward: Forward, tokens: list[int], cuts: tuple[int, ...]) -> torch.Tensor:
+    steps = pairwise((0, *cuts, len(tokens)))
+    return torch.cat([forward.step({0: tokens[begin:end]})[0] for begin, end in steps])
+
+
 @pytest.mark.slow
 def test_logits_are_those_of_transformers(model: Model) -> None:
-    tokens, files = prompt(50, seed=2), locate(str(model.folder))
-    ours = build_model(model.config, Topology(), torch.float32, CPU)
-    load_weights(ours.slots(), open_source(files, model.config), progress=False, device=CPU)
-    found = in_chunks(Forward(ours, page_size=4), tokens)
+    tokens = prompt(50, seed=2)
+    found = in_chunks(forward(model), tokens, (13, 14, 33, 48, 49))
     torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.slow
 def test_bfloat16_stays_near(model: Model) -> None:
-    tokens, files = prompt(50, seed=2), locate(str(model.folder))
-    ours = build_model(model.config, Topology(), torch.bfloat16, CPU)
-    load_weights(ours.slots(), open_source(files, model.config), progress=False, device=CPU)
-    found = in_chunks(Forward(ours, page_size=4, dtype=torch.bfloat16), tokens)
+    tokens = prompt(50, seed=2)
     truth = model.logits(tokens)
+    found = in_chunks(forward(model, torch.bfloat16), tokens, (13, 14, 33, 48, 49))
     assert (found.float() - truth).norm() / truth.norm() < 0.1
 
 
-def in_chunks(forward: Forward, tokens: list[int]) -> torch.Tensor:
-    cuts = pairwise((0, 13, 14, 33, 48, 49, 50))
-    return torch.cat([forward.step({0: tokens[begin:end]})[0] for begin, end in cuts])
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU interprets no kernels")
+def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's, interpreted: those that the layers choose, and attention."""
+    from bough.attention.triton_backend import TritonAttention
+    from bough.kernels.decode_attention.work import DecodeWork
+    from bough.kernels.prefill_attention.triton import config_for
+    from bough.kernels.triton_ops import TRITON
+    from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
+
+    monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
+    ours, config, tokens = forward(model), model.config, prompt(24, seed=2)
+    shape = (config.num_heads, config.num_kv_heads, config.head_dim)
+    work = partial(DecodeWork, 1, *shape, CPU, programs=INTERPRETED_PROGRAMS)
+    prefill = config_for(*shape, torch.float32)
+    ours.attention = TritonAttention(torch.from_numpy, lambda window: work(window=window), prefill)
+    found = in_chunks(ours, tokens, (13, 14, 23))
+    torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", ["native", "torch", pytest.param("triton", marks=pytest.mark.gpu)])
 def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
     if backend == "native" and not model.native:
         assert why_not_recorded(model.config) is not None
         return
-    flags = {"context_length": None, "attention_backend": backend, "page_size": 4, "max_total_tokens": 400}
-    engine = LocalEngine(
-        model.folder, new=NEW, **flags, max_running_requests=4, quantization="none", dtype="float32", cpu_threads=1
-    )
+    device = {"device": "cuda" if backend == "triton" else "cpu", "attention_backend": backend, "cpu_threads": 1}
+    sizes = {"context_length": None, "page_size": 4, "max_total_tokens": 400, "max_running_requests": 4}
+    engine = LocalEngine(model.folder, new=NEW, dtype="float32", quantization="none", **device, **sizes)
     first = prompt(40, seed=3)
     prompts = [first, prompt(5, seed=4), [*first[:24], *prompt(9, seed=5)]]
     truth = [model.continued(tokens) for tokens in prompts]
@@ -242,6 +265,6 @@ def lines() -> Iterator[str]:
             ", ".join(f"`{name}`" for name in family.architectures),
             "safetensors, GGUF" if family.gguf_architecture else "safetensors",
             "torch and native" if all(case.native for case in cases) else "torch",
-            "tokens" if family.model_types == ("llama",) else "not compared",  # of SmolLM2
+            "tokens" if family.model_types == ("llama",) else "interpreted",  # of SmolLM2, in test_golden_gpu.py
         )
         yield f"| {' | '.join(columns)} |"

@@ -23,7 +23,7 @@ from bough.models.gemma import Gemma, Gemma2, VaultGemma
 from bough.models.gemma3 import Gemma3
 from bough.models.glm import Glm, Glm4
 from bough.models.gpt2 import Gpt2
-from bough.models.gpt_neox import GptNeoX, StableLm
+from bough.models.gpt_neox import GptNeoX
 from bough.models.granite import Granite
 from bough.models.hunyuan import HunYuanDense
 from bough.models.llama import Llama
@@ -39,6 +39,7 @@ from bough.models.qwen2 import Qwen2
 from bough.models.qwen3 import Qwen3
 from bough.models.seed_oss import SeedOss
 from bough.models.smollm3 import SmolLM3
+from bough.models.stablelm import StableLm
 from bough.models.starcoder2 import Starcoder2
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ the model's: a module may have another name, hold several of the model's side by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 Rows = slice | tuple[int, ...]  # which rows, in which order
@@ -49,10 +49,16 @@ def fused(modules: Sequence[str], sizes: Sequence[int], *, groups: int = 1, tran
 
 def interleaved(module: str, heads: int, head_dim: int) -> Piece:
     """A module whose heads are stored for a rotation of neighbouring coordinates; here halves are rotated."""
-    starts = range(0, heads * head_dim, head_dim)
-    return Piece(
-        module, tuple(row for start in starts for side in (0, 1) for row in range(start, start + head_dim)[side::2])
-    )
+    return Piece(module, tuple(interleaved_rows(heads, head_dim, 0)))
+
+
+def interleaved_rows(heads: int, head_dim: int, still: int) -> Iterator[int]:
+    """The rows of such a module in the order in which halves are rotated, behind the first `still` of each head, which
+    do not rotate."""
+    for start in range(0, heads * head_dim, head_dim):
+        yield from range(start, start + still)
+        for side in (0, 1):
+            yield from range(start + still, start + head_dim)[side::2]
 
 
 def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> dict[str, Stored]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.models.deepseek_v2 import DeepseekV2
+from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.family import ModelFamily
 from bough.models.gemma3 import Gemma3
 from bough.models.llama import Llama
@@ -29,7 +31,16 @@ if TYPE_CHECKING:
     from bough.layers.placement import AllReduce
     from bough.models.base import CausalLM
 
-BUILT_IN: tuple[ModelFamily, ...] = (Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3Moe(), Gemma3())
+BUILT_IN: tuple[ModelFamily, ...] = (
+    Llama(),
+    Mistral(),
+    Qwen2(),
+    Qwen3(),
+    Qwen3Moe(),
+    Gemma3(),
+    DeepseekV2(),
+    DeepseekV3(),
+)
 GROUP = "bough.models"
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from bough.attention import latent_prompts
 from bough.attention.base import AttentionBackend
 from bough.attention.invariant_backend import InvariantAttention
+from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
@@ -22,8 +24,10 @@ from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
+from bough.kernels.decode_attention.triton import LATENT_PROGRAMS, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
+from bough.kernels.latent_attention import triton as expanded
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
 from bough.memory.pools.kv_pool import KVPool
@@ -80,10 +84,11 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
     if not settings.model.enable_deterministic_inference:
-        if names.prefills_capturable:
+        # Of latents, a step with prompts gathers as many as its rows have, which a graph cannot know.
+        if names.prefills_capturable and loaded.config.latent is None:
             chunk = shape.chunk_tokens
             mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
-        if projects(loaded.dtype, loaded.cache_dtype):
+        if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
             few_keys = [size for size in decode if size <= MOST_ROWS]
     return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
 
@@ -111,13 +116,17 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     if config.attention_sinks:
         raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
-    heads = loaded.topology.share(config.num_heads, "num_heads")
+    heads, latent = loaded.topology.share(config.num_heads, "num_heads"), config.latent
     if settings.model.enable_deterministic_inference:
-        shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
+        width = config.head_dim if latent is None else latent.rank
+        shape = (heads, kv_heads.stop - kv_heads.start, width, loaded.dtype)
         configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
         return InvariantAttention(staging.to_device, limits.rows, *configs, loaded.device)
 
     def make_work(window: int | None) -> DecodeWork:
+        if latent is not None:
+            shape = (limits.rows, heads, head_blocks(heads), latent.rank, loaded.device)
+            return DecodeWork(*shape, window=window, programs=LATENT_PROGRAMS)
         return DecodeWork(
             max_batch=limits.rows,
             heads=heads,
@@ -127,7 +136,8 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
             window=window,
         )
 
-    return TritonAttention(staging.to_device, make_work, _prefill_config(loaded))
+    prompts = None if latent is None else LatentPrompts(staging.to_device, expanded.config_for(loaded.dtype))
+    return TritonAttention(staging.to_device, make_work, _prefill_config(loaded), prompts)
 
 
 def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:
@@ -137,18 +147,22 @@ def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:
 
 
 def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
-    """What the torch back end, if it is used, takes for contexts longer than the profile's."""
-    names, config = choose_backends(settings.model, "cuda"), loaded.config
+    """What the torch back end, if it is used, takes for contexts longer than the profile's, and what gathered latents
+    take."""
+    names, config, latent = choose_backends(settings.model, "cuda"), loaded.config, loaded.config.latent
+    gathered = 0
+    if latent is not None and not settings.model.enable_deterministic_inference:
+        gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
     if "torch" not in (names.prefill, names.decode):
-        return 0
+        return gathered
     heads = loaded.topology.share(config.num_heads, "num_heads")
     kv_heads = loaded.topology.kv_slice_of(config.num_kv_heads)
     writes_scores = config.attention_softcap is not None or config.attention_sinks
-    return scratch_bytes(
+    return gathered + scratch_bytes(
         config.context_length,
         heads,
         kv_heads.stop - kv_heads.start,
-        config.head_dim,
+        config.head_dim if latent is None else latent.width,
         loaded.dtype.itemsize,
         writes_scores,
     )

@@ -13,6 +13,7 @@ import torch
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.invariant_linear.triton import invariant_linear
+from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
 from bough.kernels.ops import Ops
 from bough.kernels.rms_norm import triton as norm_kernel
@@ -60,4 +61,5 @@ INVARIANT = InvariantOps(
     silu_mul=silu_mul,
     gelu_tanh_mul=gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
+    latent_store_=latent_store_,
 )

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
+from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, Norm, Ops
 from bough.kernels.rms_norm.triton import rms_norm
@@ -59,4 +60,5 @@ TRITON = TritonOps(
     silu_mul=activation.silu_mul,
     gelu_tanh_mul=activation.gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
+    latent_store_=latent_store_,
 )

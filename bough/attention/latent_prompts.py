@@ -1,8 +1,9 @@
-"""Latent attention of rows that compute several tokens, on GPUs, in the expanded form: the latents that a row reads are
-gathered from their pages, the keys and values of its heads are made of them, and these are attended to.
+"""Latent attention of rows that compute several tokens, on GPUs.
 
-Owns where the rows of a step stand among what is gathered. How much is gathered and made at once is bounded: rows are
-taken some at a time, and heads.
+Long chunks are computed in the expanded form: the latents that a row reads are gathered from their pages, the keys and
+values of its heads are made of them, and these are attended to. How much is gathered and made at once is bounded: rows
+are taken some at a time, and heads. Short chunks, and all of a captured step, whose lengths only the device knows, are
+computed in the absorbed form. Owns what is worked out once a step for either.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from bough.attention.base import LatentSpec
-from bough.attention.batch import AttentionBatch
+from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.reading import ToDevice
 from bough.core.model_config import LatentConfig
+from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
+from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
 from bough.kernels.latent_attention.triton import ExpandedConfig, expanded_attention
 from bough.kernels.prefill_attention.triton import ends_of, query_blocks
 from bough.memory.pools.kv_pool import KVPool
@@ -46,27 +49,71 @@ class Part:
 class LatentPrompts:
     """The rows of a step behind its decodes."""
 
-    def __init__(self, to_device: ToDevice, config: ExpandedConfig) -> None:
-        self._to_device, self._config = to_device, config
+    def __init__(self, to_device: ToDevice, config: ExpandedConfig, absorbed: InvariantConfig) -> None:
+        self._to_device, self._config, self._absorbed = to_device, config, absorbed
         self._plans: dict[int, list[Part]] = {}  # by KV group
+        self._items: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}  # by whether they are the ends alone
+
+    @property
+    def block_queries(self) -> int:
+        """Of the blocks in `ChunkPlaces`."""
+        return self._absorbed.block_queries
 
     def prepare(self) -> None:
         """Forgets the step before."""
         self._plans.clear()
+        self._items.clear()
 
-    def run(
+    def absorbs(self, batch: AttentionBatch, layer: LatentSpec) -> bool:
+        """In which form the rows are computed."""
+        return batch.chunks is not None or not layer.worth_expanding(int(batch.query_lens[batch.decodes :].max()))
+
+    def run_absorbed(
+        self,
+        queries: torch.Tensor,
+        layer: LatentSpec,
+        pool: KVPool,
+        batch: AttentionBatch,
+        chunks: ChunkPlaces,
+        attended: torch.Tensor,
+    ) -> None:
+        """Writes what queries [tokens, heads, width] find in the latents to their places in `attended`."""
+        if layer.ends_only not in self._items:
+            blocks = chunks.ends if layer.ends_only else chunks.blocks
+            self._items[layer.ends_only] = (_items_of(blocks), chunks.context_lens + chunks.query_starts.diff())
+        items, lengths = self._items[layer.ends_only]
+        nothing = queries.new_empty(0)
+        invariant_attention(
+            queries,
+            pool.keys[layer.layer],
+            pool.values[layer.layer],
+            batch.page_tables[layer.group],
+            batch.rows,
+            chunks.query_starts,
+            lengths,
+            items,
+            programs=len(items) - 1,
+            partials=Partials(nothing, nothing, nothing),  # no row is split
+            split_rows=0,
+            page_size=batch.page_size,
+            scale=layer.scale,
+            k_scale=pool.key_scales[layer.layer],
+            v_scale=pool.key_scales[layer.layer],
+            out=attended,
+            config=self._absorbed,
+        )
+
+    def run_expanded(
         self,
         q: torch.Tensor,
         latents: torch.Tensor,
         layer: LatentSpec,
         pool: KVPool,
         batch: AttentionBatch,
-        query_starts: torch.Tensor,
-        context_lens: torch.Tensor,
+        chunks: ChunkPlaces,
         out: torch.Tensor,
     ) -> None:
-        """Writes the results of these rows to their places in `out`. The two small tensors are those of the batch, on
-        the device."""
+        """Writes the results of these rows to their places in `out`."""
         if layer.group not in self._plans:
             self._plans[layer.group] = self._plan(batch, batch.page_tables[layer.group])
         rank = layer.latent.rank
@@ -80,9 +127,9 @@ class LatentPrompts:
                     q[:, heads],
                     F.linear(read[:, :rank], weight.flatten(0, 1)).view(len(read), *weight.shape[:2]),
                     read[:, rank:],
-                    query_starts,
+                    chunks.query_starts,
                     part.key_starts,
-                    context_lens,
+                    chunks.context_lens,
                     part.ends if layer.ends_only else part.blocks,
                     scale=layer.scale,
                     out=out[:, heads],
@@ -119,6 +166,14 @@ class LatentPrompts:
         ends = ends_of(blocks, batch.query_lens, size)
         arrays = map(self._to_device, (starts, blocks, ends))
         return Part(slots, int(batch.query_starts[begin]), *arrays)
+
+
+def _items_of(blocks: torch.Tensor) -> torch.Tensor:
+    """What `invariant_attention` takes, for blocks of which those without a row stand last. [1 + blocks, 3] int32"""
+    items = torch.full((1 + len(blocks), ITEM_FIELDS), -1, dtype=torch.int32, device=blocks.device)
+    items[1:, :2] = blocks
+    items[0, 0] = (blocks[:, 0] >= 0).sum()
+    return items
 
 
 def _gather(cache: torch.Tensor, slots: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:

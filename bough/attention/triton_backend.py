@@ -39,6 +39,7 @@ class TritonAttention(AttentionBackend):
         latents: LatentPrompts | None = None,
     ) -> None:
         self._latents = latents
+        self._block_queries = prefill.block_queries if latents is None else latents.block_queries
         self._to_device = to_device
         self._make_work = make_work
         self._prefill = prefill
@@ -110,25 +111,37 @@ class TritonAttention(AttentionBackend):
         assert batch is not None, "prepare() comes before run_latent()"
         out = torch.empty((len(q), layer.heads, layer.latent.value_dim), dtype=q.dtype, device=q.device)
         n = batch.decodes
-        if n:
-            attended = decode_attention(
-                absorb(q[:n], layer.weight, nope_dim),
-                pool.keys[layer.layer],
-                pool.values[layer.layer],
-                batch.page_tables[layer.group],
-                batch.rows[:n],
-                batch.lengths[:n],
-                self._plan(batch, layer.absorbed),
-                page_size=batch.page_size,
-                scale=layer.scale,
-                k_scale=pool.key_scales[layer.layer],
-                v_scale=pool.key_scales[layer.layer],
-            )
-            lift(attended, layer.weight, nope_dim, out=out[:n])
-        if chunks is not None:
-            assert self._latents is not None, "the back end was made for another kind of model"
-            self._latents.run(q, latents, layer, pool, batch, chunks.query_starts, chunks.context_lens, out)
+        short = chunks if chunks is not None and self._prompts.absorbs(batch, layer) else None
+        if n or short is not None:
+            own = slice(n) if short is None else slice(None)
+            queries = absorb(q[own], layer.weight, nope_dim)
+            attended = torch.empty((*queries.shape[:2], layer.latent.rank), dtype=q.dtype, device=q.device)
+            if n:
+                decode_attention(
+                    queries[:n],
+                    pool.keys[layer.layer],
+                    pool.values[layer.layer],
+                    batch.page_tables[layer.group],
+                    batch.rows[:n],
+                    batch.lengths[:n],
+                    self._plan(batch, layer.absorbed),
+                    page_size=batch.page_size,
+                    scale=layer.scale,
+                    k_scale=pool.key_scales[layer.layer],
+                    v_scale=pool.key_scales[layer.layer],
+                    out=attended[:n],
+                )
+            if short is not None:
+                self._prompts.run_absorbed(queries, layer, pool, batch, short, attended)
+            lift(attended, layer.weight, nope_dim, out=out[own])
+        if chunks is not None and short is None:
+            self._prompts.run_expanded(q, latents, layer, pool, batch, chunks, out)
         return out
+
+    @property
+    def _prompts(self) -> LatentPrompts:
+        assert self._latents is not None, "the back end was made for another kind of model"
+        return self._latents
 
     def run_projected(
         self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool
@@ -174,7 +187,7 @@ class TritonAttention(AttentionBackend):
         return work
 
     def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:
-        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._prefill.block_queries)
+        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._block_queries)
         return ChunkPlaces(
             query_starts=self._to_device(batch.query_starts),
             context_lens=self._to_device(batch.context_lens),

@@ -35,6 +35,9 @@ from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
 
+# A captured step attends to latents themselves, because it cannot know how many keys it would make of them. In larger
+# steps that takes longer than launching their kernels one by one.
+MOST_ABSORBED = 1024
 RING_DEPTH = 4  # steps whose pinned memory may still be in use: one in flight, one being launched, and some to spare
 
 
@@ -48,7 +51,7 @@ def assemble(
     """An executor with a cache of as many pages as the limits say."""
     staging = Staging(loaded.device, RING_DEPTH)
     inputs = CudaInputs(limits, loaded.device, staging)
-    block_queries = _prefill_config(loaded).block_queries
+    block_queries = _block_queries(loaded)
     return CudaExecutor(
         loaded.model,
         build_pool(loaded, limits.pages, limits.page_size),
@@ -84,10 +87,11 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
     if not settings.model.enable_deterministic_inference:
-        # Of latents, a step with prompts gathers as many as its rows have, which a graph cannot know.
-        if names.prefills_capturable and loaded.config.latent is None:
+        if names.prefills_capturable:
             chunk = shape.chunk_tokens
             mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
+        if loaded.config.latent is not None:
+            mixed = [size for size in mixed if size <= MOST_ABSORBED]
         if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
             few_keys = [size for size in decode if size <= MOST_ROWS]
     return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
@@ -136,8 +140,19 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
             window=window,
         )
 
-    prompts = None if latent is None else LatentPrompts(staging.to_device, expanded.config_for(loaded.dtype))
+    prompts = None
+    if latent is not None:
+        short = invariant.config_for(heads, 1, latent.rank, loaded.dtype)
+        prompts = LatentPrompts(staging.to_device, expanded.config_for(loaded.dtype), short)
     return TritonAttention(staging.to_device, make_work, _prefill_config(loaded), prompts)
+
+
+def _block_queries(loaded: LoadedWeights) -> int:
+    """Of the blocks of chunks in captured steps."""
+    latent, heads = loaded.config.latent, loaded.topology.share(loaded.config.num_heads, "num_heads")
+    if latent is None:
+        return _prefill_config(loaded).block_queries
+    return invariant.config_for(heads, 1, latent.rank, loaded.dtype).block_queries
 
 
 def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:

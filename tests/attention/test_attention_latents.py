@@ -61,9 +61,10 @@ def triton_backend() -> AttentionBackend:
     def make_work(window: int | None) -> DecodeWork:
         return DecodeWork(8, CONFIG.num_heads, 1, LATENT.rank, CPU, window=window, programs=INTERPRETED_PROGRAMS)
 
+    short = invariant.config_for(CONFIG.num_heads, 1, LATENT.rank, torch.float32)
     small = replace(expanded.config_for(torch.float32), block_m=16)
     own = prefill.config_for(CONFIG.num_heads, 1, CONFIG.head_dim, torch.float32)
-    return TritonAttention(to_device, make_work, own, LatentPrompts(to_device, small))
+    return TritonAttention(to_device, make_work, own, LatentPrompts(to_device, small, short))
 
 
 def invariant_backend() -> AttentionBackend:

@@ -149,17 +149,17 @@ def expected_decodes(q: torch.Tensor, paged: Paged, weight: torch.Tensor, latent
 
 
 @pytest.mark.parametrize("latent", LATENTS)
-@pytest.mark.parametrize(("heads", "page_size"), [(6, 1), (16, 4), (128, 16)])
+@pytest.mark.parametrize(("heads", "page_size"), [(6, 1), (16, 4), (72, 16)])
 def test_decodes_over_latents_are_those_over_expanded_keys(
     latent: LatentConfig, heads: int, page_size: int, device: torch.device
 ) -> None:
-    paged = Paged([1, 40, 129, 300], latent, page_size, device)
+    paged = Paged([1, 129, 290], latent, page_size, device)
     weight = draw(heads, latent.nope_dim + latent.value_dim, latent.rank, device=device) * 0.3
-    q = draw(4, heads, latent.nope_dim + latent.rope_dim, device=device, seed=1)
+    q = draw(3, heads, latent.nope_dim + latent.rope_dim, device=device, seed=1)
     blocks = decode.head_blocks(heads)
-    work = DecodeWork(4, heads, blocks, latent.rank, device, programs=blocks * INTERPRETED_PROGRAMS)
+    work = DecodeWork(3, heads, blocks, latent.rank, device, programs=blocks * INTERPRETED_PROGRAMS)
     plan_decode(paged.lengths, work)
-    assert int(work.first_item[4]) > 4, "some row is split"
+    assert int(work.first_item[3]) > 3, "some row is split"
     attended = decode.decode_attention(
         fast.absorb(q, weight, latent.nope_dim),
         paged.cache,

@@ -130,7 +130,9 @@ def _by_head(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, extra: in
     if tokens == 0:
         return out
     block_t = block_t or (MIN_DOT if tokens <= 64 else 64)
-    block_k, block_n = min(128, max(MIN_DOT, triton.next_power_of_2(inputs))), 32 if block_t == MIN_DOT else 64
+    block_k = min(128, max(MIN_DOT, triton.next_power_of_2(inputs)))
+    # Of few tokens, weights are all there is to read: by as many programs as keep the device busy.
+    block_n = 64 if block_t > MIN_DOT else 32 if outputs > 256 else 16
     _product[(triton.cdiv(outputs, block_n), heads, triton.cdiv(tokens, block_t))](
         x, weight, out, tokens, *x.stride()[:2], *weight.stride(), *out.stride()[:2],
         K=inputs, N=outputs, EXTRA=extra, BLOCK_T=block_t, BLOCK_K=block_k, BLOCK_N=block_n,
@@ -211,9 +213,9 @@ def expanded_attention(
     assert q.stride(2) == out.stride(2) == shared.stride(1) == 1
     assert made.is_contiguous()
     _attend[(heads, blocks.shape[0])](
-        q, made, shared, query_starts, key_starts, context_lens, blocks, out, *q.stride()[:2], shared.stride(0),
-        *out.stride()[:2], scale * LOG2_E,
-        HEADS=heads, NOPE=nope_dim, ROPE=rope_dim, VALUE=value_dim, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
+        q, made, shared, query_starts, key_starts, context_lens, blocks, out, *q.stride()[:2], made.stride(0),
+        shared.stride(0), *out.stride()[:2], scale * LOG2_E,
+        NOPE=nope_dim, ROPE=rope_dim, VALUE=value_dim, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
         BLOCK_D=triton.next_power_of_2(nope_dim), BLOCK_E=max(MIN_DOT, triton.next_power_of_2(rope_dim)),
         BLOCK_V=triton.next_power_of_2(value_dim),
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
@@ -225,9 +227,9 @@ def expanded_attention(
 @triton.jit
 def _attend(
     q, made, shared, query_starts, key_starts, context_lens, blocks, out,
-    q_token_stride: int, q_head_stride: int, shared_stride: int, out_token_stride: int, out_head_stride: int,
-    scale: float,
-    HEADS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr,
+    q_token_stride: int, q_head_stride: int, made_stride: int, shared_stride: int, out_token_stride: int,
+    out_head_stride: int, scale: float,
+    NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -247,7 +249,7 @@ def _attend(
     own = tl.load(rows + d[None, :], mask=there & (d < NOPE)[None, :], other=0.0)
     turned = tl.load(rows + NOPE + e[None, :], mask=there & (e < ROPE)[None, :], other=0.0)
 
-    made += (key_start * HEADS + head) * (NOPE + VALUE)
+    made += key_start * made_stride + head * (NOPE + VALUE)
     shared += key_start * shared_stride
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
@@ -261,7 +263,7 @@ def _attend(
         for start in range(begin, stop, BLOCK_N):
             key = start + tl.arange(0, BLOCK_N)
             held = key < end
-            line = made + key[:, None].to(tl.int64) * (HEADS * (NOPE + VALUE))
+            line = made + key[:, None].to(tl.int64) * made_stride
             ends = shared + key[:, None] * shared_stride
             k = fetch(line + d[None, :], held, masked, NOPE, BLOCK_D)
             more = fetch(ends + e[None, :], held, masked, ROPE, BLOCK_E)

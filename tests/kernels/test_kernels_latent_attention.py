@@ -18,6 +18,8 @@ pytest.importorskip("triton")
 from bough.core.model_config import LatentConfig
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.invariant_attention import triton as invariant
+from bough.kernels.invariant_attention.work import Partials, prefill_items
 from bough.kernels.latent_attention import reference
 from bough.kernels.latent_attention import triton as fast
 from bough.kernels.paged_attention.reference import paged_attention
@@ -209,3 +211,66 @@ def test_expanded_attention_of_ragged_rows(latent: LatentConfig, dtype: torch.dt
         table = torch.arange(len(k))[None]
         truth = paged_attention(q[own].double(), k, v, table, [0, own.stop - own.start], [context_lens[row]], 1, 0.2)
         assert_near(out[own], truth)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("cache_type", [torch.bfloat16, torch.float8_e4m3fn])
+def test_deepseeks_widths(heads: int, cache_type: torch.dtype, device: torch.device) -> None:
+    """In bfloat16, with the tiles that serve: decodes by both kernels over latents, and a prompt by both forms."""
+    latent = LatentConfig(rank=512, rope_dim=64, nope_dim=128, value_dim=128)
+    scale, stored = 192**-0.5, 0.02
+    paged = Paged([1, 700, 3000], latent, 16, device)
+    cache = (paged.cache / stored).to(cache_type) if cache_type.itemsize == 1 else paged.cache.to(cache_type)
+    factor = stored if cache_type.itemsize == 1 else 1.0
+    rounded = [
+        cache.float()[slots_of(paged, row, len(latents)), 0] * factor for row, latents in enumerate(paged.latents)
+    ]
+    weight = draw(heads, 256, latent.rank, device=device, dtype=torch.bfloat16) * 0.05
+    q = draw(3, heads, 192, device=device, dtype=torch.bfloat16, seed=1)
+    queries = fast.absorb(q, weight, latent.nope_dim)
+    caches = (cache, cache[..., : latent.rank], paged.table, paged.rows)
+    options = {"page_size": 16, "scale": scale, "k_scale": factor, "v_scale": factor}
+    attended = decode.decode_attention(queries, *caches, paged.lengths, None, **options)
+    wide = [reference.expand(latents.double(), weight.double(), latent) for latents in rounded]
+    truth = []
+    for query, (k, v) in zip(q.double(), wide, strict=True):
+        scores = torch.einsum("hd,nhd->hn", query, k) * scale
+        truth.append(torch.einsum("hn,nhv->hv", scores.softmax(-1), v))
+    assert_near(fast.lift(attended, weight, latent.nope_dim), torch.stack(truth), times=2.0)
+
+    prompt = draw(300, heads, 192, device=device, dtype=torch.bfloat16, seed=2)  # behind 2,700 cached tokens
+    lengths = np.array([300], dtype=np.int32)
+    table = torch.arange(3000)[None]
+    expected = paged_attention(prompt.double(), *wide[2], table, [0, 300], [2700], 1, scale)
+    made = torch.einsum("nr,hor->nho", rounded[2][:, : latent.rank], weight.float()).bfloat16().contiguous()
+    starts, contexts = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in ([0, 300], [2700]))
+    blocks = torch.from_numpy(query_blocks(lengths, fast.config_for(torch.bfloat16).block_m)).to(device)
+    out = torch.empty(300, heads, latent.value_dim, dtype=torch.bfloat16, device=device)
+    shared = rounded[2][:, latent.rank :].bfloat16()
+    fast.expanded_attention(prompt, made, shared, starts, starts[:1], contexts, blocks, scale=scale, out=out)
+    assert_near(out, expected, times=2.0)
+
+    config = invariant.config_for(heads, 1, latent.rank, torch.bfloat16)
+    items = torch.from_numpy(prefill_items(lengths, lengths * 0 + 2700, config.block_queries, 0)).to(device)
+    nothing = torch.empty(0, device=device)
+    attended = invariant.invariant_attention(
+        fast.absorb(prompt, weight, latent.nope_dim),
+        *caches[:3],
+        paged.rows[2:],
+        starts,
+        contexts + 300,
+        items,
+        programs=len(items) - 1,
+        partials=Partials(nothing, nothing, nothing),
+        split_rows=0,
+        config=config,
+        **options,
+    )
+    assert_near(fast.lift(attended, weight, latent.nope_dim), expected, times=2.0)
+
+
+def slots_of(paged: Paged, row: int, length: int) -> torch.Tensor:
+    place = torch.arange(length, device=paged.table.device)
+    pages = paged.table[paged.rows[row].long()].long()
+    return pages[place // paged.page_size] * paged.page_size + place % paged.page_size

@@ -19,7 +19,7 @@ from bough.core.model_config import LatentConfig
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.invariant_attention import triton as invariant
-from bough.kernels.invariant_attention.work import Partials, prefill_items
+from bough.kernels.invariant_attention.work import DecodeItems, Partials, prefill_items
 from bough.kernels.latent_attention import reference
 from bough.kernels.latent_attention import triton as fast
 from bough.kernels.paged_attention.reference import paged_attention
@@ -268,6 +268,32 @@ def test_deepseeks_widths(heads: int, cache_type: torch.dtype, device: torch.dev
         **options,
     )
     assert_near(fast.lift(attended, weight, latent.nope_dim), expected, times=2.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [16, 128])
+def test_deepseeks_widths_have_the_same_bits_in_a_prompt_and_alone(heads: int, device: torch.device) -> None:
+    rank, tokens, length = 512, 100, 1300
+    config = invariant.config_for(heads, 1, rank, torch.bfloat16)
+    cache = draw(length + 1, 1, 576, device=device, dtype=torch.bfloat16)
+    table = (torch.arange(length, dtype=torch.int32, device=device) + 1)[None].expand(tokens, -1).contiguous()
+    q = draw(tokens, heads, 576, device=device, dtype=torch.bfloat16, seed=1)
+    places = torch.arange(tokens + 1, dtype=torch.int32, device=device)
+    work = DecodeItems(tokens, heads, rank, device, chunk=config.chunk)
+
+    def attend(
+        rows: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, items: torch.Tensor, split: int
+    ) -> torch.Tensor:
+        caches = (cache, cache[..., :rank], table, rows, starts, lengths, items)
+        shared = {"programs": len(items) - 1, "partials": work.partials, "split_rows": split, "page_size": 1}
+        return invariant.invariant_attention(q, *caches, scale=0.07, config=config, **shared)  # type: ignore[arg-type]
+
+    lens = np.array([tokens], dtype=np.int32)
+    items = torch.from_numpy(prefill_items(lens, lens * 0 + length - tokens, config.block_queries, 0)).to(device)
+    whole = attend(places[:1], places[[0, tokens]].contiguous(), places[:1] + length, items, 0)
+    lengths = places[1:] + length - tokens
+    work.plan(lengths)
+    assert torch.equal(attend(places[:-1], places, lengths, work.items, tokens), whole)
 
 
 def slots_of(paged: Paged, row: int, length: int) -> torch.Tensor:

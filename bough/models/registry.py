@@ -16,6 +16,8 @@ from bough.core.model_config import ModelConfig
 from bough.models.arcee import Arcee, Jais2
 from bough.models.cohere import Cohere, Cohere2
 from bough.models.cwm import Cwm
+from bough.models.deepseek_v2 import DeepseekV2
+from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.ernie4_5 import Ernie45, Helium
 from bough.models.exaone4 import Exaone4
 from bough.models.family import ModelFamily
@@ -52,23 +54,11 @@ if TYPE_CHECKING:
     from bough.models.base import CausalLM
 
 BUILT_IN: tuple[ModelFamily, ...] = (
-    *(
-        Llama(),
-        Mistral(),
-        Mistral3(),
-        Ministral(),
-        Ministral3(),
-        Qwen2(),
-        Qwen3(),
-        Qwen3Moe(),
-        Gemma(),
-        Gemma2(),
-        Gemma3(),
-    ),
+    *(Llama(), Mistral(), Mistral3(), Ministral(), Ministral3(), Qwen2(), Qwen3(), Gemma(), Gemma2(), Gemma3()),
     *(VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
     *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
-    *(Qwen3Moe(),),
+    *(Qwen3Moe(), DeepseekV2(), DeepseekV3()),
 )
 GROUP = "bough.models"
 

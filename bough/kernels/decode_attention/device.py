@@ -23,7 +23,14 @@ def scaled(scores, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
     """Takes a block of keys and values into what was summed before: the largest score, the sum of weights, and that of
     weighted values. One of the block's keys, or one before it, must be present."""
-    scores = scaled(tl.dot(queries, tl.trans(k), input_precision=PRECISION), scale, softcap, HAS_SOFTCAP)
+    products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+    return fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+
+
+@triton.jit
+def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
+    """The same, by the products of queries and keys."""
+    scores = scaled(products, scale, softcap, HAS_SOFTCAP)
     scores = tl.where(present[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     shrink = tl.exp2(top - new_top)

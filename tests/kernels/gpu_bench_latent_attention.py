@@ -26,7 +26,7 @@ RANK, ROPE, NOPE, VALUE, SCALE = 512, 64, 128, 128, 192**-0.5
 WIDTH = RANK + ROPE
 POOLS = 4
 HALF = {"device": "cuda", "dtype": torch.bfloat16}
-BLOCKS, WARPS, STAGES, PROGRAMS = (16, 32, 64), (4, 8), (2, 3, 4), (264, 528, 1056)
+BLOCKS, WARPS, STAGES, PROGRAMS = (16, 32, 64), (4, 8), (2, 3, 4), (132, 264, 528)
 
 
 def bench_products(heads: int, tokens: int) -> None:

@@ -151,10 +151,16 @@ def expected_decodes(q: torch.Tensor, paged: Paged, weight: torch.Tensor, latent
 
 
 @pytest.mark.parametrize("latent", LATENTS)
-@pytest.mark.parametrize(("heads", "page_size"), [(6, 1), (16, 4), (72, 16)])
+@pytest.mark.parametrize(("heads", "page_size", "most_heads"), [(6, 1, 64), (16, 4, 64), (10, 16, 4)])
 def test_decodes_over_latents_are_those_over_expanded_keys(
-    latent: LatentConfig, heads: int, page_size: int, device: torch.device
+    latent: LatentConfig,
+    heads: int,
+    page_size: int,
+    most_heads: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(decode, "MOST_HEADS", most_heads)
     paged = Paged([1, 129, 290], latent, page_size, device)
     weight = draw(heads, latent.nope_dim + latent.value_dim, latent.rank, device=device) * 0.3
     q = draw(3, heads, latent.nope_dim + latent.rope_dim, device=device, seed=1)
@@ -175,7 +181,26 @@ def test_decodes_over_latents_are_those_over_expanded_keys(
     )
     found = fast.lift(attended, weight, latent.nope_dim)
     assert_near(found, expected_decodes(q, paged, weight, latent))
-    assert int(work.arrivals.sum()) == 0
+
+
+@pytest.mark.parametrize("few_rows", [0, 32])
+def test_parts_of_a_row_are_weighed(few_rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More parts, and wider ones, than are read at a time; of rows with one part or none nothing is written."""
+    monkeypatch.setattr(decode, "FEW_ROWS", few_rows)
+    work = DecodeWork(4, 2, 1, 160, device, programs=300)
+    counts = torch.tensor([70, 1, 0, 3], device=device)
+    work.first_item.copy_(torch.cat((counts[:1] * 0, counts.cumsum(0))))
+    work.partial.copy_(draw(*work.partial.shape, device=device))
+    work.log_sums.copy_(draw(*work.log_sums.shape, device=device, seed=1) * 20)
+    out = torch.full((4, 2, 160), 7.0, device=device)
+    decode.weigh_parts(work, out)
+    for row, (begin, count) in enumerate(zip(work.first_item.tolist(), counts.tolist(), strict=False)):
+        own = slice(begin, begin + count)
+        weight = torch.softmax(work.log_sums[own].double() * np.log(2.0), dim=0)
+        truth = (weight[..., None] * work.partial[own].double()).sum(0)
+        assert_near(out[row], truth) if count > 1 else torch.testing.assert_close(
+            out[row], torch.full_like(out[row], 7.0)
+        )
 
 
 def test_blocks_of_heads_are_equal_and_not_too_large() -> None:

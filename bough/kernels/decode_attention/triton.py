@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.decode_attention.device import fold, hand_in
+from bough.kernels.decode_attention.device import fold, hand_in, leave
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
@@ -50,7 +50,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
 
 
 MOST_HEADS = 64  # that attend to latents in one program: as many lines as the widest instructions take
-LATENT_PROGRAMS = 4 * 132  # of those a multiprocessor has room for two
+LATENT_PROGRAMS = 2 * 132  # of those a multiprocessor has room for two
+FEW_ROWS = 32  # whose parts are weighed by several programs for each head
 
 
 def head_blocks(heads: int) -> int:
@@ -121,7 +122,21 @@ def decode_attention(
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, **overlap(batch),
     )  # fmt: skip
+    if extra:
+        weigh_parts(work, out)
     return out
+
+
+def weigh_parts(work: DecodeWork, out: torch.Tensor) -> None:
+    """Makes one result of the parts of each row that was cut. Parts of latents are so large that the last program to
+    finish would take long with them."""
+    batch, heads, head_dim = out.shape
+    columns = min(triton.next_power_of_2(head_dim), 128 if batch <= FEW_ROWS else 512)
+    _weigh_parts[(heads * triton.cdiv(head_dim, columns), batch)](
+        work.first_item, work.partial, work.log_sums, out,
+        HEADS=heads, HEAD_DIM=head_dim, BLOCK_C=columns, BLOCK_PARTS=WEIGHED_NUMBERS // columns,
+        num_warps=4, **overlap(batch),
+    )  # fmt: skip
 
 
 # The kv heads of an item are neighbours in the grid: a token's heads are adjacent in memory, so their programs read
@@ -189,8 +204,45 @@ def _attend(
             products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
         top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
 
-    hand_in(
-        acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
-        out, partial, log_sums, arrivals, first_item,
-        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
-    )  # fmt: skip
+    if EXTRA:
+        leave(
+            acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head, out, partial, log_sums,
+            KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
+        )  # fmt: skip
+    else:
+        hand_in(
+            acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
+            out, partial, log_sums, arrivals, first_item,
+            KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _weigh_parts(
+    first_item, partial, log_sums, out,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one head of a row, if it was cut into parts."""
+    take_turn(OVERLAP)
+    place = tl.program_id(1)
+    begin = tl.load(first_item + place)
+    parts = tl.load(first_item + place + 1) - begin
+    if parts <= 1:
+        return
+    blocks: tl.constexpr = (HEAD_DIM + BLOCK_C - 1) // BLOCK_C
+    head = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    top, norm, acc = -float("inf"), 0.0, tl.zeros([BLOCK_C], tl.float32)
+    for start in range(0, parts, BLOCK_PARTS):
+        part = start + tl.arange(0, BLOCK_PARTS)
+        line = (begin + part).to(tl.int64) * HEADS + head
+        log_sum = tl.load(log_sums + line, mask=part < parts, other=float("-inf"))
+        there = (part < parts)[:, None] & (column < HEAD_DIM)[None, :]
+        value = tl.load(partial + line[:, None] * HEAD_DIM + column[None, :], mask=there, other=0.0)
+        new_top = tl.maximum(top, tl.max(log_sum, 0))
+        shrink, weight = tl.exp2(top - new_top), tl.exp2(log_sum - new_top)
+        norm, acc = norm * shrink + tl.sum(weight, 0), acc * shrink + tl.sum(value * weight[:, None], 0)
+        top = new_top
+    target = out + (place.to(tl.int64) * HEADS + head) * HEAD_DIM + column
+    tl.store(target, (acc / norm).to(out.dtype.element_ty), mask=column < HEAD_DIM)

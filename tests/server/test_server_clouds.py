@@ -39,6 +39,10 @@ def test_vertex_instances_become_predictions() -> None:
         assert (await http.post("/vertex_generate", json={"instances": []})).json() == {"predictions": []}
         for wrong in ([{"text": "x"}, {"input_ids": [1]}], [{}], [{"text": "x", "image_data": "y"}]):
             assert (await http.post("/vertex_generate", json={"instances": wrong})).status_code == 400
+        odd = {"instances": [{"text": "x", "image_data": None}], "parameters": {"max_new_tokens": 2}}
+        (said,) = (await http.post("/vertex_generate", json=odd)).json()["predictions"]
+        (warning,) = said["meta_info"]["warnings"]
+        assert warning.startswith("Unknown field 'max_new_tokens' has no effect.")
 
     serve(scenario)
 

@@ -274,7 +274,8 @@ def test_tools_are_part_of_a_tokenised_conversation() -> None:
 
 
 def test_a_used_id_is_refused_in_sglangs_words() -> None:
-    assert "Duplicate request ID" in ask({"text": ["a", "b"], "rid": ["x", "x"]}).json()["message"]
+    message = ask({"text": ["a", "b"], "rid": ["x", "x"]}).json()["message"]
+    assert "Duplicate request IDs detected within the request: 'x'" in message
 
 
 @pytest.mark.parametrize("ids", [[[1], [300]], [300], [2**31 - 1]])

@@ -19,6 +19,7 @@ OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "num_queue_reqs": ("num_requests_waiting",),
         "token_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
         "num_retracted_requests_total": ("num_preemptions_total",),
+        "num_requests_total": ("request_success_total",),  # which counts aborted ones, too
         "queue_time_seconds": ("request_queue_time_seconds",),
         "prompt_tokens_histogram": ("request_prompt_tokens",),
         "generation_tokens_histogram": ("request_generation_tokens",),

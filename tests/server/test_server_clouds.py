@@ -65,6 +65,7 @@ def test_metrics_in_the_names_of_another_engine(style: str, running: str) -> Non
         assert f"\n{running}{{" in page and "bough:" not in page
         if style == "vllm":
             assert "vllm:kv_cache_usage_perc{" in page and "vllm:prefix_cache_hits_total{" in page
+            assert "vllm:request_success_total{" in page
 
     serve(scenario, metrics_names=style)
 

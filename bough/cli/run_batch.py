@@ -47,6 +47,8 @@ def run(argv: Sequence[str]) -> int:
     if parsed.url is not None and given_settings(parsed, environ={}):
         raise SettingsError("--url names a server that runs; its engine flags are its own. Leave them out.")
     requests = read_requests(Path(parsed.input_file))
+    if Path(parsed.output_file).resolve() == Path(parsed.input_file).resolve():
+        raise SettingsError("-i and -o name the same file; the answers need one of their own.")
     answered = keep_answers(Path(parsed.output_file))
     left = [request for request in requests if request.custom_id not in answered]
     if len(left) < len(requests):
@@ -89,7 +91,7 @@ def _server(url: str | None, settings: dict[str, Any]) -> Iterator[str]:
 
 def read_requests(path: Path) -> list[BatchRequest]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"Cannot read {path}: {error}.") from None
     requests: dict[str, BatchRequest] = {}
@@ -105,6 +107,11 @@ def read_requests(path: Path) -> list[BatchRequest]:
     if not requests:
         raise SettingsError(f"{path} has no requests; put one on each line, in OpenAI's batch format.")
     return list(requests.values())
+
+
+def _lines(text: str) -> list[str]:
+    """Unlike `splitlines`, at newlines only: JSON may hold other characters that end a line of text."""
+    return text.split("\n")
 
 
 def _read_line(line: str, where: str) -> BatchRequest:
@@ -128,17 +135,20 @@ def _read_line(line: str, where: str) -> BatchRequest:
 
 def keep_answers(path: Path) -> set[str]:
     """The requests that an output file answers. Other lines are removed from it: what the server failed, and the half
-    line that a killed run leaves."""
+    line that a killed run leaves. A file with anything else is somebody's, and stays as it is."""
     if not path.exists():
         return set()
     kept: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    *lines, half = _lines(path.read_text(encoding="utf-8", errors="replace"))
+    for line in (*lines, half):
         try:
             answer = json.loads(line)
             status = answer["response"]["status_code"] if answer["response"] else 0
             custom_id = answer["custom_id"]
         except (json.JSONDecodeError, KeyError, TypeError):
-            continue
+            if line is half or not line.strip():
+                continue
+            raise SettingsError(f"{path} has lines that are no answers of a batch; name another file.") from None
         if 0 < status < 500 and status != 429:
             kept[custom_id] = line
     fresh = path.with_name(path.name + ".part")

@@ -208,9 +208,14 @@ class EngineClient:
             if prompt.resumption is not None:
                 continue  # it keeps its id, and the broken stream may still be open here
             user = self._rids.get(prompt.rid)
-            if prompt.rid in seen or (user is not None and not user.done):
+            if prompt.rid in seen:
                 raise RequestError(
-                    f"Duplicate request ID: rid {prompt.rid!r} is in use by another request; choose another.",
+                    f"Duplicate request IDs detected within the request: {prompt.rid!r}; give each prompt its own rid.",
+                    field="rid",
+                )
+            if user is not None and not user.done:
+                raise RequestError(
+                    f"Duplicate request ID detected: {prompt.rid!r} is the rid of a request that runs; choose another.",
                     field="rid",
                 )
             seen.add(prompt.rid)

@@ -68,8 +68,10 @@ class GatewayApp:
             self._count(client)
             body = await held.read(scope, receive, self._gateway.bodies.largest)
             peeked = await self._gateway.bodies.peek(body, scope["headers"])
-            if peeked.not_json is not None and takes_json(path, scope["headers"]):
-                raise HttpError(400, f"The body is not a valid JSON object: {peeked.not_json}.", "BadRequestError")
+            missing = None if body or path not in JSON_PATHS or scope["method"] == "GET" else "it is empty"
+            not_json = peeked.not_json or missing
+            if not_json is not None and takes_json(path, scope["headers"]):
+                raise HttpError(400, f"The body is not a valid JSON object: {not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)
             await self._proxied(call, Outlet(call, send, scope.get(EXCHANGE_KEY)), receive)
         except ClientLeftError:

@@ -19,6 +19,7 @@ OTHER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "num_queue_reqs": ("num_requests_waiting",),
         "token_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
         "num_retracted_requests_total": ("num_preemptions_total",),
+        "num_requests_total": ("request_success_total",),  # which counts aborted ones, too
         "queue_time_seconds": ("request_queue_time_seconds",),
         "prompt_tokens_histogram": ("request_prompt_tokens",),
         "generation_tokens_histogram": ("request_generation_tokens",),
@@ -138,12 +139,6 @@ STATE_METRICS = (
         read=lambda s: s["num_retractions"],
     ),
     Metric(
-        "forward_execution_seconds_total",
-        "counter",
-        "Seconds in which the device ran steps.",
-        read=lambda s: s.get("forward_seconds"),
-    ),
-    Metric(
         "evicted_tokens_total",
         "counter",
         "Tokens that left the prefix cache to make room.",
@@ -154,6 +149,9 @@ STATE_METRICS = (
 REALTIME_TOKENS = Metric(
     "realtime_tokens_total", "counter", "Tokens of each step, counted when the step has run.", label="mode"
 )
+FORWARD_SECONDS = Metric(
+    "forward_execution_seconds_total", "counter", "Seconds in which the device ran steps.", label="category"
+)
 PROCESS_CPU_SECONDS = Metric(
     "process_cpu_seconds_total", "counter", "CPU seconds of the server's processes.", label="component"
 )
@@ -162,15 +160,12 @@ PROCESS_CPU_SECONDS = Metric(
 START_METRICS = (
     _gauge("weight_memory_usage_gb", "GiB that the weights take.", lambda s: s["memory_usage"]["weight"]),
     _gauge("kv_cache_memory_usage_gb", "GiB that the KV cache takes.", lambda s: s["memory_usage"]["kvcache"]),
-    _gauge(
-        "startup_time_seconds",
-        "From the start of the server until it served.",
-        lambda s: s["startup_time"].get("tokenizer_e2e"),
-    ),
     _gauge("weight_load_duration_seconds", "For reading the weights.", lambda s: s["startup_time"]["load_weight"]),
 )
+STARTUP_TIME = Metric("startup_time_seconds", "gauge", "That the start of the server took.", label="phase")
 
-ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS, REALTIME_TOKENS, PROCESS_CPU_SECONDS, *START_METRICS)
+LABELLED_METRICS = (REALTIME_TOKENS, FORWARD_SECONDS, PROCESS_CPU_SECONDS, STARTUP_TIME)
+ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS, *LABELLED_METRICS, *START_METRICS)
 
 
 def state_figures(state: State) -> dict[str, float]:

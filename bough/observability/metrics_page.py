@@ -11,9 +11,11 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from bough.observability.metrics import (
+    FORWARD_SECONDS,
     PROCESS_CPU_SECONDS,
     REALTIME_TOKENS,
     START_METRICS,
+    STARTUP_TIME,
     STATE_METRICS,
     Metric,
     State,
@@ -47,6 +49,8 @@ def metrics_page(
     told = [metric for metric in (*STATE_METRICS, *START_METRICS) if metric.name in figures]
     families += [f for metric in told for f in _families(metric, [figures[metric.name]], labels, style)]
     families += _families(REALTIME_TOKENS, (state or {}).get("realtime_tokens", {}), labels, style)
+    families += _families(FORWARD_SECONDS, (state or {}).get("forward_seconds", {}), labels, style)
+    families += _families(STARTUP_TIME, (limits or {}).get("startup_time", {}), labels, style)
     return families_page(families)
 
 
@@ -73,8 +77,9 @@ def _families(metric: Metric, numbers: Numbers, labels: Mapping[str, str], style
 
 def _family(name: str, metric: Metric, numbers: Numbers, labels: Mapping[str, str]) -> Family:
     names, values = list(labels), list(labels.values())
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     if isinstance(numbers, Mapping):
-        labelled = CounterMetricFamily(name, metric.about, labels=[*names, metric.label])
+        labelled = kind(name, metric.about, labels=[*names, metric.label])
         for of, number in numbers.items():
             labelled.add_metric([*values, of], number)
         return labelled
@@ -83,7 +88,6 @@ def _family(name: str, metric: Metric, numbers: Numbers, labels: Mapping[str, st
         histogram = HistogramMetricFamily(name, metric.about, labels=names)
         histogram.add_metric(values, list(zip(bounds, accumulate(numbers[:-1]), strict=True)), numbers[-1])
         return histogram
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(name, metric.about, labels=names)
     family.add_metric(values, numbers[0])
     return family

@@ -52,6 +52,11 @@ class PlannedStep:
     def prompt_tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
 
+    @property
+    def category(self) -> str:
+        """What SGLang calls a step that does this."""
+        return "decode" if not self.chunks else "mixed" if self.decodes else "extend"
+
 
 class Assembly:
     def __init__(self, table: RowTable) -> None:

@@ -224,7 +224,8 @@ class Scheduler:
             self._planner.after_step(step, result)
             self._step_time.ran(step, result.device_span)
             waiting = len(self._queue) + len(self._gate)
-            self._stats.after_step(result, self._committer, self._cache, self._table, waiting)
+            measured = step.category, result.device_span
+            self._stats.after_step(*measured, self._committer, self._cache, self._table, waiting)
         self._supply_masks()
         self._recording.after_step()
 
@@ -446,7 +447,7 @@ class Scheduler:
             "num_running_reqs": self._table.running,
             "num_waiting_reqs": len(self._queue) + len(self._gate) + len(self._control),
             "num_grammar_queue_reqs": len(self._gate),
-            "forward_seconds": self._stats.busy.total_busy_s,
+            "forward_seconds": self._stats.forward_s,
             "realtime_tokens": {
                 "prefill_compute": self._committer.prefilled_tokens,
                 "prefill_cache": self._batch.matched_tokens,

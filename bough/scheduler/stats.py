@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from bough.core.plan import StepResult
 from bough.scheduler.commit import Committer
 from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.rows import RowTable
 
 log = logging.getLogger(__name__)
 
+Span = tuple[float, float]  # seconds, from..to
 WINDOW_STEPS = 40  # that figures are taken over where no line is logged
 
 
@@ -27,17 +27,15 @@ class BusyShare:
         self._steps = 0
         self._busy_s = 0.0
         self._total_s = 0.0
-        self.total_busy_s = 0.0  # since the start of the engine
         self._last_end: float | None = None  # None: time begins with the next step
         self.share: float | None = None  # of the last whole window; until there is one, of the steps before a pause
 
-    def add(self, span: tuple[float, float] | None) -> None:
+    def add(self, span: Span | None) -> None:
         """A step was on the device from..to; None: the executor does not know."""
         if span is None:
             return
         start, end = span
         self._busy_s += end - start
-        self.total_busy_s += end - start
         self._total_s += end - (start if self._last_end is None else self._last_end)
         self._last_end = end
         self._steps += 1
@@ -58,6 +56,7 @@ class Stats:
         self._since = clock()
         self._tokens = 0
         self.throughput = 0.0
+        self.forward_s = {"extend": 0.0, "decode": 0.0, "mixed": 0.0}  # that steps of each category took
         self.set_interval(interval)
         self.busy = BusyShare(self._interval)
 
@@ -67,9 +66,11 @@ class Stats:
         self._interval = steps or WINDOW_STEPS
 
     def after_step(
-        self, result: StepResult, committer: Committer, cache: PrefixCache, table: RowTable, queued: int
+        self, category: str, span: Span | None, committer: Committer, cache: PrefixCache, table: RowTable, queued: int
     ) -> None:
-        self.busy.add(result.device_span)
+        self.busy.add(span)
+        if span is not None:
+            self.forward_s[category] += span[1] - span[0]
         self._steps += 1
         if self._steps < self._interval:
             return

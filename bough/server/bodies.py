@@ -185,24 +185,25 @@ def settings_of(request: Request) -> ServerSettings:
 
 async def read_body(request: Request, struct: type[S]) -> S:
     """The body as `struct`; an empty one counts as `{}`. Raises what becomes a 400 or, over the limit, a 413. Where the
-    struct lets unknown fields through, they are named in the log and in `warnings_of_body`, or, with --strict-fields,
-    refused."""
+    struct lets unknown fields through, they are named."""
     raw = await read_bytes(request)
     _warnings.set(())
     known = _decode_known(raw, struct)
     body = decode_body(raw, struct) if known is None else known
     if (recorder := request.scope.get(RECORDER_KEY)) is not None:
         request.scope[RECORDED_KEY] = recorder.add(request.scope["path"], raw or b"{}")
-    if known is not None:
-        return known
-    unknown: list[str] = []
-    if not struct.__struct_config__.forbid_unknown_fields:
-        unknown = _unknown_fields(raw or b"{}", struct)
+    if known is None and not struct.__struct_config__.forbid_unknown_fields:
+        name_unknown_fields(request, raw or b"{}", struct)
+    return body
+
+
+def name_unknown_fields(request: Request, raw: bytes, struct: type[msgspec.Struct]) -> None:
+    """In the log and in `warnings_of_body`; with --strict-fields they are refused."""
+    unknown = _unknown_fields(raw, struct)
     if unknown and settings_of(request).strict_fields:
         raise RequestError(_unknown_text(unknown[0], struct, " (--strict-fields)"), field=unknown[0])
     _log_once(unknown, request.scope["path"])
     _warnings.set(tuple(_unknown_text(name, struct, " has no effect") for name in unknown[:MAX_WARNINGS]))
-    return body
 
 
 _warnings: ContextVar[tuple[str, ...]] = ContextVar("unknown fields of the request in progress", default=())

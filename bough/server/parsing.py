@@ -96,8 +96,9 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def read_function(function: Any, where: str, schema_field: str = "parameters") -> Tool:
-    """A function's declaration; its shown form has what OpenAI's has."""
+def read_function(function: Any, index: int, inside: str = "", schema_field: str = "parameters") -> Tool:
+    """The declaration of a function, `inside` the tool with this index; its shown form has what OpenAI's has."""
+    where = f"tools[{index}]{inside}"
     if not isinstance(function, Mapping):
         raise RequestError(f"{where} must be an object with a name.", field=where)
     name, parameters, about = function.get("name"), function.get(schema_field), function.get("description")
@@ -111,7 +112,7 @@ def read_function(function: Any, where: str, schema_field: str = "parameters") -
         raise RequestError(f"{where}.{schema_field} must be a JSON schema.", field=f"{where}.{schema_field}")
     if wrong := _wrong_schema(msgspec.json.encode(parameters or {})):
         raise RequestError(
-            f"{where}: Tool {name!r} function has invalid '{schema_field}' schema: {wrong}.",
+            f"Tool {index} function has invalid '{schema_field}' schema: {wrong}. The tool is {name!r}.",
             field=f"{where}.{schema_field}",
         )
     if about is not None and not isinstance(about, str):
@@ -151,8 +152,7 @@ def read_functions(tools: Sequence[Any] | None, *, nested: bool = True) -> list[
             raise RequestError(
                 f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field="tools"
             )
-        place = f"tools[{i}]"
-        read.append(read_function(tool.get("function"), f"{place}.function") if nested else read_function(tool, place))
+        read.append(read_function(tool.get("function"), i, ".function") if nested else read_function(tool, i))
     return read
 
 
@@ -174,7 +174,7 @@ def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> Tool
     found = [tool for tool in tools if tool.name == name]
     if not found:
         known = ", ".join(tool.name for tool in tools) or "none"
-        raise RequestError(f"{field}: Tool {name!r} not found in tools list ({known}).", field=field)
+        raise RequestError(f"{field}: Tool {name!r} not found in tools list. The list has {known}.", field=field)
     return any_of(found, must=True, single=True)
 
 

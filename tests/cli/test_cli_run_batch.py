@@ -153,3 +153,25 @@ def test_both_files_and_sensible_flags_are_needed(tmp_path: Path, capsys: Captur
     assert "Leave them out" in capsys.readouterr().err
     assert main(["run-batch", *files, "--max-concurrency", "0"]) == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_lines_end_at_newlines_only(server: Server, tmp_path: Path) -> None:
+    """An answer may hold other characters that end a line of text."""
+    text = "one\u2028two\u0085three"
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text(json.dumps(line("a", body={"prompt": text}), ensure_ascii=False) + "\n", encoding="utf-8")
+    flags = ["run-batch", "-i", str(given), "-o", str(out), "--url", server.url]
+    assert main(flags) == 0 and main(flags) == 0
+    assert [asked["prompt"] for asked in server.asked] == [text]
+    (answer,) = out.read_text(encoding="utf-8").strip().split("\n")
+    assert json.loads(answer)["response"]["body"]["echo"] == text
+
+
+def test_files_that_hold_no_answers_are_not_overwritten(server: Server, tmp_path: Path, capsys: Capture) -> None:
+    given = write(tmp_path / "in.jsonl", [line("a")])
+    notes = write(tmp_path / "notes.txt", ["dear diary", "today"])
+    for out, said in ((given, "the same file"), (notes, "name another file")):
+        before = Path(out).read_text()
+        assert main(["run-batch", "-i", given, "-o", out, "--url", server.url]) != 0
+        assert said in capsys.readouterr().err and Path(out).read_text() == before
+    assert not server.asked

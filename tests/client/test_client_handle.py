@@ -208,9 +208,9 @@ def test_an_id_is_taken_until_its_request_has_ended() -> None:
         client, port = make_client()
         stream = client.stream(READER.read(prompt="a", rid="r"))
         first = await begin(stream)
-        with pytest.raises(RequestError, match="'r' is in use"):
+        with pytest.raises(RequestError, match="Duplicate request ID detected: 'r'"):
             await client.generate(READER.read(prompt="a", rid="r"))
-        with pytest.raises(RequestError, match="'s' is in use"):
+        with pytest.raises(RequestError, match="Duplicate request IDs detected within the request: 's'"):
             await client.generate(READER.read(prompt=["a", "b"], rid=["s", "s"]))
         assert len(port.sent) == 1
         client.receive(Deltas([delta(port.sent[0].handle, finish=FinishLength(0))]))
@@ -219,7 +219,7 @@ def test_an_id_is_taken_until_its_request_has_ended() -> None:
         await asyncio.sleep(0)
         assert len(port.sent) == 2
         await stream.aclose()
-        with pytest.raises(RequestError, match="in use"):
+        with pytest.raises(RequestError, match="detected: 'r'"):
             await client.generate(READER.read(prompt="a", rid="r"))
         client.receive(Deltas([delta(port.sent[1].handle, finish=FinishLength(0))]))
         await again

@@ -28,6 +28,7 @@ from bough.tokenizer.incremental import BYTE_OF_CHAR
 from bough.tokenizer.tokenizer import Tokenizer
 
 IM_START, IM_END = 256, 257
+MEMORY = {"weight": 2.5, "kvcache": 3.5}
 EMPTY = FinishAbort("The prompt is empty; give at least one token.", field="input_ids")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -119,7 +120,8 @@ class ScriptedEngine:
                             self._later([Delta(request.handle, "", b"", finish=end)])
 
     def context(self, **settings: Any) -> ServerContext:
-        model = ModelInfo("tiny", "/models/tiny", "/models/tiny", "LlamaForCausalLM", 512, 258, 1_700_000_000)
+        path, limits = "/models/tiny", {"startup_time": {"load_weight": 1.5}, "memory_usage": MEMORY}
+        model = ModelInfo("tiny", path, path, "LlamaForCausalLM", 512, 258, 1_700_000_000, limits=limits)
         return ServerContext(self.client, self.reader, self.tokenizer, model, Settings.from_flat(settings))
 
     @property

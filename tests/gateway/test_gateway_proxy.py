@@ -205,6 +205,7 @@ def test_the_access_log_is_lines_of_json_without_contents(capsys: pytest.Capture
         ("/v1/completions", b"question 1", "text/plain"),
         ("/v1/chat/completions", b'{"messages": [', "application/json"),
         ("/generate", b"[1, 2]", "application/x-www-form-urlencoded"),
+        ("/generate", b"", "application/json"),
         ("/v1/messages", b'{"model": "tiny"} x', "application/json"),
         ("/v1/unheard_of", b"{", "application/json; charset=utf-8"),
         ("/v1/completions", b'{"prompt": "' + b"x" * (2 << 20), "application/json"),

@@ -46,6 +46,11 @@ def test_the_documentation_lists_what_stands_on_the_page() -> None:
     text = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert len(shown) == len(ALL_METRICS)
     assert sorted(shown) == sorted(DOCUMENTED.findall(text))
+    for name, label, values in (
+        ("forward_execution_seconds_total", "category", ["extend", "decode", "mixed"]),
+        ("startup_time_seconds", "phase", ["load_weight", "tokenizer_e2e"]),
+    ):
+        assert re.findall(rf'^bough:{name}{{.*{label}="(\w+)"', page, re.MULTILINE) == values
 
 
 def test_the_schedulers_state_has_every_figure() -> None:

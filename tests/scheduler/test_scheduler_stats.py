@@ -77,3 +77,16 @@ def test_the_state_and_the_log_tell_it(interval: int, caplog: pytest.LogCaptureF
     assert before is None
     assert after == pytest.approx(0.5, abs=0.02)
     assert ("device busy 50%" in caplog.text) == (interval > 0)
+
+
+def test_seconds_on_the_device_by_what_was_done() -> None:
+    bench = Bench(HalfBusyExecutor(chunk_tokens=16), enable_mixed_chunk=True)
+    bench.ask(0, [*range(1, 31)], max_new_tokens=8)
+    bench.turn(4)
+    bench.ask(1, [40, 41], max_new_tokens=2)
+    bench.run()
+    bench.submit(GetState(1))
+    bench.turn()
+    spent = bench.out.replies[-1].data["forward_seconds"]
+    assert spent["extend"] == 2 and spent["mixed"] == 1, "a prompt in two chunks, and one beside a decode"
+    assert spent["decode"] == 6, "the first token of an answer comes with its prompt"

@@ -39,6 +39,10 @@ def test_vertex_instances_become_predictions() -> None:
         assert (await http.post("/vertex_generate", json={"instances": []})).json() == {"predictions": []}
         for wrong in ([{"text": "x"}, {"input_ids": [1]}], [{}], [{"text": "x", "image_data": "y"}]):
             assert (await http.post("/vertex_generate", json={"instances": wrong})).status_code == 400
+        odd = {"instances": [{"text": "x", "image_data": None}], "parameters": {"max_new_tokens": 2}}
+        (said,) = (await http.post("/vertex_generate", json=odd)).json()["predictions"]
+        (warning,) = said["meta_info"]["warnings"]
+        assert warning.startswith("Unknown field 'max_new_tokens' has no effect.")
 
     serve(scenario)
 
@@ -61,6 +65,7 @@ def test_metrics_in_the_names_of_another_engine(style: str, running: str) -> Non
         assert f"\n{running}{{" in page and "bough:" not in page
         if style == "vllm":
             assert "vllm:kv_cache_usage_perc{" in page and "vllm:prefix_cache_hits_total{" in page
+            assert "vllm:request_success_total{" in page
 
     serve(scenario, metrics_names=style)
 

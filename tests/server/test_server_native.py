@@ -24,7 +24,7 @@ from bough.server.native import info
 from bough.server.protocols import all_endpoints
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import ChatTemplate
-from tests.fakes.scripted_engine import IM_END
+from tests.fakes.scripted_engine import IM_END, MEMORY
 from tests.server.native_engine import NativeEngine, open_server
 
 HELLO = [*b"hello", IM_END]
@@ -274,7 +274,8 @@ def test_tools_are_part_of_a_tokenised_conversation() -> None:
 
 
 def test_a_used_id_is_refused_in_sglangs_words() -> None:
-    assert "Duplicate request ID" in ask({"text": ["a", "b"], "rid": ["x", "x"]}).json()["message"]
+    message = ask({"text": ["a", "b"], "rid": ["x", "x"]}).json()["message"]
+    assert "Duplicate request IDs detected within the request: 'x'" in message
 
 
 @pytest.mark.parametrize("ids", [[[1], [300]], [300], [2**31 - 1]])
@@ -433,6 +434,9 @@ def test_information() -> None:
             for path in ("/server_info", "/get_server_info"):
                 reply = await http.get(path)
                 assert reply.json()["page_size"] == 1 and "s3cret" not in reply.text
+                announced = {"startup_time": {"load_weight": 1.5}, "memory_usage": MEMORY}
+                (state,) = reply.json()["internal_states"]
+                assert state | announced == state and reply.json() | announced == reply.json()
             load = (await http.get("/v1/loads")).json()["loads"][0]
             assert (load["num_running_reqs"], load["token_usage"], load["cache_hit_rate"]) == (2, 0.5, 0.25)
             assert load["prefill_tokens_per_s"] is None  # nothing was computed yet

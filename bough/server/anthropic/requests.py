@@ -167,8 +167,8 @@ def names_of(request: CountTokensRequest) -> dict[str, str]:
 
 
 def output_schema(request: CountTokensRequest) -> tuple[Any, str]:
-    """The schema that the answer must match, if there is one, and the field that says so. It is strict: this
-    protocol has no warnings."""
+    """The schema that the answer must match, if there is one, and the field that says so. It is strict, as
+    Anthropic's own is."""
     said = {"output_config.format": (request.output_config or {}).get("format"), "output_format": request.output_format}
     given = {field: value for field, value in said.items() if value}
     if not given:
@@ -243,7 +243,7 @@ def read_tools(request: CountTokensRequest) -> ToolUse:
                 field="tools",
             )
         eager = tool.get("eager_input_streaming") is True  # arguments are shown while they are written, valid or not
-        tools.append(replace(read_function(tool, f"tools[{i}]", "input_schema"), eager=eager))
+        tools.append(replace(read_function(tool, i, schema_field="input_schema"), eager=eager))
     choice = request.tool_choice or {"type": "auto"}
     single = bool(choice.get("disable_parallel_tool_use"))
     match choice.get("type"):

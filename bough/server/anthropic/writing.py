@@ -28,7 +28,7 @@ from bough.parsers import (
     Reasoning,
     Text,
 )
-from bough.server.errors import Failure, anthropic_shape
+from bough.server.errors import Failure, anthropic_shape, in_client_names
 from bough.server.parsing import CallIds, StreamParser
 from bough.server.streaming import Writer, named_event
 
@@ -74,6 +74,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     stop_sequence: str | None
     usage: Usage
     timings: Any = UNSET
+    warnings: Any = UNSET
 
 
 class TokensCount(msgspec.Struct, frozen=True):
@@ -187,7 +188,7 @@ class MessageWriter(Writer):
             content=whole_blocks(events),
             **stop_of(answer, called=any(isinstance(event, CallEnd) for event in events)),
             usage=usage_of(answer),
-            timings=answer.timings.to_dict() if self._timed else UNSET,
+            **self._extras(answer),
         )
 
     def chunk(self, piece: Piece) -> bytes:
@@ -213,7 +214,12 @@ class MessageWriter(Writer):
     def _end(self, answer: RequestOutput) -> bytes:
         stop = stop_of(answer, called=self._parser.called)
         event = {"type": "message_delta", "delta": stop, "usage": usage_of(answer)}
-        return named_event(event | ({"timings": answer.timings.to_dict()} if self._timed else {})) + MESSAGE_ENDS
+        return named_event(event | self._extras(answer)) + MESSAGE_ENDS
+
+    def _extras(self, answer: RequestOutput) -> dict[str, Any]:
+        """What Anthropic's answers do not have; its clients pass it on."""
+        timings = {"timings": answer.timings.to_dict()} if self._timed else {}
+        return timings | ({"warnings": list(map(in_client_names, answer.warnings))} if answer.warnings else {})
 
     def failure(self, failure: Failure) -> bytes:
         return named_event(anthropic_shape(failure))

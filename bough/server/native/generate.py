@@ -15,7 +15,7 @@ from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs, ThinkingMarks
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.server.bodies import decode_body, given_fields, refuse_unsupported
+from bough.server.bodies import decode_body, given_fields, name_unknown_fields, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint, encode_json, json_response
 from bough.server.errors import Failure, native_shape, set_field_names
@@ -70,9 +70,11 @@ async def vertex_generate(context: ServerContext, request: Request, body: Vertex
         raise RequestError("Vertex AI's predictions are whole; leave stream out.", field="parameters")
     kind = "input_ids" if "input_ids" in body.instances[0] else "text"
     given = [instance.get(kind) for instance in body.instances]
-    if any(each is None or instance.keys() != {kind} for each, instance in zip(given, body.instances, strict=True)):
+    if any({name for name, value in instance.items() if value is not None} != {kind} for instance in body.instances):
         raise RequestError(f"Each instance must have {kind} and nothing else.", field="instances")
-    batch = decode_body(encode_json({**(body.parameters or {}), kind: given}), GenerateBody)
+    raw = encode_json({**(body.parameters or {}), kind: given})
+    batch = decode_body(raw, GenerateBody)
+    name_unknown_fields(request, raw, GenerateBody)
     response = await generate(context, request, batch)
     return json_response({"predictions": msgspec.Raw(bytes(response.body))})
 

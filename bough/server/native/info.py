@@ -193,7 +193,7 @@ async def weight_version(context: ServerContext, request: Request) -> Response:
 
 async def server_info(context: ServerContext, request: Request) -> Response:
     state, limits = await context.state(), context.model.limits
-    memory = {name: limits[name] for name in ("memory_usage",) if name in limits}
+    measured = {name: limits[name] for name in ("startup_time", "memory_usage") if name in limits}
     return json_response(
         {
             **context.settings.to_shown(),
@@ -201,6 +201,6 @@ async def server_info(context: ServerContext, request: Request) -> Response:
             **describe_model(context, state),
             "version": __version__,
             "started": context.model.created,
-            "internal_states": [] if state is None else [{**state, **memory}],
+            "internal_states": [] if state is None else [{**state, **measured}],
         }
     )

@@ -216,7 +216,11 @@ class Chats:
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         identity = Identity.make("chatcmpl-", body.rid, self._context.model.name, body.resume)
-        use_openai_names(body, input_ids="input_ids" if body.input_ids is not None else "messages")
+        use_openai_names(
+            body,
+            input_ids="input_ids" if body.input_ids is not None else "messages",
+            max_new_tokens="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
+        )
         given = read_chat(body, identity, self._context.model.context_length)
         plan = plan_answers(
             self._context.settings,

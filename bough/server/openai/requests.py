@@ -387,4 +387,5 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
 
 def use_openai_names(request: SamplingFields, **names: str) -> None:
     """Errors and warnings name OpenAI's fields from here on; `names` are particular to one API."""
-    set_field_names({**OPENAI_NAMES, **grammar_names(request), **names})
+    allowed = {"logit_bias": "allowed_token_ids"} if request.allowed_token_ids and not request.logit_bias else {}
+    set_field_names({**OPENAI_NAMES, **allowed, **grammar_names(request), **names})

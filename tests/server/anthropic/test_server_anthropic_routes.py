@@ -145,6 +145,14 @@ def test_why_an_answer_ends(finish: Any, reason: str, sequence: str | None) -> N
     at_desk(use, lambda request: finish)
 
 
+def test_a_limit_beyond_the_context_is_cut_and_named() -> None:
+    async def use(desk: Desk) -> None:
+        (warning,) = (await desk.post("/v1/messages", **{**ASK, "max_tokens": 1000}))["warnings"]
+        assert warning.startswith("max_tokens is 1000, but the prompt leaves ")
+
+    at_desk(use)
+
+
 def test_timings_on_request() -> None:
     async def use(desk: Desk) -> None:
         answer = await desk.http.post("/v1/messages", json={**ASK, "return_timings": True})
@@ -214,7 +222,10 @@ def test_an_aborted_answer_is_not_passed_off_as_a_complete_one() -> None:
 
 def test_unknown_fields_pass_unless_the_server_is_strict() -> None:
     async def lenient(desk: Desk) -> None:
-        await desk.post("/v1/messages", **ASK, betas=["x"])
+        said = ["Unknown field 'betas' has no effect."]
+        assert (await desk.post("/v1/messages", **ASK, betas=["x"]))["warnings"] == said
+        assert (await events_of(desk, **ASK, betas=["x"]))[-2][1]["warnings"] == said
+        assert "warnings" not in await desk.post("/v1/messages", **ASK)
 
     async def strict(desk: Desk) -> None:
         answer = await desk.post("/v1/messages", 400, **ASK, betas=["x"])

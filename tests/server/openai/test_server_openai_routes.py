@@ -313,6 +313,7 @@ def test_unknown_fields_pass_unless_strict() -> None:
         ("truncate_prompt_tokens", -2),
         ("bad_words", [" "]),
         ("allowed_token_ids", []),
+        ("allowed_token_ids", [-1]),
     ],
 )
 def test_fields_that_would_change_the_output_and_are_not_built_are_refused(field: str, value: Any) -> None:
@@ -371,7 +372,8 @@ def test_an_answer_longer_than_the_context_is_refused_unless_it_may_be_cut() -> 
     async def refused(desk: Desk) -> None:
         for path, body, name in asks:
             error = (await desk.post(path, 400, **body, **{name: 512}))["error"]
-            assert error["code"] == "context_length_exceeded" and "max_new_tokens" not in error["message"]
+            assert error["code"] == "context_length_exceeded" and error["param"] == name
+            assert f"and {name} asks for 512 more" in error["message"]
             assert "exceeds the model's maximum context length of 512 tokens" in error["message"]
             assert "warnings" not in await desk.post(path, **body)
         assert (await desk.post("/v1/completions", prompt="ab", max_tokens=510))["choices"]

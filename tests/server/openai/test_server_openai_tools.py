@@ -314,14 +314,14 @@ def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None, backend: 
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}]},
             "tools[0].function.parameters",
-            "function has invalid 'parameters' schema: $.type: 'objekt'",
+            "Tool 0 function has invalid 'parameters' schema: $.type: 'objekt'",
         ),
         ({"tools": [TOOL, TOOL]}, "tools", "two tools called 'get_weather'"),
         ({"tool_choice": "often"}, "tool_choice", "none, auto, required"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice",
-            "Tool 'f' not found in tools list",
+            "Tool 'f' not found in tools list.",
         ),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "by name"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "a list of tools"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bough.core.errors import ModelError
 from bough.tokenizer import gguf_tokenizer
 from bough.tokenizer.chat_template import ChatTemplate, given_template
 from bough.tokenizer.gguf_tokenizer import LLAMA3, SplitRule, find_split_rule
+from bough.tokenizer.mistral_template import MistralTemplate
 from bough.tokenizer.python_backend import PythonBackend
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.tokenizer.vocabulary_files import Read, read_model, read_tekken
@@ -118,7 +120,11 @@ def _from_folder(
     backend.add_special_tokens(known)
     if config.get("add_bos_token") is True and special.get("bos_token") in known:
         _ensure_bos(backend, special["bos_token"])
-    return _finish(backend, special, _make_template(chat_template, _folder_templates(folder, config), special))
+    template = _make_template(chat_template, _folder_templates(folder, config), special)
+    tekken = folder / "tekken.json"
+    if template is None and tekken.is_file() and find_spec("mistral_common") is not None:
+        template = MistralTemplate(tekken)
+    return _finish(backend, special, template)
 
 
 def _through_transformers(

@@ -189,8 +189,8 @@ class Tokenizer:
         """The prompt of a conversation; encode it with `add_special_tokens=False`: the template writes them itself."""
         if self.chat_template is None:
             raise RequestError(
-                "This model has no chat template; start the server with --chat-template (a Jinja file or text), "
-                "or use a completion endpoint.",
+                "This model has no chat template; start the server with --chat-template (a Jinja file or text; "
+                "Mistral's own format for a tekken.json comes with bough[mistral]), or use a completion endpoint.",
                 field="messages",
             )
         return self.chat_template.render(

@@ -159,7 +159,7 @@ def test_a_trained_model_gives_its_own_ids(tmp_path: Path, kind: str, options: d
 
 @pytest.fixture(scope="module")
 def ranks() -> dict[bytes, int]:
-    """A byte-level vocabulary of the corpus; all bytes are in it."""
+    """A byte-level vocabulary of the corpus; its first ranks are the bytes, which Mistral's library demands."""
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -167,7 +167,8 @@ def ranks() -> dict[bytes, int]:
     )
     learner.train_from_iterator([CORPUS], trainer)
     best_first = sorted(learner.get_vocab().items(), key=lambda entry: entry[1])
-    return {bytes(BYTE_OF_CHAR[char] for char in token): rank for token, rank in best_first}
+    learnt = [bytes(BYTE_OF_CHAR[char] for char in token) for token, _ in best_first if len(token) > 1]
+    return {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *learnt])}
 
 
 def slow_encode(ranks: dict[bytes, int], pattern: str, text: str) -> list[int]:
@@ -192,7 +193,7 @@ def write_tiktoken(folder: Path, ranks: dict[bytes, int], name: str = "tiktoken.
 
 
 def write_tekken(folder: Path, ranks: dict[bytes, int], special: Any, **config: Any) -> None:
-    vocab = [{"rank": rank, "token_bytes": b64encode(token).decode()} for token, rank in ranks.items()]
+    vocab = [{"rank": i, "token_bytes": b64encode(token).decode(), "token_str": None} for token, i in ranks.items()]
     settings = {"pattern": TEKKEN_PATTERN, "default_vocab_size": len(ranks) + 90, "default_num_special_tokens": 100}
     content = {"config": settings | config, "vocab": vocab, "special_tokens": special}
     (folder / "tekken.json").write_text(json.dumps(content))
@@ -276,10 +277,44 @@ def test_tekken_without_a_list_of_special_tokens_has_the_first_ones(tmp_path: Pa
     write_tekken(tmp_path, ranks, None)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.encode("[INST]a[/INST][TOOL_CALLS]")[1:] == [3, 100 + ranks[b"a"], 4, 9]
-    with pytest.raises(RequestError, match="--chat-template"):
-        tokenizer.apply_chat_template([{"role": "user", "content": "x"}])
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}[INST]")
     assert load_tokenizer(tmp_path).apply_chat_template([]) == "<s>[INST]"
+
+
+def test_without_a_template_tekken_needs_mistrals_library(
+    tmp_path: Path, ranks: dict[bytes, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tekken(tmp_path, ranks, None)
+    monkeypatch.setattr("bough.tokenizer.load.find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"--chat-template .*bough\[mistral\]"):
+        load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "x"}])
+
+
+SAID = {"role": "user", "content": "What is <b>é</b>?"}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+
+
+def test_mistrals_library_writes_prompts_where_no_template_is(tmp_path: Path, ranks: dict[bytes, int]) -> None:
+    mistral = pytest.importorskip("mistral_common.tokens.tokenizers.mistral")
+    requests = pytest.importorskip("mistral_common.protocol.instruct.request")
+    write_tekken(tmp_path, ranks, None, version="v3")
+    tokenizer = load_tokenizer(tmp_path)
+    library = mistral.MistralTokenizer.from_file(tmp_path / "tekken.json")
+    answered = [SAID, {"role": "assistant", "content": "A"}]
+    for messages, tools, goes_on in [
+        ([{"role": "system", "content": "Be brief."}, SAID], None, False),
+        ([*answered, SAID], TOOLS, False),
+        (answered, None, True),
+    ]:
+        options = {"tools": tools, "continue_final_message": goes_on}
+        request = requests.ChatCompletionRequest.from_openai(messages, **options)
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=not goes_on, **options)
+        assert prompt.startswith("<s>")
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+        assert ids == library.encode_chat_completion(request).tokens
+    for wrong in ([], [{"role": "user"}], [{"role": "nobody", "content": "x"}], answered):
+        with pytest.raises(RequestError, match="mistral-common refused the messages"):
+            tokenizer.apply_chat_template(wrong)
 
 
 BAD_PATTERN = (

@@ -75,6 +75,9 @@ class ModelSettings:
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
     )
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
+    trust_remote_code: bool = setting(
+        False, "run code that the model's folder brings along for its tokenizer, where nothing else reads its files"
+    )
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
     default_chat_template_kwargs: str = setting(
@@ -286,7 +289,6 @@ class UnbuiltSettings:
     ep_size: int = unbuilt(1)
     nnodes: int = unbuilt(1)
     node_rank: int = unbuilt(0)
-    trust_remote_code: bool = unbuilt(False)
     enable_lora: bool = unbuilt(False)
     is_embedding: bool = unbuilt(False)
     speculative_algorithm: str | None = unbuilt(None)

@@ -27,7 +27,12 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
     if settings.tokenizer_path is not None:
         path = Path(settings.tokenizer_path).expanduser()
     metadata = _gguf_metadata(path) if path.suffix.lower() == ".gguf" and not path.is_dir() else None
-    return load_tokenizer(path, chat_template=settings.chat_template, metadata=metadata)
+    return load_tokenizer(
+        path,
+        chat_template=settings.chat_template,
+        metadata=metadata,
+        trust_remote_code=settings.trust_remote_code,
+    )
 
 
 def has_text(settings: ModelSettings) -> bool:

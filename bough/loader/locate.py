@@ -19,8 +19,9 @@ from bough.models.fields import read_json
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 SHAPES = Path(__file__).parent / "shapes"  # a config.json of each: public models to be served with random weights
 INDEX_NAME = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+CODE_FILES = ["*.py", "*.tiktoken"]  # of tokenizers, with the vocabularies that only they read
 UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*"]  # the same weights again, in other layouts
 
 
@@ -40,14 +41,15 @@ class ModelFiles:
 def find_files(settings: ModelSettings) -> ModelFiles:
     """The files of the model that the settings name: a shape, or whatever `--model-path` means."""
     if settings.model_shape is None:
-        return locate(settings.model_path, settings.revision)
+        return locate(settings.model_path, settings.revision, code=settings.trust_remote_code)
     if settings.model_path is not None or settings.load_format not in ("auto", "dummy"):
         raise SettingsError("--model-shape has random weights: leave out --model-path and --load-format.")
     return _in_folder(SHAPES / settings.model_shape, settings.model_shape)
 
 
-def locate(model: str | None, revision: str | None = None, *, progress: bool = True) -> ModelFiles:
-    """Finds the model, fetching it where needed. `None` is the catalogue's default; `revision` concerns hubs only."""
+def locate(model: str | None, revision: str | None = None, *, progress: bool = True, code: bool = False) -> ModelFiles:
+    """Finds the model, fetching it where needed, its `code` only if asked. `None` is the catalogue's default;
+    `revision` concerns hubs only."""
     entry = catalogue.DEFAULT if model is None else catalogue.find(model)
     if entry is not None:
         path = catalogue.pull(entry, progress)
@@ -59,7 +61,7 @@ def locate(model: str | None, revision: str | None = None, *, progress: bool = T
     if path.is_file():
         return _single_file(path)
     if REPOSITORY.fullmatch(model) and not model.startswith(".") and not model.endswith(".gguf"):
-        return _in_folder(_download_repository(model, revision), model.split("/")[-1])
+        return _in_folder(_download_repository(model, revision, code), model.split("/")[-1])
     raise ModelError(_unknown_text(model))
 
 
@@ -115,17 +117,16 @@ def _if_file(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _download_repository(repository: str, revision: str | None) -> Path:
+def _download_repository(repository: str, revision: str | None, code: bool) -> Path:
     """The local snapshot of a Hugging Face repository; one that is cached already needs no network."""
     from huggingface_hub import errors, snapshot_download  # half a second, and most models are on disk
 
+    wanted = WANTED_FILES + CODE_FILES if code else WANTED_FILES
     # Which HTTP library the hub's package uses depends on its version; its error is no OSError in all of them.
     transport_errors = tuple(getattr(errors, name, OSError) for name in ("HTTPError", "RevisionResolutionError"))
     try:
         return Path(
-            snapshot_download(
-                repository, revision=revision, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES
-            )
+            snapshot_download(repository, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED_FILES)
         )
     except errors.GatedRepoError:
         reason = "its licence must be accepted on the hub first, and HF_TOKEN must hold a token of that account"

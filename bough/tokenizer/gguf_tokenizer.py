@@ -1,8 +1,9 @@
 """A tokenizer built from the metadata of a GGUF file, which holds the vocabulary but no tokenizer program.
 
-Two kinds are served: `gpt2` (byte-level BPE with merges) and `llama` (SentencePiece BPE with scores). The file only
-names the rule that splits text into words (`tokenizer.ggml.pre`); an unknown name is refused, because a wrong rule
-gives wrong ids. The patterns are those of the models' `tokenizer.json` files under llama.cpp's names.
+Three kinds are served: `gpt2` (byte-level BPE with merges), `llama` and `t5` (SentencePiece with scores: BPE and
+Unigram). The file only names the rule that splits text into words (`tokenizer.ggml.pre`); an unknown name is refused,
+because a wrong rule gives wrong ids. The patterns are those of the models' `tokenizer.json` files under llama.cpp's
+names.
 """
 
 from __future__ import annotations
@@ -58,6 +59,18 @@ TEKKEN_PATTERN = "|".join([CAPITALISED, ALL_CAPITALS, r"\p{N}", SYMBOLS_AND_SLAS
 GPT4O_PATTERN = "|".join(
     [f"{CAPITALISED}{CONTRACTIONS}?", f"{ALL_CAPITALS}{CONTRACTIONS}?", r"\p{N}{1,3}", SYMBOLS_AND_SLASH, SPACES]
 )
+# The same without Chinese characters, which are words by themselves.
+KIMI_UPPER, KIMI_LOWER = (rf"{letters[:-1]}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))
+KIMI_PATTERN = "|".join(
+    [
+        r"\p{Han}+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}*{KIMI_LOWER}+{CONTRACTIONS}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}+{KIMI_LOWER}*{CONTRACTIONS}?",
+        r"\p{N}{1,3}",
+        SYMBOLS,
+        SPACES,
+    ]
+)
 DEEPSEEK_V3_WORDS = "|".join(
     [
         rf"{ASCII_PUNCTUATION}[A-Za-z]+",
@@ -88,6 +101,7 @@ SPLIT_RULES: dict[str, SplitRule] = {
     "stablelm2": SplitRule((QWEN2_PATTERN,)),
     "tekken": SplitRule((TEKKEN_PATTERN,), ignore_merges=True, adds_bos=True),
     "gpt-4o": SplitRule((GPT4O_PATTERN,)),
+    "kimi-k2": SplitRule((KIMI_PATTERN,), ignore_merges=True),
     "deepseek-coder": SplitRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "deepseek-v3": SplitRule((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3_WORDS)),
     "default": SplitRule((r"[\p{P}\$\+<=>\^~\|]+", r"\p{N}+", "[0-9][0-9][0-9]"), gpt2=True),
@@ -115,11 +129,11 @@ def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
     match kind:
         case "gpt2":
             backend, adds_bos = _byte_level_bpe(metadata, tokens)
-        case "llama":
-            backend, adds_bos = _sentencepiece_bpe(metadata, tokens), True
+        case "llama" | "t5":
+            backend, adds_bos = _sentencepiece(metadata, tokens, unigram=kind == "t5"), kind == "llama"
         case _:
             raise ModelError(
-                f"The GGUF file has a {kind!r} vocabulary; gpt2 and llama are served. "
+                f"The GGUF file has a {kind!r} vocabulary; gpt2, llama and t5 are served. "
                 "Use a Hugging Face folder with a tokenizer.json instead."
             )
     _add_tokens(backend, metadata, tokens)
@@ -153,48 +167,63 @@ def chat_templates(metadata: Metadata) -> dict[str, str]:
 
 def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str]) -> tuple[tokenizers.Tokenizer, bool]:
     rule = find_split_rule(metadata.get("tokenizer.ggml.pre", "default"))
-    merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges")]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    given = _required(metadata, "tokenizer.ggml.merges")
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in given)]
+    return byte_level_backend({token: i for i, token in enumerate(tokens)}, merges, rule), rule.adds_bos
+
+
+def byte_level_backend(
+    vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], rule: SplitRule
+) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
     if rule.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = rule.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return backend, rule.adds_bos
-
-
-def _sentencepiece_bpe(metadata: Metadata, tokens: Sequence[str]) -> tokenizers.Tokenizer:
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            {token: i for i, token in enumerate(tokens)},
-            _merges_from_scores(metadata, tokens),
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    spaces = normalizers.Replace(" ", SPACE_MARK)
-    text_steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), spaces])
-        backend.decoder = decoders.Sequence([*text_steps, decoders.Strip(content=" ", left=1, right=0)])
-    else:
-        backend.normalizer = spaces
-        backend.decoder = decoders.Sequence(text_steps)
     return backend
 
 
-def _merges_from_scores(metadata: Metadata, tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best-scored tokens first: the order in which SentencePiece merges."""
+def _sentencepiece(metadata: Metadata, tokens: Sequence[str], *, unigram: bool) -> tokenizers.Tokenizer:
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     scores = _required(metadata, "tokenizer.ggml.scores")
     types = _required(metadata, "tokenizer.ggml.token_type")
-    mergeable = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
-    best_first = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
+    if unigram:
+        # The library finds every piece in text, SentencePiece only normal ones: the others cost more than any spelling.
+        least = min(scores) - 1000.0
+        pieces = [(t, s if kind == NORMAL else least) for t, s, kind in zip(tokens, scores, types, strict=True)]
+        backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=True))
+    else:
+        best_first = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
+        backend = tokenizers.Tokenizer(
+            models.BPE(
+                {token: i for i, token in enumerate(tokens)},
+                find_merges([tokens[i] for i in best_first if types[i] == NORMAL]),
+                unk_token=None if unknown is None else tokens[unknown],
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+    steps: list[normalizers.Normalizer] = []
+    text_steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if charsmap := bytes(metadata.get("tokenizer.ggml.precompiled_charsmap", ())):
+        steps.append(normalizers.Precompiled(charsmap))
+    if metadata.get("tokenizer.ggml.remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        steps.append(normalizers.Prepend(SPACE_MARK))
+        text_steps.append(decoders.Strip(content=" ", left=1, right=0))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
+    backend.decoder = decoders.Sequence(text_steps)
+    return backend
+
+
+def find_merges(best_first: Sequence[str]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, in the order in which SentencePiece and tiktoken merge: these know no
+    merges, only which token is better."""
+    mergeable = set(best_first)
     return [
         (left, right)
-        for token in (tokens[i] for i in best_first)
-        if token in mergeable
+        for token in best_first
         for cut in range(len(token) - 1, 0, -1)
         if (left := token[:cut]) in mergeable and (right := token[cut:]) in mergeable
     ]

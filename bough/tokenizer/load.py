@@ -1,13 +1,15 @@
 """Finds a model's tokenizer among its files and puts it together.
 
-A Hugging Face folder has a `tokenizer.json` and small JSON files beside it. An older one has only a `tokenizer.model`:
-`transformers` converts that, and is imported for it alone. A GGUF file has everything in its metadata.
+A Hugging Face folder has a `tokenizer.json`, or a vocabulary in another form (`vocabulary_files`), and small JSON files
+beside it. `transformers` is imported only for older forms and to run a folder's own code. A GGUF file has everything in
+its metadata.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +19,44 @@ from tokenizers import AddedToken, processors
 from bough.core.errors import ModelError
 from bough.tokenizer import gguf_tokenizer
 from bough.tokenizer.chat_template import ChatTemplate, given_template
+from bough.tokenizer.gguf_tokenizer import LLAMA3, SplitRule, find_split_rule
+from bough.tokenizer.mistral_template import MistralTemplate
+from bough.tokenizer.python_backend import PythonBackend
 from bough.tokenizer.tokenizer import Tokenizer
+from bough.tokenizer.vocabulary_files import Read, read_model, read_tekken
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+OWN_FILES = ("tokenizer.json", "tekken.json", "tiktoken.model", "tokenizer.model", "spiece.model")
+SLOW_FILES = ("vocab.json", "vocab.txt")
 
 
 def load_tokenizer(
-    folder_or_gguf: Path, *, chat_template: str | None = None, metadata: Mapping[str, Any] | None = None
+    folder_or_gguf: Path,
+    *,
+    chat_template: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> Tokenizer:
     """The tokenizer of a Hugging Face folder, or of a GGUF file with this `metadata`. `chat_template`, a file or the
-    template itself, replaces the model's own."""
+    template itself, replaces the model's own. `trust_remote_code`: code of the folder may be run to read its files,
+    which happens only where no reader here knows them."""
     if metadata is not None:
         return _from_gguf(metadata, chat_template)
-    if (folder_or_gguf / "tokenizer.json").is_file():
-        return _from_folder(folder_or_gguf, chat_template)
-    if any((folder_or_gguf / name).is_file() for name in SLOW_FILES):
-        return _through_transformers(folder_or_gguf, chat_template)
-    raise ModelError(f"{folder_or_gguf} has no tokenizer: tokenizer.json or tokenizer.model is needed.")
+    folder = folder_or_gguf
+    config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+    if (read := _read_own(folder, config)) is not None:
+        return _from_folder(folder, *read, chat_template)
+    brings_code = _code_of(config) is not None
+    if brings_code and not trust_remote_code:
+        raise ModelError(
+            f"Only code that {folder} brings along reads its tokenizer ({_code_of(config)}). If you trust its authors, "
+            "run it with --trust-remote-code; otherwise add a tokenizer.json."
+        )
+    if brings_code or any((folder / name).is_file() for name in SLOW_FILES):
+        return _through_transformers(folder, config, chat_template, brings_code)
+    raise ModelError(
+        f"{folder} has no tokenizer: tokenizer.json, tokenizer.model, tiktoken.model or tekken.json is needed."
+    )
 
 
 def _from_gguf(metadata: Mapping[str, Any], chat_template: str | None) -> Tokenizer:
@@ -52,48 +74,87 @@ def _from_gguf(metadata: Mapping[str, Any], chat_template: str | None) -> Tokeni
     )
 
 
-def _from_folder(folder: Path, chat_template: str | None) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001  (the library raises no narrower class)
-        raise ModelError(f"{file} is damaged or of an unknown form ({error}); fetch it again.") from None
-    config = _read_json(folder / "tokenizer_config.json")
-    special = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
+def _read_own(folder: Path, config: dict[str, Any]) -> Read | None:
+    """The tokenizer without its surroundings, from the first file that a reader here knows."""
+    for name in OWN_FILES:
+        file = folder / name
+        rule = _split_rule(folder, config) if name == "tiktoken.model" else LLAMA3
+        if rule is None or not file.is_file():
+            continue
+        try:
+            match name:
+                case "tokenizer.json":
+                    return tokenizers.Tokenizer.from_file(str(file)), config
+                case "tekken.json":
+                    return read_tekken(file, config)
+                case _:
+                    return read_model(file, config, rule)
+        except ModelError:
+            raise
+        except Exception as error:  # noqa: BLE001  (the library raises no narrower class)
+            raise ModelError(f"{file} is damaged or of an unknown form ({error!r}); fetch it again.") from None
+    return None
+
+
+def _split_rule(folder: Path, config: Mapping[str, Any]) -> SplitRule | None:
+    """How the words of a `tiktoken.model` are split. Code beside it may split them in any way, so it is not guessed."""
+    model_type = str(_read_json(folder / "config.json").get("model_type"))
+    if config.get("tokenizer_class") == "TikTokenTokenizer" or model_type.startswith("kimi"):
+        return find_split_rule("kimi-k2")
+    return LLAMA3 if _code_of(config) is None else None
+
+
+def _code_of(config: Mapping[str, Any]) -> str | None:
+    """The class, in a Python file of the folder, that is to read the tokenizer."""
+    named = config.get("auto_map")
+    classes = named.get("AutoTokenizer") if isinstance(named, Mapping) else named
+    return next((name for name in reversed(classes) if name), None) if isinstance(classes, list) else classes
+
+
+def _from_folder(
+    folder: Path, backend: tokenizers.Tokenizer, config: dict[str, Any], chat_template: str | None
+) -> Tokenizer:
+    special = _special_tokens(config)
     _add_missing_tokens(backend, folder, config)
     known = [token for token in special.values() if backend.token_to_id(token) is not None]
     backend.add_special_tokens(known)
     if config.get("add_bos_token") is True and special.get("bos_token") in known:
         _ensure_bos(backend, special["bos_token"])
-    return _finish(backend, special, _make_template(chat_template, _folder_templates(folder, config), special))
+    template = _make_template(chat_template, _folder_templates(folder, config), special)
+    tekken = folder / "tekken.json"
+    if template is None and tekken.is_file() and find_spec("mistral_common") is not None:
+        template = MistralTemplate(tekken)
+    return _finish(backend, special, template)
 
 
-def _through_transformers(folder: Path, chat_template: str | None) -> Tokenizer:
-    from transformers import AutoTokenizer
+def _through_transformers(
+    folder: Path, config: Mapping[str, Any], chat_template: str | None, run_code: bool
+) -> Tokenizer:
+    from transformers import AutoTokenizer, PreTrainedConfig
 
-    config = folder / "tokenizer_config.json"
     for name in ("vocab", "merges"):  # the library would open a text as a file, wherever it is
-        if isinstance(_read_json(config).get(name), str):
-            raise ModelError(f"{config} names a file as its {name}; take it out: the folder's own files are read.")
+        if isinstance(config.get(name), str):
+            raise ModelError(
+                f"{folder / 'tokenizer_config.json'} names a file as its {name}; take it out: the folder's own files "
+                "are read."
+            )
+    # An empty configuration: the library would run the code of the folder's own.
+    options = {"trust_remote_code": True, "config": PreTrainedConfig()} if run_code else {"trust_remote_code": False}
     try:
-        # False: left to itself, the library asks standard input whether to run code that the folder brings along.
-        slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
     except Exception as error:  # what the folder holds may upset the library anywhere
-        asks = "trust_remote_code" in str(error)
-        reason = "they bring code of their own, which is not run; add a tokenizer.json." if asks else error
         raise ModelError(
-            f"{folder} has no tokenizer.json, and its older tokenizer files cannot be converted: {reason} "
-            "(A tokenizer.model needs `pip install sentencepiece protobuf`.)"
+            f"{folder} has no tokenizer.json, and its other tokenizer files cannot be read: {error}"
         ) from error
-    backend = getattr(slow, "backend_tokenizer", None)
-    if backend is None:
-        raise ModelError(f"The tokenizer in {folder} has no fast form; add a tokenizer.json to the folder.")
-    special = _special_tokens(slow.special_tokens_map)
-    templates = _named_templates(slow.chat_template)
+    backend = getattr(theirs, "backend_tokenizer", None) or PythonBackend(theirs)
+    special = _special_tokens(theirs.special_tokens_map)
+    templates = _named_templates(theirs.chat_template)
     return _finish(backend, special, _make_template(chat_template, templates, special))
 
 
-def _finish(backend: tokenizers.Tokenizer, special: Mapping[str, str], template: ChatTemplate | None) -> Tokenizer:
+def _finish(
+    backend: tokenizers.Tokenizer | PythonBackend, special: Mapping[str, str], template: ChatTemplate | None
+) -> Tokenizer:
     bos_id, eos_id = (
         backend.token_to_id(special[name]) if name in special else None for name in ("bos_token", "eos_token")
     )
@@ -122,7 +183,7 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Map
         backend.add_tokens([AddedToken(entry["content"], special=entry.get("special", False), **fields)])
         if backend.token_to_id(entry["content"]) != token:
             raise ModelError(
-                f"{folder}: the added token {entry['content']!r} should have id {token}, but tokenizer.json leaves no "
+                f"{folder}: the added token {entry['content']!r} should have id {token}, but the vocabulary leaves no "
                 "room for it there; the folder's tokenizer files do not belong together."
             )
 

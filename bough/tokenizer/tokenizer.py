@@ -16,6 +16,7 @@ import tokenizers
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.tokenizer.chat_template import ChatTemplate
 from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, WindowDecoder, find_piece_rule
+from bough.tokenizer.python_backend import PythonBackend
 
 PIECE = 1 << 16  # characters that are counted at once
 LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is
@@ -67,7 +68,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | PythonBackend,
         *,
         bos_id: int | None = None,
         eos_ids: tuple[int, ...] = (),
@@ -84,7 +85,7 @@ class Tokenizer:
         self.drops_first_space = False
         self._shown: TokenPieces | None = None
         self._skipped: TokenPieces | None = None
-        if (rule := find_piece_rule(backend)) is not None:
+        if not isinstance(backend, PythonBackend) and (rule := find_piece_rule(backend)) is not None:
             token_bytes, self.drops_first_space = rule
             self._shown = TokenPieces(backend, token_bytes, hidden=frozenset())
             self._skipped = TokenPieces(backend, token_bytes, hidden=self.special_ids)
@@ -125,7 +126,7 @@ class Tokenizer:
     def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         try:
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except TypeError:
+        except (TypeError, UnicodeEncodeError):
             for text in texts:
                 _check_encodable(text)
             raise
@@ -188,8 +189,8 @@ class Tokenizer:
         """The prompt of a conversation; encode it with `add_special_tokens=False`: the template writes them itself."""
         if self.chat_template is None:
             raise RequestError(
-                "This model has no chat template; start the server with --chat-template (a Jinja file or text), "
-                "or use a completion endpoint.",
+                "This model has no chat template; start the server with --chat-template (a Jinja file or text; "
+                "Mistral's own format for a tekken.json comes with bough[mistral]), or use a completion endpoint.",
                 field="messages",
             )
         return self.chat_template.render(

@@ -212,7 +212,6 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
     ("argv", "text"),
     [
         (["--tp", "2"], "tp_size: this engine does not have it yet; leave it out or at 1, got 2."),
-        (["--trust-remote-code"], "trust_remote_code: "),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
         (["--speculative-algorithm", "EAGLE"], "speculative_algorithm: "),
         (["--tp-size", "many"], "tp_size: "),
@@ -224,12 +223,12 @@ def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: 
     assert str(caught.value).startswith(text)
 
 
-@pytest.mark.parametrize("text", ["tp-size: 1", "tp: 1", "tensor-parallel-size: '1'", "trust_remote_code: 'false'"])
+@pytest.mark.parametrize("text", ["tp-size: 1", "tp: 1", "tensor-parallel-size: '1'", "enable_lora: 'false'"])
 def test_a_file_may_hold_settings_that_are_not_built(text: str, tmp_path: Path) -> None:
     file = config_file(tmp_path, text)
     assert Settings.from_flat(given("--config", file)) == Settings()
     refused = text.replace("1", "2").replace("false", "true")
-    with pytest.raises(SettingsError, match=r"engine\.yaml: (tp_size|trust_remote_code): this engine does not have it"):
+    with pytest.raises(SettingsError, match=r"engine\.yaml: (tp_size|enable_lora): this engine does not have it"):
         given("--config", config_file(tmp_path, refused))
 
 

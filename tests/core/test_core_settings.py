@@ -62,7 +62,7 @@ def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
         ({"api_key": ""}, "api_key is empty"),
         ({"admin_api_key": " "}, "admin_api_key is empty"),
         ({"tp_size": 2}, "tp_size: this engine does not have it yet"),
-        ({"trust_remote_code": True}, "trust_remote_code: this engine does not have it yet"),
+        ({"enable_lora": True}, "enable_lora: this engine does not have it yet"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(values: dict[str, object], words: str) -> None:

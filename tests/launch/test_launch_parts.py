@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.settings import ModelSettings
-from bough.launch.parts import check_model
+from bough.launch.parts import check_model, open_tokenizer
 from bough.loader.locate import locate
 from tests.conftest import TINY_LLAMA
 
@@ -37,6 +37,26 @@ def test_an_unknown_architecture_and_a_broken_configuration_are_named(tmp_path: 
     config.write_text('{"architectures": [')
     with pytest.raises(ModelError, match=r"config\.json"):
         check(tmp_path)
+
+
+def test_code_of_a_checkpoint_runs_only_for_an_unknown_tokenizer_and_with_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Own: ...\n")
+    auto_map = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    (tmp_path / "config.json").write_text(json.dumps({**TINY_LLAMA, "auto_map": auto_map}))
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')
+    save_file({"x": np.zeros(4, dtype=np.float32)}, tmp_path / "model.safetensors")
+    trusting = ModelSettings(trust_remote_code=True)
+    check_model(locate(str(tmp_path)), trusting)
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        open_tokenizer(locate(str(tmp_path)), ModelSettings())
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ModelError, match="cannot be read"):  # the class is no tokenizer
+        open_tokenizer(locate(str(tmp_path)), trusting)
+    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "noise"])

@@ -9,8 +9,9 @@ import pytest
 from huggingface_hub import errors
 
 from bough.core.errors import ModelError
+from bough.core.settings import ModelSettings
 from bough.loader import catalogue
-from bough.loader.locate import ModelFiles, locate
+from bough.loader.locate import ModelFiles, find_files, locate
 
 
 @pytest.fixture
@@ -145,6 +146,9 @@ def test_repository_is_fetched_from_the_hub(folder: Path, monkeypatch: pytest.Mo
     assert (files.name, files.folder) == ("Some-Model", folder)
     assert (asked["repository"], asked["revision"]) == ("org/Some-Model", "v2")
     assert "*.safetensors" in asked["allow_patterns"]
+    assert "*.py" not in asked["allow_patterns"]
+    find_files(ModelSettings(model_path="org/Some-Model", trust_remote_code=True))
+    assert {"*.safetensors", "*.py"} <= {*asked["allow_patterns"]}
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def test_splitting_loses_nothing(rule: Any, text: str) -> None:
         ("llama-bpe", "WE'LL 1234 a", ["WE", "'LL", "Ġ", "123", "4", "Ġa"]),
         ("qwen2", "x 12\n\ny", ["x", "Ġ", "1", "2", "ĊĊ", "y"]),
         ("tekken", "camelCase HTTPServer/x", ["camel", "Case", "ĠHTTPServer", "/x"]),
+        ("kimi-k2", "It's x/\n", ["It's", "Ġx", "/Ċ"]),
+        ("kimi-k2", "ab中文 中cD12345", ["ab", "ä¸Ńæĸĩ", "Ġ", "ä¸Ń", "c", "D", "123", "45"]),
         ("gpt-4o", "It's 1234", ["It's", "Ġ", "123", "4"]),
         ("deepseek-v3", "1234.com, x", ["123", "4", ".com", ",", "Ġx"]),
         ("deepseek-coder", "ab 12", ["ab", "Ġ", "1", "2"]),

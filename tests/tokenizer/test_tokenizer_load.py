@@ -158,25 +158,6 @@ def test_an_old_folder_is_converted_by_transformers(folder: Path) -> None:
     assert prompt(tokenizer) == "chat <|end|>"
 
 
-def test_a_sentencepiece_model_gives_its_own_ids(tmp_path: Path) -> None:
-    pytest.importorskip("google.protobuf", reason="transformers reads tokenizer.model through it")
-    sentencepiece = pytest.importorskip("sentencepiece")
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("the quick brown fox jumps over the lazy dog\nhello there world\n" * 20)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus), model_prefix=str(tmp_path / "tokenizer"), vocab_size=320, model_type="bpe",
-        byte_fallback=True, normalization_rule_name="identity", minloglevel=2, hard_vocab_limit=False,
-    )  # fmt: skip
-    write(tmp_path, "config.json", {"model_type": "llama"})
-    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"})
-    tokenizer = load_tokenizer(tmp_path)
-    truth = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    text = "hello brown world 😀"
-    assert tokenizer.encode(text, add_special_tokens=False) == truth.encode(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.eos_ids == (2,)
-
-
 def test_nothing_heavy_is_imported_to_load_a_folder(folder: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from bough.tokenizer.load import load_tokenizer\n"
@@ -197,14 +178,92 @@ def older(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_code_that_a_folder_brings_along_is_never_run(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anybody asked: there may be a terminal, or somebody's `yes`, behind standard input."""
-    write(older, "own.py", f"open({str(older / 'ran')!r}, 'w').close()\nclass Own: ...\n")
-    configure(older, tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
-    monkeypatch.setattr("builtins.input", lambda question: "y")
-    with pytest.raises(ModelError, match="code of their own, which is not run; add a tokenizer"):
-        load_tokenizer(older)
-    assert not (older / "ran").exists()
+OWN_CODE = """
+from transformers import PreTrainedTokenizer
+from pathlib import Path
+Path({trace!r}).touch()
+
+class Own(PreTrainedTokenizer):
+    "Ids are the bytes of UTF-8; then come <s> and <tool>, and </s> is byte 0."
+    def __init__(self, vocab_file=None, **kwargs):
+        super().__init__(**kwargs)
+    @property
+    def vocab_size(self):
+        return 256
+    def get_vocab(self):
+        return {{chr(i): i for i in range(256)}} | self.added_tokens_encoder
+    def _tokenize(self, text):
+        return [chr(byte) for byte in text.encode()]
+    def _convert_token_to_id(self, token):
+        return ord(token)
+    def _convert_id_to_token(self, token):
+        return chr(token)
+    def convert_tokens_to_string(self, tokens):
+        return bytes(map(ord, "".join(tokens))).decode(errors="replace")
+    def build_inputs_with_special_tokens(self, ids, more=None):
+        return [self.bos_token_id, *ids]
+"""
+
+
+@pytest.fixture
+def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose tokenizer and configuration are classes in files of its own, which leave traces."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("builtins.input", lambda question: "y")  # a terminal, or somebody's `yes`
+    write(tmp_path, "own.py", OWN_CODE.format(trace=str(tmp_path / "tokenizer_ran")))
+    write(tmp_path, "shape.py", f"open({str(tmp_path / 'config_ran')!r}, 'w').close()\nclass Shape: ...\n")
+    write(tmp_path, "config.json", {"model_type": "own", "auto_map": {"AutoConfig": "shape.Shape"}})
+    config = {
+        "tokenizer_class": "Own",
+        "auto_map": {"AutoTokenizer": ["own.Own", None]},
+        "chat_template": "{{ bos_token }}x",
+    }
+    added = {"256": {"content": "<s>", "special": True}, "257": {"content": "<tool>", "special": False}}
+    write(tmp_path, "tokenizer_config.json", {**config, "bos_token": "<s>", "added_tokens_decoder": added})
+    return tmp_path
+
+
+def traces(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*_ran"))
+
+
+def test_code_of_a_folder_is_not_run_without_the_flag(with_code: Path) -> None:
+    with pytest.raises(ModelError, match=r"own\.Own.*--trust-remote-code"):
+        load_tokenizer(with_code)
+    write(with_code, "vocab.json", {"a": 0})  # nor where the library might have a reader
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        load_tokenizer(with_code)
+    assert traces(with_code) == []
+
+
+def test_code_of_a_folder_is_not_run_where_it_is_not_needed(with_code: Path, folder: Path) -> None:
+    assert folder == with_code
+    configure(folder, auto_map={"AutoTokenizer": ["own.Own", None]})
+    assert load_tokenizer(folder, trust_remote_code=True).encode("a") == [ord("a") - 0x21]
+    assert traces(with_code) == []
+
+
+def test_code_of_a_folder_reads_its_tokenizer_with_the_flag(with_code: Path) -> None:
+    tokenizer = load_tokenizer(with_code, trust_remote_code=True)
+    assert traces(with_code) == ["tokenizer_ran"]
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (256, (), 258)
+    assert tokenizer.special_ids == {256}
+    text = "日本<tool>é😀 x"
+    ids = tokenizer.encode(text)
+    assert ids == [256, *"日本".encode(), 257, *"é😀 x".encode()]
+    assert tokenizer.encode_batch([text, "b"], add_special_tokens=False) == [ids[1:], [ord("b")]]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>" + text
+    decoder = tokenizer.decoder((), skip_special_tokens=True)
+    shown = [decoder.push([token]) for token in ids]
+    assert "".join(shown) + decoder.flush() == text
+    assert "\ufffd" not in "".join(shown)
+    assert tokenizer.token_text(257) == "<tool>"
+    assert tokenizer.token_text(ids[1]) == "\ufffd"
+    assert prompt(tokenizer) == "<s>x"
+    with pytest.raises(RequestError, match="lone surrogate"):
+        tokenizer.encode("\ud800")
 
 
 @pytest.mark.parametrize("name", ["vocab", "merges"])
@@ -218,5 +277,5 @@ def test_a_configuration_names_no_files_elsewhere(older: Path, name: str, tmp_pa
 
 def test_what_upsets_the_converter_is_told(older: Path) -> None:
     configure(older, tokenizer_object="x")
-    with pytest.raises(ModelError, match="older tokenizer files cannot be converted"):
+    with pytest.raises(ModelError, match="its other tokenizer files cannot be read"):
         load_tokenizer(older)

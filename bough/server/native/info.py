@@ -173,7 +173,7 @@ def describe_model(context: ServerContext, state: State | None) -> dict[str, Any
 def describe_template(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     """All that a client needs to render conversations as the server would."""
     template = None if tokenizer is None else tokenizer.chat_template
-    if tokenizer is None or template is None:
+    if tokenizer is None or template is None or not template.sources:
         return None
     return {
         "sources": template.sources,

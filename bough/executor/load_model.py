@@ -22,6 +22,7 @@ from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
 from bough.loader.load import load_weights, open_source, packed_cache, packed_formats, packed_size
 from bough.loader.locate import ModelFiles
+from bough.loader.quantization import quantization_of
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import cache_dtype
 from bough.models.base import CausalLM
@@ -110,7 +111,8 @@ def load_model(
     packed = packed_formats(slots)
     kept = _kept_as(packed, settings, dtype)
     load_s = time.monotonic() - began
-    log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, load_s)
+    read = "" if load_format == "dummy" else _read_from(files)
+    log.info("loaded %.2f GiB of weights%s as %s in %.1f s", weight_bytes / 2**30, read, kept, load_s)
     # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
@@ -123,6 +125,12 @@ def _kept_as(packed: Counter[Format], settings: Settings, dtype: torch.dtype) ->
     if settings.model.quantization == "fp8":
         return f"{dtype}, linear layers as fp8"
     return ", ".join(f"{count} x {form.name}" for form, count in packed.most_common()) or str(dtype)
+
+
+def _read_from(files: ModelFiles) -> str:
+    """The scheme of a quantised checkpoint, for the log."""
+    quantization = quantization_of(files)
+    return "" if quantization is None else f" ({quantization.title})"
 
 
 def initial_format(settings: Settings) -> str:

@@ -23,6 +23,8 @@ from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
 from bough.loader.locate import ModelFiles
 from bough.loader.packed_cache import PackedCache, cache_path
+from bough.loader.quantization import quantization_of
+from bough.loader.quantized import QuantizedSource
 from bough.loader.source import DummySource, GgufSource, Index, NamedSource, SafetensorsSource, WeightSource
 from bough.models.names import find_tensors
 from bough.models.registry import find_family, find_gguf_family
@@ -44,7 +46,10 @@ def open_source(
         tensors = find_tensors(family.gguf_names(config), file.tensors, keep_others=False)
         return NamedSource(GgufSource(file), tensors)
     if files.safetensors and load_format in ("auto", "safetensors"):
-        source = SafetensorsSource(files.safetensors)
+        stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
+        source: WeightSource = stored
+        if quantization is not None:
+            source = QuantizedSource(stored, quantization, getattr(torch, config.dtype))
         names = find_family(config.architecture).names(config)
         return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
     kind = "weights" if load_format == "auto" else f"{load_format} weights"

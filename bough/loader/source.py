@@ -83,11 +83,18 @@ class SafetensorsSource:
     def names(self) -> Sequence[str]:
         return list(self._where)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def dtype(self, name: str) -> str:
+        """The type of the numbers, by safetensors' name for it."""
+        return str(self._slice(name).get_dtype())
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
-        return STORED_TYPES.get(str(self._slice(name).get_dtype()), GGMLQuantizationType.F32)
+        return STORED_TYPES.get(self.dtype(name), GGMLQuantizationType.F32)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         part: torch.Tensor = self._slice(name)[index]

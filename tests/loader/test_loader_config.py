@@ -166,7 +166,7 @@ def test_overrides_replace_fields(read: Read) -> None:
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq' are not supported"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantised with 'aqlm' are not supported"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"eos_token_id": "x"}, "eos_token_id must be a token id"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0"),

@@ -14,11 +14,18 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.loader.locate import ModelFiles
+from bough.loader.locate import PARAMS_NAME, ModelFiles
 from bough.loader.quantization import quantization_of
 from bough.models.fields import Fields, read_json
 from bough.models.registry import find_family
 
+# What Mistral's params.json does not say: whose it is, and what it means where it has no window.
+PARAMS_DEFAULTS = {
+    "architectures": ["MistralForCausalLM"],
+    "sliding_window": None,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 10_000.0,
+}
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -36,7 +43,10 @@ def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -
     if files.config is None:
         raise ModelError(f"{files.folder} has no config.json, so the model's shape is unknown.")
     quantization_of(files)  # raises what cannot be read
-    return _build(str(files.config), read_json(files.config), overrides or {}, _generation_eos(files))
+    given = read_json(files.config)
+    if files.config.name == PARAMS_NAME:
+        given = {**PARAMS_DEFAULTS, **given}
+    return _build(str(files.config), given, overrides or {}, _generation_eos(files))
 
 
 def read_sampling_defaults(files: ModelFiles) -> dict[str, float | int]:

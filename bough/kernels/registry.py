@@ -11,6 +11,7 @@ from bough.kernels.ops import REFERENCE, Ops
 from bough.kernels.quantize_rows import reference as quantize
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.scaled_linear.reference import scaled_linear
+from bough.kernels.w4_linear import reference as w4
 
 
 def ops_for(device: torch.device, deterministic: bool = False) -> Ops:
@@ -47,3 +48,15 @@ def fp8_ops_for(device: torch.device) -> Fp8Ops:
     from bough.kernels.scaled_linear import library
 
     return Fp8Ops(fast.quantize_rows, fast.norm_quantize_rows, fast.gated_quantize_rows, library.scaled_linear)
+
+
+W4Linear = Callable[[torch.Tensor, w4.W4Rows, torch.Tensor | None], torch.Tensor]
+
+
+def w4_linear_for(device: torch.device) -> W4Linear:
+    """The fastest product with 4-bit weights that this device has."""
+    if device.type != "cuda":
+        return w4.w4_linear
+    from bough.kernels.w4_linear.triton import w4_linear  # needs triton, which only machines with a GPU must have
+
+    return w4_linear

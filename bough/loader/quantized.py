@@ -11,14 +11,15 @@ from collections.abc import Sequence
 import torch
 from gguf.constants import GGMLQuantizationType
 
+from bough.layers.weights import Form, KeptRows
 from bough.loader.formats.registry import find_quantized
 from bough.loader.quantization import Quantization
-from bough.loader.source import FLOAT_TYPES, Index, SafetensorsSource, StoredRows, float_rows
+from bough.loader.source import FLOAT_TYPES, Index, SafetensorsSource, StoredRows, WeightSource, float_rows
 
 ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")  # static scales are not used
 
 
-class QuantizedSource:
+class QuantizedSource(WeightSource):
     """The tensors of quantised files by the names that a plain checkpoint has for them."""
 
     def __init__(self, files: SafetensorsSource, quantization: Quantization, dtype: torch.dtype) -> None:
@@ -40,6 +41,13 @@ class QuantizedSource:
         if tensor is None:
             return self._files.stored_type(name)
         return tensor.stored_type() or FLOAT_TYPES[self._dtype]
+
+    def form(self, name: str) -> Form | None:
+        tensor = self._quantized.get(name)
+        return None if tensor is None else tensor.form()
+
+    def read_kept(self, name: str, rows: slice) -> KeptRows:
+        return self._quantized[name].read_kept(rows)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         tensor = self._quantized.get(name)

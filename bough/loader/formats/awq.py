@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bough.loader.formats.base import WHOLE, IntegerRows, IntegerTensor, unpacked
+from bough.kernels.w4_linear.reference import IntegerRows
+from bough.loader.formats.base import WHOLE, IntegerTensor, unpacked
 from bough.loader.quantization import Quantization
 from bough.loader.source import SafetensorsSource
 

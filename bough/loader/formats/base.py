@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from gguf.constants import GGMLQuantizationType
 
 from bough.core.errors import ModelError
 from bough.kernels.quant_linear.packed import GROUP
+from bough.kernels.w4_linear.reference import IntegerRows
+from bough.layers.weights import Form, KeptRows
 from bough.loader.source import Index, SafetensorsSource, StoredRows
 
 WHOLE = slice(None)
@@ -40,20 +41,19 @@ class QuantizedTensor(ABC):
     def read_stored(self, rows: slice) -> StoredRows:
         raise AssertionError(f"{self.name} has no type of GGUF")
 
+    def form(self) -> Form | None:
+        """The numbers that a layer on a GPU may keep; None: there is no product for them."""
+        return None
+
+    def read_kept(self, rows: slice) -> KeptRows:
+        raise AssertionError(f"{self.name} has no form to be kept in")
+
     def _bounds(self, rows: slice) -> tuple[int, int]:
         start, stop, _ = rows.indices(self.shape[0])
         return start, stop
 
     def _wrong(self, why: str) -> ModelError:
         return ModelError(f"Tensor {self.name}: {why}; the weights and the quantisation config do not belong together.")
-
-
-class IntegerRows(NamedTuple):
-    """`(codes - zeros) * scales` are the values; all have a row for each output."""
-
-    codes: torch.Tensor  # [rows, inputs] uint8
-    scales: torch.Tensor  # [rows, groups] float32
-    zeros: torch.Tensor  # [rows, groups] uint8
 
 
 class IntegerTensor(QuantizedTensor):
@@ -92,6 +92,13 @@ class IntegerTensor(QuantizedTensor):
             return (codes.float() - zeros[:, self.input_groups]).mul_(scales[:, self.input_groups])
         grouped = codes.view(len(codes), self.groups, -1).float()
         return grouped.sub_(zeros[:, :, None]).mul_(scales[:, :, None]).view(len(codes), -1)
+
+    def form(self) -> Form | None:
+        regular = self.bits == 4 and self.input_groups is None
+        return Form("int4", self.shape[1], self.group_size) if regular else None
+
+    def read_kept(self, rows: slice) -> KeptRows:
+        return self.integers(rows)
 
     def stored_type(self) -> GGMLQuantizationType | None:
         if self.input_groups is not None or self.group_size % GROUP:

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import torch
 
-from bough.loader.formats.base import WHOLE, IntegerRows, IntegerTensor, unpacked
+from bough.kernels.w4_linear.reference import IntegerRows
+from bough.loader.formats.base import WHOLE, IntegerTensor, unpacked
 from bough.loader.quantization import Quantization
 from bough.loader.source import SafetensorsSource
 

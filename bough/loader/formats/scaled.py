@@ -11,6 +11,7 @@ from gguf.constants import GGMLQuantizationType
 
 from bough.kernels.quant_linear.packed import GROUP
 from bough.kernels.quantize_rows.reference import QuantizedRows
+from bough.layers.weights import Form, KeptRows
 from bough.loader.formats.base import QuantizedTensor
 from bough.loader.quantization import Quantization
 from bough.loader.source import SafetensorsSource, StoredRows
@@ -43,10 +44,11 @@ class ScaledTensor(QuantizedTensor):
         """Whether a row has one scale."""
         return self._scale_shape() in ((1, 1), (self.shape[0], 1))
 
-    def quantized_rows(self, rows: slice) -> QuantizedRows:
-        """8-bit floats as they are, where a row has one scale."""
-        values = self.files.read(self.name, (rows,))
-        return QuantizedRows(values, self._row_scales(rows))
+    def form(self) -> Form | None:
+        return Form("fp8", self.shape[1]) if self.is_float and self.by_row else None
+
+    def read_kept(self, rows: slice) -> KeptRows:
+        return QuantizedRows(self.files.read(self.name, (rows,)), self._row_scales(rows))
 
     @property
     def is_float(self) -> bool:
@@ -67,7 +69,7 @@ class ScaledTensor(QuantizedTensor):
         return GGMLQuantizationType.Q8_0 if fits else None
 
     def read_stored(self, rows: slice) -> StoredRows:
-        codes, scales = self.quantized_rows(rows)
+        codes, scales = self.files.read(self.name, (rows,)), self._row_scales(rows)
         blocks = codes.view(len(codes), -1, GROUP)
         halves = scales.half()[:, None, :].expand(-1, blocks.shape[1], -1).contiguous()
         return torch.cat([halves.view(torch.int8), blocks], dim=2).view(torch.uint8).flatten(1).numpy(), (

@@ -1,0 +1,52 @@
+"""Products with 4-bit weights in Triton."""
+
+# mypy: disable-error-code="import-untyped"
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from bough.kernels.overlap import overlap
+from bough.kernels.w4_linear.device import w4_by_rows, w4_by_tiles, w4_values
+from bough.kernels.w4_linear.reference import LANES, W4Rows
+
+MOST_TILED = 128  # rows of `x`; beyond, the weight is dequantised for torch's product
+ROWS_N, ROWS_BLOCKS = 8, 32  # weight rows of a program by rows, and blocks that it holds of each at once
+TILE_N = 32
+VALUES_N = 64
+MAGIC = 0x4B000000  # 2.0**23 in bits
+
+
+def w4_linear(
+    x: torch.Tensor,  # [rows, in], which may be strided
+    weight: W4Rows,  # of [out, in]
+    bias: torch.Tensor | None = None,  # [out]
+) -> torch.Tensor:
+    """`x @ weight.T + bias`, summed in float32."""
+    (m, k), n = x.shape, weight.words.shape[0]
+    if m > MOST_TILED:
+        return F.linear(x, w4_dequantize(weight, k, x.dtype), bias)
+    out, group = x.new_empty((m, n)), k // weight.scales.shape[1]
+    if m == 1:
+        blocks = min(ROWS_BLOCKS, triton.next_power_of_2(weight.words.shape[1] // LANES))
+        w4_by_rows[(triton.cdiv(n, ROWS_N),)](
+            x, *weight, bias, out, MAGIC, n, K=k, GROUP=group, BLOCK_N=ROWS_N, BLOCKS=blocks, num_warps=4, **overlap(m)
+        )
+        return out
+    block_m = max(16, triton.next_power_of_2(m))
+    w4_by_tiles[(triton.cdiv(n, TILE_N), triton.cdiv(m, block_m))](
+        x, *weight, bias, out, MAGIC, x.stride(0), out.stride(0), m, n,
+        K=k, GROUP=group, BLOCK_M=block_m, BLOCK_N=TILE_N, num_warps=4, num_stages=4, **overlap(m),
+    )  # fmt: skip
+    return out
+
+
+def w4_dequantize(weight: W4Rows, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """The values of the weight. [out, in]"""
+    n, groups = weight.scales.shape
+    out = torch.empty((n, inputs), dtype=dtype, device=weight.words.device)
+    w4_values[(triton.cdiv(n, VALUES_N), weight.words.shape[1] // LANES)](
+        *weight, out, MAGIC, n, K=inputs, GROUP=inputs // groups, BLOCK_N=VALUES_N
+    )
+    return out

@@ -222,8 +222,10 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
 def launch_w4(dtype: torch.dtype, group: int) -> None:
     scales = torch.empty(INNER, HIDDEN // group, dtype=torch.float16)
     weight = W4Rows(torch.empty(INNER, HIDDEN // 8, dtype=torch.int32), scales, scales.to(torch.uint8))
-    for rows in (1, 12, 100):  # by rows, and by tiles of each kind
-        w4_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight)
+    few = W4Rows(*(part[:HIDDEN] for part in weight))
+    for rows in (1, 12, 24, 100):  # by rows, and by tiles of each kind
+        for outputs in (weight, few):
+            w4_linear(torch.zeros(rows, HIDDEN, dtype=dtype), outputs)
     w4_dequantize(weight, HIDDEN, dtype)
 
 

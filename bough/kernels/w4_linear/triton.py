@@ -13,7 +13,8 @@ from bough.kernels.w4_linear.reference import LANES, W4Rows
 
 MOST_TILED = 128  # rows of `x`; beyond, the weight is dequantised for torch's product
 ROWS_N, ROWS_BLOCKS = 8, 32  # weight rows of a program by rows, and blocks that it holds of each at once
-TILE_N = 32
+TILE_STAGES = {16: 8, 32: 5, 64: 3}  # blocks in flight, by the rows of a tile: as many as small devices have room for
+FEW_OUTPUTS = 8192  # are cut into more tiles, to have more of the weight in flight
 VALUES_N = 64
 MAGIC = 0x4B000000  # 2.0**23 in bits
 
@@ -34,10 +35,11 @@ def w4_linear(
             x, *weight, bias, out, MAGIC, n, K=k, GROUP=group, BLOCK_N=ROWS_N, BLOCKS=blocks, num_warps=4, **overlap(m)
         )
         return out
-    block_m = max(16, triton.next_power_of_2(m))
-    w4_by_tiles[(triton.cdiv(n, TILE_N), triton.cdiv(m, block_m))](
+    block_m, block_n = min(64, max(16, triton.next_power_of_2(m))), 16 if n <= FEW_OUTPUTS else 32
+    w4_by_tiles[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
         x, *weight, bias, out, MAGIC, x.stride(0), out.stride(0), m, n,
-        K=k, GROUP=group, BLOCK_M=block_m, BLOCK_N=TILE_N, num_warps=4, num_stages=4, **overlap(m),
+        K=k, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n,
+        num_warps=4, num_stages=TILE_STAGES[block_m], **overlap(m),
     )  # fmt: skip
     return out
 

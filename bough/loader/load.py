@@ -62,6 +62,8 @@ def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> 
     weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
     if quantization == "none" or not weights:
         return None
+    if files.gguf is None and files.config is not None and quantization_of(files) is not None:
+        weights.append(files.config)  # says what the numbers mean
     return PackedCache(cache_path(home(), weights, quantization, cpu_name()), keep=keep)
 
 

@@ -23,6 +23,23 @@ ROTATION_BYTES = 160 << 20  # well beyond the second-level cache
 WIDTHS = (5, 8, 9, 9, 7, 10, 8)
 
 
+def times(m: int, n: int, k: int, group: int) -> tuple[float, float, int, float]:
+    """Microseconds with bfloat16 and with 4 bits, bytes of the latter, and how far its product is off."""
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    codes = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
+    scales = torch.rand(n, k // group, device="cuda") * 0.01
+    zeros = torch.randint(0, 16, (n, k // group), device="cuda", dtype=torch.uint8)
+    packed = pack(IntegerRows(codes, scales, zeros))
+    plain = dequantize(packed, k, torch.bfloat16)
+    nbytes = sum(part.nbytes for part in packed)
+    copies = [type(packed)(*(part.clone() for part in packed)) for _ in range(ROTATION_BYTES // nbytes + 1)]
+    plains = [plain.clone() for _ in range(ROTATION_BYTES // plain.nbytes + 1)]
+    off = distance(w4_linear(x, packed), x.double() @ plain.double().T)
+    theirs = graph_us(lambda i: linear(x, plains[i % len(plains)], None))
+    ours = graph_us(lambda i: w4_linear(x, copies[i % len(copies)], None))
+    return theirs, ours, nbytes, off
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--group", type=int, default=128)
@@ -30,24 +47,14 @@ def main() -> None:
     args = parser.parse_args()
     print(table_row(("rows", "shape", "bf16 us", "w4 us", "gain", "w4 GB/s", "off"), WIDTHS))
     for m in map(int, args.rows.split(",")):
-        sums = [0.0, 0.0]
+        both = [0.0, 0.0]
         for name, (n, k) in SHAPES.items():
-            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-            codes = torch.randint(0, 16, (n, k), device="cuda", dtype=torch.uint8)
-            scales = torch.rand(n, k // args.group, device="cuda") * 0.01
-            zeros = torch.randint(0, 16, (n, k // args.group), device="cuda", dtype=torch.uint8)
-            packed = pack(IntegerRows(codes, scales, zeros))
-            plain = dequantize(packed, k, torch.bfloat16)
-            nbytes = sum(part.nbytes for part in packed)
-            copies = [type(packed)(*(part.clone() for part in packed)) for _ in range(ROTATION_BYTES // nbytes + 1)]
-            plains = [plain.clone() for _ in range(ROTATION_BYTES // plain.nbytes + 1)]
-            off = distance(w4_linear(x, packed), x.double() @ plain.double().T)
-            theirs = graph_us(lambda i: linear(x, plains[i % len(plains)], None))
-            ours = graph_us(lambda i: w4_linear(x, copies[i % len(copies)], None))
-            sums[0], sums[1] = sums[0] + theirs, sums[1] + ours
-            cells = (m, name, f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.2f}", f"{nbytes / ours / 1e3:.0f}")
-            print(table_row((*cells, f"{off:.4f}"), WIDTHS))
-        cells = (m, "layer", f"{sums[0]:.1f}", f"{sums[1]:.1f}", f"{sums[0] / sums[1]:.2f}", "", "")
+            theirs, ours, nbytes, off = times(m, n, k, args.group)
+            both = [both[0] + theirs, both[1] + ours]
+            rate = f"{nbytes / ours / 1e3:.0f}"
+            cells = (m, name, f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.2f}", rate, f"{off:.4f}")
+            print(table_row(cells, WIDTHS))
+        cells = (m, "layer", f"{both[0]:.1f}", f"{both[1]:.1f}", f"{both[0] / both[1]:.2f}", "", "")
         print(table_row(cells, WIDTHS))
 
 

@@ -50,13 +50,20 @@ def fp8_ops_for(device: torch.device) -> Fp8Ops:
     return Fp8Ops(fast.quantize_rows, fast.norm_quantize_rows, fast.gated_quantize_rows, library.scaled_linear)
 
 
-W4Linear = Callable[[torch.Tensor, w4.W4Rows, torch.Tensor | None], torch.Tensor]
+@dataclass(frozen=True, slots=True)
+class W4Ops:
+    """The product with 4-bit weights, and, where the device has them, those that take one row: after its norm, and with
+    the gate behind it."""
+
+    linear: Callable[[torch.Tensor, w4.W4Rows, torch.Tensor | None], torch.Tensor]
+    norm_linear: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
+    norm_gate_up: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
-def w4_linear_for(device: torch.device) -> W4Linear:
-    """The fastest product with 4-bit weights that this device has."""
+def w4_ops_for(device: torch.device) -> W4Ops:
+    """The fastest implementations that this device has."""
     if device.type != "cuda":
-        return w4.w4_linear
-    from bough.kernels.w4_linear.triton import w4_linear  # needs triton, which only machines with a GPU must have
+        return W4Ops(w4.w4_linear)
+    from bough.kernels.w4_linear import triton as fast  # needs triton, which only machines with a GPU must have
 
-    return w4_linear
+    return W4Ops(fast.w4_linear, fast.w4_norm_linear, fast.w4_norm_gate_up)

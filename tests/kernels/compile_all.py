@@ -37,6 +37,7 @@ from bough.kernels.invariant_linear import tiling as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
+from bough.kernels.ops import Norm
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
@@ -48,7 +49,7 @@ from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.kernels.w4_linear.reference import W4Rows
-from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear
+from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear, w4_norm_gate_up, w4_norm_linear
 from bough.sampling.state import SamplingState
 
 ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
@@ -226,6 +227,9 @@ def launch_w4(dtype: torch.dtype, group: int) -> None:
     for rows in (1, 12, 24, 100):  # by rows, and by tiles of each kind
         for outputs in (weight, few):
             w4_linear(torch.zeros(rows, HIDDEN, dtype=dtype), outputs)
+    x, norm = torch.zeros(1, HIDDEN, dtype=dtype), Norm(torch.ones(HIDDEN, dtype=dtype), 1e-5, False)
+    w4_norm_linear(x, x.clone(), norm, weight)
+    w4_norm_gate_up(x, x.clone(), norm, weight, "silu")
     w4_dequantize(weight, HIDDEN, dtype)
 
 

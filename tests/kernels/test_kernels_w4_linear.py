@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bough.kernels.ops import REFERENCE, Norm
 from bough.kernels.w4_linear import reference
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, fits, pack, words_of
 from tests.kernels.closeness import assert_near
@@ -67,6 +68,30 @@ def test_linear(m: int, k: int, group: int, biased: bool, dtype: torch.dtype, de
     for made in (reference.w4_linear(x.contiguous(), packed, bias), triton.w4_linear(x, packed, bias)):
         assert made.dtype == dtype
         assert_near(made, exact, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(("k", "group", "plus_one"), [(576, 32, False), (384, 128, True)])
+def test_one_row_after_its_norm(
+    k: int, group: int, plus_one: bool, held: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    triton = pytest.importorskip("bough.kernels.w4_linear.triton")
+    draw = torch.Generator().manual_seed(1)
+    rows, exact = integers(44, k, group, device), values(integers(44, k, group, device))
+    x, residual, gain = (torch.randn(1, k, generator=draw).to(device, dtype) for _ in range(3))
+    norm = Norm(gain[0].contiguous(), 1e-5, plus_one)
+    added = residual if held else None
+    normed, total = REFERENCE.rms_norm(x, norm.weight, norm.eps, added, plus_one)
+    product = torch.nn.functional.linear(normed.double(), exact)
+    packed = pack(rows)
+    found, stream = triton.w4_norm_linear(x, added, norm, packed)
+    assert_near(found, product, TOLERANCE[dtype])
+    assert_near(stream, total.double(), TOLERANCE[dtype])
+    gate, up = product.to(dtype).double().chunk(2, dim=1)
+    found, stream = triton.w4_norm_gate_up(x, added, norm, packed, "silu")
+    assert_near(found, torch.nn.functional.silu(gate) * up, 2 * TOLERANCE[dtype], times=2)
+    assert_near(stream, total.double(), TOLERANCE[dtype])
 
 
 def test_dequantising_is_exact(device: torch.device) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from bough.kernels.activation.triton import gated
 from bough.kernels.overlap import take_turn
 
 
@@ -43,46 +44,91 @@ def _surplus(PLANE: tl.constexpr):
 
 
 @triton.jit
+def _stream(x, residual, k, K):
+    """Inputs `k` of x + residual."""
+    value = tl.load(x + k, mask=k < K, other=0.0)
+    if residual is not None:
+        held = tl.load(residual + k, mask=k < K, other=0.0)
+        value = (value.to(tl.float32) + held.to(tl.float32)).to(value.dtype)
+    return value
+
+
+@triton.jit
+def _inverse_rms(x, residual, stream, eps, K: tl.constexpr, WIDTH: tl.constexpr):
+    """Of the row x + residual, which the first program writes down."""
+    squares = tl.zeros((WIDTH,), dtype=tl.float32)
+    for start in tl.static_range(0, K, WIDTH):
+        k = start + tl.arange(0, WIDTH)
+        value = _stream(x, residual, k, K)
+        if residual is not None:
+            tl.store(stream + k, value, mask=(k < K) & (tl.program_id(0) == 0))
+        squares += value.to(tl.float32) * value.to(tl.float32)
+    return tl.rsqrt(tl.sum(squares) / K + eps)
+
+
+@triton.jit
 def w4_by_rows(
-    x, words, scales, zeros, bias, out, magic, N,
-    K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
+    x, residual, norm_weight, words, scales, zeros, bias, out, stream, magic, eps, N,
+    K: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A single row of `x` with whole rows of the weight. A thread has the same words of every row, so that what it
-    reads of `x` serves them all; blocks are summed before they are scaled."""
+    """A single row of `x`, which may be normed first, with whole rows of the weight. A thread has the same words of
+    every row, so that what it reads of `x` serves them all; blocks are summed before they are scaled. With an
+    activation, rows of the weight's first half gate those of its second, and a program has some of both in turns."""
     PARTS: tl.constexpr = 128 // GROUP if GROUP < 128 else 1  # groups of a block
     STEPS: tl.constexpr = 8 // PARTS
     COUNT: tl.constexpr = (K + 127) // 128
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = n.to(tl.int64)[:, None]
+    GATED: tl.constexpr = ACTIVATION != ""
+    if GATED:
+        n = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N) // 2
+        there, weight_row = n < N // 2, n + tl.arange(0, BLOCK_N) % 2 * (N // 2)
+    else:
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        there, weight_row = n < N, n
+    rows = weight_row.to(tl.int64)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCKS), dtype=tl.float32)
+    inverse = tl.full((), 1.0, dtype=tl.float32)
     for start in tl.static_range(0, COUNT, BLOCKS):
         word = start * 16 + tl.arange(0, BLOCKS * 16)
-        inside = (n < N)[:, None] & (word < COUNT * 16)[None, :]
+        inside = there[:, None] & (word < COUNT * 16)[None, :]
         places = words + rows * (COUNT * 16) + word[None, :]
         packed = tl.load(places, mask=inside, other=0, eviction_policy="evict_first")
         if start == 0:
             take_turn(OVERLAP)  # the weight, most of the work, is already on its way
+            if norm_weight is not None:
+                inverse = _inverse_rms(x, residual, stream, eps, K, BLOCKS * 128)
         for part in tl.static_range(PARTS):
             dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.float32)
             total = tl.zeros((BLOCKS * 16,), dtype=tl.float32)
             surplus = tl.zeros((BLOCKS * 16,), dtype=tl.float32)
             for step in tl.static_range(STEPS):
                 k = word // 16 * 128 + (part * STEPS + step) * 16 + word % 16
-                value = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+                given = _stream(x, residual, k, K)
+                value = given.to(tl.float32)
+                if norm_weight is not None:
+                    gain = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
+                    if PLUS_ONE:
+                        gain += 1.0
+                    value = (value * inverse * gain).to(given.dtype).to(tl.float32)
                 shrunk = value * _shrink(part * STEPS + step)
                 dots += _surplus_codes(packed, magic, part * STEPS + step) * shrunk[None, :]
                 total += value
                 surplus += value * _surplus(part * STEPS + step)
             group = ((start + tl.arange(0, BLOCKS)) * 128 + part * STEPS * 16) // GROUP
-            held = (n < N)[:, None] & (group < K // GROUP)[None, :]
+            held = there[:, None] & (group < K // GROUP)[None, :]
             zero = tl.load(zeros + rows * (K // GROUP) + group[None, :], mask=held, other=0).to(tl.float32)
             scale = tl.load(scales + rows * (K // GROUP) + group[None, :], mask=held, other=0.0).to(tl.float32)
             sums = tl.sum(tl.reshape(dots - surplus[None, :], (BLOCK_N, BLOCKS, 16)), axis=2)
             acc += (sums - zero * tl.sum(tl.reshape(total, (BLOCKS, 16)), axis=1)[None, :]) * scale
     y = tl.sum(acc, axis=1)
-    if bias is not None:
-        y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
+    if GATED:
+        gate, up = tl.split(tl.reshape(y.to(out.dtype.element_ty), (BLOCK_N // 2, 2)))
+        n = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        tl.store(out + n, gated(gate, up, ACTIVATION), mask=n < N // 2)
+    else:
+        if bias is not None:
+            y += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)
+        tl.store(out + n, y.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from bough.kernels.ops import Norm
 from bough.kernels.overlap import overlap
 from bough.kernels.w4_linear.device import w4_by_rows, w4_by_tiles, w4_values
 from bough.kernels.w4_linear.reference import LANES, W4Rows
@@ -30,10 +31,7 @@ def w4_linear(
         return F.linear(x, w4_dequantize(weight, k, x.dtype), bias)
     out, group = x.new_empty((m, n)), k // weight.scales.shape[1]
     if m == 1:
-        blocks = min(ROWS_BLOCKS, triton.next_power_of_2(weight.words.shape[1] // LANES))
-        w4_by_rows[(triton.cdiv(n, ROWS_N),)](
-            x, *weight, bias, out, MAGIC, n, K=k, GROUP=group, BLOCK_N=ROWS_N, BLOCKS=blocks, num_warps=4, **overlap(m)
-        )
+        _by_rows(x, weight, out, bias=bias)
         return out
     block_m, block_n = min(64, max(16, triton.next_power_of_2(m))), 16 if n <= FEW_OUTPUTS else 32
     w4_by_tiles[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
@@ -42,6 +40,52 @@ def w4_linear(
         num_warps=4, num_stages=TILE_STAGES[block_m], **overlap(m),
     )  # fmt: skip
     return out
+
+
+def w4_norm_linear(
+    x: torch.Tensor,  # [1, in]
+    residual: torch.Tensor | None,  # like x
+    norm: Norm,
+    weight: W4Rows,  # of [out, in]
+    bias: torch.Tensor | None = None,  # [out]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product of the norm of x + residual, and that sum, which is the next residual. `residual` stays as it is."""
+    out = x.new_empty((1, weight.words.shape[0]))
+    return out, _by_rows(x, weight, out, bias=bias, norm=norm, residual=residual)
+
+
+def w4_norm_gate_up(
+    x: torch.Tensor,  # [1, in]
+    residual: torch.Tensor | None,  # like x
+    norm: Norm,
+    weight: W4Rows,  # of [2 * inner, in]: the gate's rows, then up's
+    activation: str,  # "silu" or "gelu_tanh"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`activation(gate) * up` of the norm of x + residual, and that sum, the next residual. `residual` stays."""
+    out = x.new_empty((1, weight.words.shape[0] // 2))
+    return out, _by_rows(x, weight, out, norm=norm, residual=residual, activation=activation)
+
+
+def _by_rows(
+    x: torch.Tensor,
+    weight: W4Rows,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str = "",
+) -> torch.Tensor:
+    """Fills `out`, and returns the stream: a new tensor if there is a residual to add, else `x`."""
+    (m, k), n = x.shape, weight.words.shape[0]
+    norm_weight, eps, plus_one = norm or (None, 0.0, False)
+    stream = x if residual is None else x.new_empty((m, k))
+    w4_by_rows[(triton.cdiv(n, ROWS_N),)](
+        x, residual, norm_weight, *weight, bias, out, stream, MAGIC, eps, n,
+        K=k, GROUP=k // weight.scales.shape[1], PLUS_ONE=plus_one, ACTIVATION=activation, BLOCK_N=ROWS_N,
+        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(weight.words.shape[1] // LANES)), num_warps=4, **overlap(m),
+    )  # fmt: skip
+    return stream
 
 
 def w4_dequantize(weight: W4Rows, inputs: int, dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation, Norm
-from bough.kernels.registry import w4_linear_for
+from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
@@ -101,17 +101,32 @@ class W4Weight(LinearWeight):
             torch.empty((outputs, groups), dtype=torch.uint8, device=device),
         )
         self._bias = placement.empty(outputs) if bias else None
-        self._product = w4_linear_for(device)
+        self._w4 = w4_ops_for(device)
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "quantised rows are for weights of 8 bits"
-        return self._product(x, self._rows, self._bias)
+        return self._w4.linear(x, self._rows, self._bias)
 
     def after_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._w4.norm_linear is not None and x.shape[0] == 1:
+            return self._w4.norm_linear(x, residual, norm, self._rows, self._bias)
         normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
         return self.linear(normed, ctx), stream
+
+    def gated_after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        activation: Activation,
+        gate: Gate,
+        ctx: ForwardContext,
+    ) -> tuple[Rows, torch.Tensor]:
+        if self._w4.norm_gate_up is not None and x.shape[0] == 1 and self._bias is None:
+            return self._w4.norm_gate_up(x, residual, norm, self._rows, activation)
+        return super().gated_after_norm(x, residual, norm, activation, gate, ctx)
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)

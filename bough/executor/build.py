@@ -14,7 +14,15 @@ from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
-from bough.executor.load_model import LoadedModel, load_model, resolve_chunk, resolve_config, resolve_dtype
+from bough.executor.load_model import (
+    SCALED_PRODUCTS,
+    LoadedModel,
+    load_model,
+    multiplies_fp8,
+    resolve_chunk,
+    resolve_config,
+    resolve_dtype,
+)
 from bough.executor.machine import compute_cores, free_memory_bytes
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
@@ -37,7 +45,6 @@ log = logging.getLogger(__name__)
 
 Capability = tuple[int, int]  # NVIDIA's, major and minor
 FOR_CPUS = ("int8", "int4")  # what --quantization makes of floats there
-SCALED_PRODUCTS: Capability = (9, 0)  # torch multiplies 8-bit rows with a scale each from Hopper on
 E4M3_CONVERSION: Capability = (8, 9)
 
 
@@ -68,7 +75,7 @@ def _check_weights(settings: Settings, capability: Capability | None) -> None:
         return
     if capability is None:
         raise SettingsError(f"--quantization fp8 needs a GPU; on a CPU use auto, none, {' or '.join(FOR_CPUS)}.")
-    if capability < SCALED_PRODUCTS or torch.version.hip is not None:
+    if not multiplies_fp8(capability):
         raise SettingsError(f"--quantization fp8 needs an NVIDIA GPU of {_spelled(SCALED_PRODUCTS)}; use none.")
     if settings.model.dtype not in ("auto", "bfloat16"):
         raise SettingsError(f"--quantization fp8 computes in bfloat16; leave out --dtype {settings.model.dtype}.")

@@ -20,14 +20,17 @@ from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
-from bough.loader.load import load_weights, open_source, packed_cache, packed_formats, packed_size
+from bough.loader.load import kept_forms, load_weights, open_source, packed_cache, packed_formats, packed_size
 from bough.loader.locate import ModelFiles
+from bough.loader.quantization import quantization_of
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import cache_dtype
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
 
 log = logging.getLogger(__name__)
+
+SCALED_PRODUCTS = (9, 0)  # the compute capability from which torch multiplies 8-bit rows with a scale each
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,10 @@ def load_model(
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
     free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    form_of = None
+    if _keeps_forms(settings.model, device):
+        fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))
+        form_of = kept_forms(source, fp8=fp8)
     model = build_model(
         config,
         topology,
@@ -94,12 +101,13 @@ def load_model(
         quantization=settings.model.quantization,
         deterministic=settings.model.enable_deterministic_inference,
         packed_ops=packed_ops,
+        form_of=form_of,
     )
     slots = list(model.slots())
     if packed_ops is not None:
         weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
     else:
-        weight_bytes, instead = sum(s.target.nbytes for s in slots), "--dtype bfloat16"
+        weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
     if device.type == "cpu" and weight_bytes > free:
         raise ResourceError(
             f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
@@ -110,9 +118,10 @@ def load_model(
     load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
     weight_bytes = sum(s.nbytes for s in slots)
     packed = packed_formats(slots)
-    kept = _kept_as(packed, settings, dtype)
+    kept = _kept_as(packed, Counter(str(slot.form) for slot in slots if slot.form is not None), settings, dtype)
     load_s = time.monotonic() - began
-    log.info("loaded %.2f GiB of weights as %s in %.1f s", weight_bytes / 2**30, kept, load_s)
+    read = "" if load_format == "dummy" else _read_from(files)
+    log.info("loaded %.2f GiB of weights%s as %s in %.1f s", weight_bytes / 2**30, read, kept, load_s)
     # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
@@ -120,11 +129,29 @@ def load_model(
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s)
 
 
-def _kept_as(packed: Counter[Format], settings: Settings, dtype: torch.dtype) -> str:
+def _keeps_forms(settings: ModelSettings, device: torch.device) -> bool:
+    """Whether weights of a quantised checkpoint stay as they are. GPUs have products for that, whose order of summing
+    depends on the number of rows; the CPU's packed weights have a way of their own."""
+    return device.type == "cuda" and settings.quantization != "none" and not settings.enable_deterministic_inference
+
+
+def multiplies_fp8(capability: tuple[int, int]) -> bool:
+    return capability >= SCALED_PRODUCTS and torch.version.hip is None
+
+
+def _kept_as(packed: Counter[Format], forms: Counter[str], settings: Settings, dtype: torch.dtype) -> str:
     """In which numbers the weights are, for the log."""
+    if forms:
+        return ", ".join([str(dtype), *(f"{count} x {form}" for form, count in forms.items())])
     if settings.model.quantization == "fp8":
         return f"{dtype}, linear layers as fp8"
     return ", ".join(f"{count} x {form.name}" for form, count in packed.most_common()) or str(dtype)
+
+
+def _read_from(files: ModelFiles) -> str:
+    """The scheme of a quantised checkpoint, for the log."""
+    quantization = quantization_of(files)
+    return "" if quantization is None else f" ({quantization.title})"
 
 
 def initial_format(settings: Settings) -> str:

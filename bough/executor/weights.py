@@ -73,8 +73,8 @@ class WeightStore:
         self._held_bytes = sum(slot.nbytes for slot in self._slots)
 
     def release(self) -> None:
-        targets = (slot.target.untyped_storage() for slot in self._slots if slot.packing is None)
-        storages = {storage.data_ptr(): storage for storage in targets}.values()  # parts of one layer share theirs
+        held = (part.untyped_storage() for slot in self._slots if slot.packing is None for part in slot.memory)
+        storages = {storage.data_ptr(): storage for storage in held}.values()  # parts of one layer share theirs
         self._released, self._held_bytes = [(storage, storage.nbytes()) for storage in storages], 0
         for storage in storages:
             storage.resize_(0)

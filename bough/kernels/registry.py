@@ -11,6 +11,7 @@ from bough.kernels.ops import REFERENCE, Ops
 from bough.kernels.quantize_rows import reference as quantize
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.scaled_linear.reference import scaled_linear
+from bough.kernels.w4_linear import reference as w4
 
 
 def ops_for(device: torch.device, deterministic: bool = False) -> Ops:
@@ -47,3 +48,22 @@ def fp8_ops_for(device: torch.device) -> Fp8Ops:
     from bough.kernels.scaled_linear import library
 
     return Fp8Ops(fast.quantize_rows, fast.norm_quantize_rows, fast.gated_quantize_rows, library.scaled_linear)
+
+
+@dataclass(frozen=True, slots=True)
+class W4Ops:
+    """The product with 4-bit weights, and, where the device has them, those that take one row: after its norm, and with
+    the gate behind it."""
+
+    linear: Callable[[torch.Tensor, w4.W4Rows, torch.Tensor | None], torch.Tensor]
+    norm_linear: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
+    norm_gate_up: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
+
+
+def w4_ops_for(device: torch.device) -> W4Ops:
+    """The fastest implementations that this device has."""
+    if device.type != "cuda":
+        return W4Ops(w4.w4_linear)
+    from bough.kernels.w4_linear import triton as fast  # needs triton, which only machines with a GPU must have
+
+    return W4Ops(fast.w4_linear, fast.w4_norm_linear, fast.w4_norm_gate_up)

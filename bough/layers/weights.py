@@ -2,18 +2,35 @@
 
 A layer yields one `WeightSlot` for each of its tensors. Names are those of Llama's checkpoints, whatever the model: its
 family says where each stands in its own checkpoints (`bough.models.names`). The loader reads `tensor[index]` and hands
-it to `fill`, in bands of rows from the first to the last. A slot with a `packing` is given the rows as they are stored.
+it to `fill`, in bands of rows from the first to the last. A slot with a `packing` is given the rows as they are stored,
+one with a `form` as a quantised checkpoint has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from bough.kernels.quant_linear.filling import FillingWeight
+from bough.kernels.quantize_rows.reference import QuantizedRows
+from bough.kernels.w4_linear.reference import IntegerRows
+
+KeptRows = QuantizedRows | IntegerRows  # as a quantised checkpoint has them
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Numbers of a quantised checkpoint that a layer can keep."""
+
+    kind: Literal["fp8", "int4"]  # 8-bit floats with a scale for each output, or integers in groups
+    inputs: int
+    group: int = 0  # inputs of a group
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "fp8" else f"{self.kind} in groups of {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +43,19 @@ class WeightSlot:
     # Where the layer keeps something else than a copy: takes the number of a band's first row, and the band.
     store: Callable[[int, torch.Tensor], None] | None = None
     packing: FillingWeight | None = None  # takes the place of the target, which then only has its shape
+    form: Form | None = None  # in which the bands must be, for `keep`
+    keep: Callable[[int, KeptRows], None] | None = None  # like `store`
+    held: tuple[torch.Tensor, ...] = ()  # the layer's memory, where the target only has its shape
+
+    @property
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """What the slot fills, unless it is packed."""
+        return self.held or (self.target,)
 
     @property
     def nbytes(self) -> int:
         """Memory that the slot takes once it is filled."""
-        return self.target.nbytes if self.packing is None else self.packing.weight.blob.nbytes
+        return sum(part.nbytes for part in self.memory) if self.packing is None else self.packing.weight.blob.nbytes
 
     def fill(self, first: int, band: torch.Tensor) -> None:
         """Takes the rows from `first` on, in any type, on the device of the target."""

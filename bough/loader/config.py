@@ -14,10 +14,18 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.loader.locate import ModelFiles
+from bough.loader.locate import PARAMS_NAME, ModelFiles
+from bough.loader.quantization import quantization_of
 from bough.models.fields import Fields, read_json
 from bough.models.registry import find_family
 
+# What Mistral's params.json does not say: whose it is, and what it means where it has no window.
+PARAMS_DEFAULTS = {
+    "architectures": ["MistralForCausalLM"],
+    "sliding_window": None,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 10_000.0,
+}
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -34,7 +42,11 @@ def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -
         return replace(config, norm_plus_one=False, rope=rope)
     if files.config is None:
         raise ModelError(f"{files.folder} has no config.json, so the model's shape is unknown.")
-    return _build(str(files.config), read_json(files.config), overrides or {}, _generation_eos(files))
+    quantization_of(files)  # raises what cannot be read
+    given = read_json(files.config)
+    if files.config.name == PARAMS_NAME:
+        given = {**PARAMS_DEFAULTS, **given}
+    return _build(str(files.config), given, overrides or {}, _generation_eos(files))
 
 
 def read_sampling_defaults(files: ModelFiles) -> dict[str, float | int]:
@@ -77,11 +89,5 @@ def _build(
 
 def _refuse_unsupported(config: Fields) -> None:
     """What would load and then answer nonsense is refused here."""
-    quantisation = config.section("quantization_config")
-    if quantisation is not None:
-        method = quantisation.text("quant_method", "unnamed")
-        raise ModelError(
-            f"{config.where}: weights quantised with {method!r} are not supported; use the unquantised model or a GGUF."
-        )
     if config.boolean("use_bidirectional_attention"):
         raise ModelError(f"{config.where}: attends in both directions, so it is an encoder and cannot generate text.")

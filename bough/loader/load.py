@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +18,13 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.kernels.quant_linear.filling import FillingWeight, format_for, of_tables
 from bough.kernels.quant_linear.packed import Format, packed_bytes
-from bough.layers.weights import WeightSlot
+from bough.layers.weights import Form, WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
 from bough.loader.locate import ModelFiles
 from bough.loader.packed_cache import PackedCache, cache_path
+from bough.loader.quantization import quantization_of
+from bough.loader.quantized import QuantizedSource
 from bough.loader.source import DummySource, GgufSource, Index, NamedSource, SafetensorsSource, WeightSource
 from bough.models.names import find_tensors
 from bough.models.registry import find_family, find_gguf_family
@@ -44,7 +46,10 @@ def open_source(
         tensors = find_tensors(family.gguf_names(config), file.tensors, keep_others=False)
         return NamedSource(GgufSource(file), tensors)
     if files.safetensors and load_format in ("auto", "safetensors"):
-        source = SafetensorsSource(files.safetensors)
+        stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
+        source: WeightSource = stored
+        if quantization is not None:
+            source = QuantizedSource(stored, quantization, getattr(torch, config.dtype))
         names = find_family(config.architecture).names(config)
         return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
     kind = "weights" if load_format == "auto" else f"{load_format} weights"
@@ -57,7 +62,19 @@ def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> 
     weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
     if quantization == "none" or not weights:
         return None
+    if files.gguf is None and files.config is not None and quantization_of(files) is not None:
+        weights.append(files.config)  # says what the numbers mean
     return PackedCache(cache_path(home(), weights, quantization, cpu_name()), keep=keep)
+
+
+def kept_forms(source: WeightSource, *, fp8: bool) -> Callable[[str], Form | None]:
+    """The forms in which tensors can be kept, by name; without `fp8` only those of integers."""
+
+    def form_of(name: str) -> Form | None:
+        form = source.form(name)
+        return form if fp8 or form is None or form.kind != "fp8" else None
+
+    return form_of
 
 
 def packed_formats(slots: Iterable[WeightSlot]) -> Counter[Format]:
@@ -88,6 +105,11 @@ def load_weights(
                 bar.update(slot.target.nbytes)
                 continue
             for first, index in _pieces(slot, source.shape(slot.name)):
+                if slot.keep is not None:
+                    kept = source.read_kept(slot.name, index[0])
+                    slot.keep(first, type(kept)(*(part.to(device) for part in kept)))
+                    bar.update(slot.target[first : first + len(kept[0])].nbytes)
+                    continue
                 # Crosses to the device in the checkpoint's own type, and is converted there.
                 band = source.read(slot.name, index).to(device)
                 slot.fill(first, band)
@@ -135,6 +157,10 @@ def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
             raise ModelError(
                 f"Tensor {slot.name} has shape {list(shape)}{part}, the model expects {list(slot.target.shape)}; "
                 "the weights and the configuration do not belong together."
+            )
+        if slot.form is not None and source.form(slot.name) != slot.form:
+            raise ModelError(
+                f"Tensor {slot.name} is kept as {slot.form}, which the checkpoint does not have; start another engine."
             )
 
 

@@ -7,6 +7,7 @@ because random weights need only its configuration.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from bough.models.fields import read_json
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 SHAPES = Path(__file__).parent / "shapes"  # a config.json of each: public models to be served with random weights
 INDEX_NAME = "model.safetensors.index.json"
+PARAMS_NAME = "params.json"  # the configuration beside Mistral's consolidated.safetensors
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 CODE_FILES = ["*.py", "*.tiktoken"]  # of tokenizers, with the vocabularies that only they read
-UNWANTED_FILES = ["consolidated*", "original/*", "onnx/*"]  # the same weights again, in other layouts
+OTHER_LAYOUTS = ["original/*", "onnx/*"]  # the same weights again
+UNWANTED_FILES = ["consolidated*", *OTHER_LAYOUTS]  # the first may be the only ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def _in_folder(folder: Path, name: str) -> ModelFiles:
     tokenizer = folder if any((folder / file).is_file() for file in TOKENIZER_FILES) else None
     generation_config = _if_file(folder / "generation_config.json")
     safetensors = _safetensors_in(folder)
-    config = _if_file(folder / "config.json")
+    config = _if_file(folder / "config.json") or _if_file(folder / PARAMS_NAME)
     ggufs = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
     if ggufs and not safetensors:
         if len(ggufs) > 1:
@@ -124,10 +127,11 @@ def _download_repository(repository: str, revision: str | None, code: bool) -> P
     wanted = WANTED_FILES + CODE_FILES if code else WANTED_FILES
     # Which HTTP library the hub's package uses depends on its version; its error is no OSError in all of them.
     transport_errors = tuple(getattr(errors, name, OSError) for name in ("HTTPError", "RevisionResolutionError"))
+    fetch = functools.partial(snapshot_download, repository, revision=revision, allow_patterns=wanted)
     try:
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED_FILES)
-        )
+        folder = Path(fetch(ignore_patterns=UNWANTED_FILES))
+        alone = (folder / PARAMS_NAME).is_file() and not (folder / "config.json").is_file()
+        return Path(fetch(ignore_patterns=OTHER_LAYOUTS)) if alone else folder
     except errors.GatedRepoError:
         reason = "its licence must be accepted on the hub first, and HF_TOKEN must hold a token of that account"
     except errors.RepositoryNotFoundError:

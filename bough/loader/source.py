@@ -24,6 +24,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import NATURAL
+from bough.layers.weights import Form, KeptRows
 from bough.loader.dequantize import PLAIN, dequantize
 from bough.loader.gguf_file import GgufFile
 from bough.models.names import Rows, Stored
@@ -59,13 +60,21 @@ class WeightSource(Protocol):
         """The same part of a matrix as it is stored, where it can be packed so; else as floats."""
         ...
 
+    def form(self, name: str) -> Form | None:
+        """The form in which `read_kept` gives a matrix; None: it cannot."""
+        return None
+
+    def read_kept(self, name: str, rows: slice) -> KeptRows:
+        """Whole rows of a matrix in its form."""
+        raise AssertionError(f"{name} has no form to be kept in")
+
 
 def float_rows(rows: torch.Tensor) -> StoredRows:
     """Rows of floats as the bytes that they are."""
     return rows.contiguous().view(torch.uint8).numpy(), FLOAT_TYPES[rows.dtype]
 
 
-class SafetensorsSource:
+class SafetensorsSource(WeightSource):
     """The tensors of one or several safetensors files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -83,11 +92,18 @@ class SafetensorsSource:
     def names(self) -> Sequence[str]:
         return list(self._where)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def dtype(self, name: str) -> str:
+        """The type of the numbers, by safetensors' name for it."""
+        return str(self._slice(name).get_dtype())
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
-        return STORED_TYPES.get(str(self._slice(name).get_dtype()), GGMLQuantizationType.F32)
+        return STORED_TYPES.get(self.dtype(name), GGMLQuantizationType.F32)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         part: torch.Tensor = self._slice(name)[index]
@@ -104,7 +120,7 @@ class SafetensorsSource:
             raise ModelError(f"{path}: tensor {name!r} cannot be read ({error}); fetch the file again.") from None
 
 
-class GgufSource:
+class GgufSource(WeightSource):
     """The tensors of one open GGUF file, by llama.cpp's names. Only the rows asked for are dequantised."""
 
     def __init__(self, file: GgufFile) -> None:
@@ -143,7 +159,7 @@ class GgufSource:
             log.info("weights of GGUF type %s have no native kernel; they are dequantised to float32", kind.name)
 
 
-class NamedSource:
+class NamedSource(WeightSource):
     """The tensors of another source by the model's names: some of its rows, in another order, or transposed."""
 
     def __init__(self, source: WeightSource, tensors: Mapping[str, Stored]) -> None:
@@ -182,6 +198,16 @@ class NamedSource:
         rows, kind = self._source.read_stored(at.name, place)
         return rows if order is None else rows[order], kind
 
+    def form(self, name: str) -> Form | None:
+        at = self._tensors[name]
+        return None if at.transposed else self._source.form(at.name)
+
+    def read_kept(self, name: str, rows: slice) -> KeptRows:
+        at = self._tensors[name]
+        place, order = self._place(at, (rows,))
+        kept = self._source.read_kept(at.name, place[0])
+        return kept if order is None else type(kept)(*(part[torch.from_numpy(order)] for part in kept))
+
     def _is_flipped(self, at: Stored) -> bool:
         """A bias has no other way round."""
         return at.transposed and len(self._source.shape(at.name)) == 2
@@ -199,7 +225,7 @@ class NamedSource:
         return (slice(first, int(needed.max()) + 1), *columns), needed - first
 
 
-class DummySource:
+class DummySource(WeightSource):
     """Random weights in the shape of a model: the same for the same name, whatever part is read. Norms are near one."""
 
     def __init__(

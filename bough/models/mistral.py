@@ -1,11 +1,21 @@
-"""Mistral: Llama without biases; where there is a sliding window, it holds for all layers."""
+"""Mistral: Llama without biases; where there is a sliding window, it holds for all layers.
+
+Mistral's own files (`consolidated.safetensors`, `params.json`) have other names for fields and tensors, and heads whose
+neighbouring coordinates rotate.
+"""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
+from bough.models.names import Names, interleaved
+
+# Of params.json: what would change the forward pass or the weights.
+UNREAD = ("moe", "quantization", "yarn", "q_lora_rank", "vision_encoder", "llama_4_scaling", "use_biases")
 
 
 class Mistral(ModelFamily):
@@ -19,7 +29,38 @@ class Mistral(ModelFamily):
         "eos_token_id": 2,
     }
 
+    renamed_fields: ClassVar[dict[str, str]] = {
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "n_kv_heads": "num_key_value_heads",
+        "norm_eps": "rms_norm_eps",
+        "tied_embeddings": "tie_word_embeddings",
+        "max_seq_len": "max_position_embeddings",
+    }
+
+    def names(self, config: ModelConfig) -> Names:
+        layer = "model.layers.*"
+        return {
+            "tok_embeddings": "model.embed_tokens",
+            "norm": "model.norm",
+            "output": "lm_head",
+            "layers.*.attention_norm": f"{layer}.input_layernorm",
+            "layers.*.attention.wq": interleaved(f"{layer}.self_attn.q_proj", config.num_heads, config.head_dim),
+            "layers.*.attention.wk": interleaved(f"{layer}.self_attn.k_proj", config.num_kv_heads, config.head_dim),
+            "layers.*.attention.wv": f"{layer}.self_attn.v_proj",
+            "layers.*.attention.wo": f"{layer}.self_attn.o_proj",
+            "layers.*.ffn_norm": f"{layer}.post_attention_layernorm",
+            "layers.*.feed_forward.w1": f"{layer}.mlp.gate_proj",
+            "layers.*.feed_forward.w2": f"{layer}.mlp.down_proj",
+            "layers.*.feed_forward.w3": f"{layer}.mlp.up_proj",
+        }
+
     def fields(self, config: Fields) -> dict[str, Any]:
+        unread = next((name for name in UNREAD if config.values.get(name)), None)
+        if unread is not None:
+            raise ModelError(f"{config.where}: {unread} is not supported; use the model's Hugging Face files.")
         window = config.optional_integer("sliding_window")
         slides = () if window is None else (True,) * config.integer("num_hidden_layers")
         return {"qkv_bias": False, "output_bias": False, "sliding_window": window, "sliding_layers": slides}

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
     from bough.layers.placement import AllReduce
+    from bough.layers.schemes.stored import FormOf
     from bough.models.base import CausalLM
 
 BUILT_IN: tuple[ModelFamily, ...] = (
@@ -98,14 +99,16 @@ def build_model(
     quantization: str = "none",
     deterministic: bool = False,
     packed_ops: PackedOps | None = None,
+    form_of: FormOf | None = None,
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`. With
-    `packed_ops` the weights are packed for those."""
+    `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names."""
     family = find_family(config.architecture)
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement, no_reduce
     from bough.layers.schemes.packed import PackedScheme
     from bough.layers.schemes.registry import scheme_for
+    from bough.layers.schemes.stored import StoredScheme
 
     reduce = all_reduce or no_reduce
     if packed_ops is not None:
@@ -113,7 +116,10 @@ def build_model(
         placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table)
     else:
         ops = ops_for(device, deterministic)
-        placement = Placement(topology, dtype, device, reduce, ops, scheme_for(quantization))
+        scheme = scheme_for(quantization)
+        if form_of is not None:
+            scheme = StoredScheme(form_of, scheme)
+        placement = Placement(topology, dtype, device, reduce, ops, scheme)
     return family.build(config, placement)
 
 

@@ -53,6 +53,8 @@ from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.token_mask.triton import forbid_tokens_
+from bough.kernels.w4_linear.reference import W4Rows
+from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear, w4_norm_gate_up, w4_norm_linear
 from bough.sampling.state import SamplingState
 
 ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
@@ -244,6 +246,8 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             skinny_linear(x[:rows], weight[:outputs], config=skinny)
         skinny_norm_linear(x[:2], x[:2].clone(), norm, 1e-5, False, weight)
         skinny_gate_up(x[:2], None, norm, 1e-5, False, weight, "silu")
+        for group in (32, 128):
+            launch_w4(dtype, group)
         if arch in EIGHT_BITS:
             quantize_rows(x)
             norm_quantize_rows(x, norm, 1e-5, x.clone())
@@ -260,6 +264,19 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), dtype.itemsize, SHARED_BYTES[arch])
         multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
         norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
+
+
+def launch_w4(dtype: torch.dtype, group: int) -> None:
+    scales = torch.empty(INNER, HIDDEN // group, dtype=torch.float16)
+    weight = W4Rows(torch.empty(INNER, HIDDEN // 8, dtype=torch.int32), scales, scales.to(torch.uint8))
+    few = W4Rows(*(part[:HIDDEN] for part in weight))
+    for rows in (1, 12, 24, 100):  # by rows, and by tiles of each kind
+        for outputs in (weight, few):
+            w4_linear(torch.zeros(rows, HIDDEN, dtype=dtype), outputs)
+    x, norm = torch.zeros(1, HIDDEN, dtype=dtype), Norm(torch.ones(HIDDEN, dtype=dtype), 1e-5, False)
+    w4_norm_linear(x, x.clone(), norm, weight)
+    w4_norm_gate_up(x, x.clone(), norm, weight, "silu")
+    w4_dequantize(weight, HIDDEN, dtype)
 
 
 def launch_step(dtype: torch.dtype) -> None:

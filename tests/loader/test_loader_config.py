@@ -166,7 +166,7 @@ def test_overrides_replace_fields(read: Read) -> None:
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq' are not supported"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantised with 'aqlm' are not supported"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"eos_token_id": "x"}, "eos_token_id must be a token id"),
         ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0"),
@@ -245,3 +245,12 @@ def test_what_transformers_writes_is_read_as_transformers_means_it(tmp_path: Pat
     if architecture == "Gemma3ForCausalLM":
         assert config.local_rope == RopeConfig(reference.rope_parameters["sliding_attention"]["rope_theta"])
         assert math.isclose(config.query_scale or 0.0, reference.query_pre_attn_scalar**-0.5)
+
+
+@pytest.mark.parametrize("field", ["moe", "quantization", "yarn"])
+def test_params_that_change_the_model_are_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "params.json"
+    shape = {"dim": 64, "n_layers": 2, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2}
+    path.write_text(json.dumps({**shape, "vocab_size": 100, field: {"some": 1}}))
+    with pytest.raises(ModelError, match=rf"params\.json: {field} is not supported"):
+        read_config(ModelFiles("tiny", tmp_path, config=path))

@@ -151,6 +151,21 @@ def test_repository_is_fetched_from_the_hub(folder: Path, monkeypatch: pytest.Mo
     assert {"*.safetensors", "*.py"} <= {*asked["allow_patterns"]}
 
 
+def test_a_repository_of_consolidated_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are left out at first, because most repositories hold the same weights under the usual names."""
+
+    def snapshot(repository: str, **options: Any) -> str:
+        (tmp_path / "params.json").write_text("{}")
+        if "consolidated*" not in options["ignore_patterns"]:
+            (tmp_path / "consolidated.safetensors").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    files = locate("org/Some-Model")
+    assert files.config == tmp_path / "params.json"
+    assert files.safetensors == (tmp_path / "consolidated.safetensors",)
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [

@@ -20,7 +20,7 @@ from bough.kernels.registry import fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
 from bough.layers.schemes.base import LinearWeight, Part, Rows, bands, bias_slots
 from bough.layers.schemes.plain import PlainWeight
-from bough.layers.weights import WeightSlot
+from bough.layers.weights import Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
     from bough.layers.placement import Placement
@@ -46,10 +46,13 @@ class Fp8Scheme:
 
 
 class Fp8Weight(LinearWeight):
-    """A matrix that is quantised while it is loaded; its bias stays as it is."""
+    """A matrix that is quantised while it is loaded, or, with a `form`, that the checkpoint has so; its bias stays as
+    it is."""
 
-    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
-        self._parts = tuple(parts)
+    def __init__(
+        self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, form: Form | None = None
+    ) -> None:
+        self._parts, self._form = tuple(parts), form
         outputs = sum(part.outputs for part in parts)
         self._weight = QuantizedRows(
             torch.empty((outputs, in_features), dtype=FP8, device=placement.device),
@@ -73,8 +76,12 @@ class Fp8Weight(LinearWeight):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):
-            store = partial(self._store, rows.start)
-            yield WeightSlot(f"{prefix}{part.name}.weight", self._weight.values[rows], part.index, store)
+            name, values = f"{prefix}{part.name}.weight", self._weight.values[rows]
+            if self._form is None:
+                yield WeightSlot(name, values, part.index, partial(self._store, rows.start))
+            else:
+                keep = partial(self._keep, rows.start)
+                yield WeightSlot(name, values, part.index, form=self._form, keep=keep)
         yield from bias_slots(prefix, self._parts, self._bias)
 
     def _product(self, rows: QuantizedRows) -> torch.Tensor:
@@ -82,7 +89,10 @@ class Fp8Weight(LinearWeight):
 
     def _store(self, start: int, first: int, band: torch.Tensor) -> None:
         """A row is quantised by itself, so that bands can be: of the whole matrix there is never more than one."""
-        place = slice(start + first, start + first + band.shape[0])
-        quantized = self._ops.quantize_rows(band)
-        self._weight.values[place].copy_(quantized.values)
-        self._weight.scales[place].copy_(quantized.scales)
+        self._keep(start, first, self._ops.quantize_rows(band))
+
+    def _keep(self, start: int, first: int, band: KeptRows) -> None:
+        assert isinstance(band, QuantizedRows)
+        place = slice(start + first, start + first + len(band.values))
+        self._weight.values[place].copy_(band.values)
+        self._weight.scales[place].copy_(band.scales)

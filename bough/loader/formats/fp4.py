@@ -1,0 +1,83 @@
+"""Floats of 4 bits (E2M1), two to a byte: MXFP4, a power of two for every 32, and NVFP4, an 8-bit float for every 16
+and one number for the tensor."""
+
+from __future__ import annotations
+
+import torch
+
+from bough.loader.formats.base import QuantizedTensor
+from bough.loader.quantization import Quantization
+from bough.loader.source import Index, SafetensorsSource
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+VALUES = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)])
+POWER_BIAS = 127
+
+
+def fp4_values(packed: torch.Tensor) -> torch.Tensor:
+    """The numbers in bytes, the lower half of each first: twice as many along the last side. float32"""
+    pairs = torch.stack([packed & 15, packed >> 4], dim=-1)
+    return VALUES[pairs.flatten(-2).int()]
+
+
+def powers(exponents: torch.Tensor) -> torch.Tensor:
+    """The powers of two that bytes stand for. float32"""
+    return torch.exp2(exponents.float() - POWER_BIAS)
+
+
+class Fp4Tensor(QuantizedTensor):
+    """Bytes [outputs, inputs / 2], scales [outputs, groups], and for NVFP4 one number that is multiplied, or, by
+    compressed-tensors, divided by."""
+
+    def __init__(self, files: SafetensorsSource, module: str, packed: str, whole: str | None) -> None:
+        self._packed, self._scale, self._whole = packed, f"{module}.weight_scale", whole
+        outputs, half = files.shape(packed)
+        parts = (packed, self._scale, *([] if whole is None else [whole]))
+        super().__init__(files, f"{module}.weight", parts, (outputs, half * 2))
+        if whole is None and files.dtype(self._scale) not in ("U8", "F8_E8M0"):
+            raise self._wrong("4-bit floats without weight_global_scale must have powers of two as scales")
+
+    def rows(self, rows: slice) -> torch.Tensor:
+        values, scales = fp4_values(self.files.read(self._packed, (rows,))), self._scales(rows)
+        return values.view(*scales.shape, -1).mul_(scales[:, :, None]).flatten(1)
+
+    def _scales(self, rows: slice) -> torch.Tensor:
+        scales = self.files.read(self._scale, (rows,))
+        if self._whole is None:
+            return powers(scales.view(torch.uint8))
+        whole = self.files.read(self._whole).float()
+        return scales.float() / whole if self._whole.endswith(".weight_global_scale") else scales.float() * whole
+
+
+class Mxfp4Experts(QuantizedTensor):
+    """The matrices of all experts of a layer: `_blocks` [experts, outputs, groups, 16] and `_scales` [experts, outputs,
+    groups]. Plain checkpoints have them transposed, [experts, inputs, outputs], and so are they read."""
+
+    def __init__(self, files: SafetensorsSource, name: str) -> None:
+        self._blocks, self._scales = f"{name}_blocks", f"{name}_scales"
+        experts, outputs, groups, half = files.shape(self._blocks)
+        super().__init__(files, name, (self._blocks, self._scales), (experts, groups * half * 2, outputs))
+
+    def rows(self, rows: slice) -> torch.Tensor:
+        return self.read((rows,))
+
+    def read(self, index: Index) -> torch.Tensor:
+        experts, inputs, outputs = (*index, *(slice(None),) * (3 - len(index)))
+        scales = powers(self.files.read(self._scales, (experts, outputs)))
+        values = fp4_values(self.files.read(self._blocks, (experts, outputs))).mul_(scales[..., None])
+        return values.flatten(2).transpose(1, 2)[:, inputs].contiguous()
+
+
+def find(files: SafetensorsSource, name: str, quantization: Quantization) -> Fp4Tensor | None:
+    """compressed-tensors' and ModelOpt's."""
+    module, _, part = name.rpartition(".")
+    if part == "weight_packed" and files.dtype(name) == "U8":
+        whole = f"{module}.weight_global_scale"
+        return Fp4Tensor(files, module, name, whole if whole in files else None)
+    if part == "weight" and files.dtype(name) == "U8" and f"{module}.weight_scale_2" in files:
+        return Fp4Tensor(files, module, name, f"{module}.weight_scale_2")
+    return None
+
+
+def find_experts(files: SafetensorsSource, name: str, quantization: Quantization) -> Mxfp4Experts | None:
+    return Mxfp4Experts(files, name.removesuffix("_blocks")) if name.endswith("_blocks") else None

@@ -1,0 +1,55 @@
+"""GPTQ: integers packed along the inputs, zero points along the outputs.
+
+With act-order (`desc_act`) inputs were quantised by their weight: `g_idx` says which group each belongs to.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from bough.kernels.w4_linear.reference import IntegerRows
+from bough.loader.formats.base import WHOLE, IntegerTensor, unpacked
+from bough.loader.quantization import Quantization
+from bough.loader.source import SafetensorsSource
+
+MARK = ".qweight"
+
+
+class GptqTensor(IntegerTensor):
+    """qweight [inputs / 8, outputs], qzeros [groups, outputs / 8], scales [groups, outputs], g_idx [inputs]."""
+
+    def __init__(self, files: SafetensorsSource, module: str, bits: int, zero_shift: int) -> None:
+        self._weight, self._zeros, self._scales, self._index = (
+            f"{module}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")
+        )
+        self.bits, self._zero_shift = bits, zero_shift
+        packed, outputs = files.shape(self._weight)
+        parts = (self._weight, self._zeros, self._scales, self._index)
+        super().__init__(files, f"{module}.weight", parts, (outputs, packed * 32 // bits))
+
+    @property
+    def groups(self) -> int:
+        return self.files.shape(self._scales)[0]
+
+    @cached_property
+    def input_groups(self) -> torch.Tensor | None:
+        if self._index not in self.files:
+            return None
+        groups = self.files.read(self._index).long()
+        return None if torch.equal(groups, torch.arange(self.shape[1]) // self.group_size) else groups
+
+    def integers(self, rows: slice) -> IntegerRows:
+        codes = unpacked(self.files.read(self._weight, (WHOLE, rows)), self.bits, dim=0)
+        zeros = unpacked(self.files.read(self._zeros), self.bits, dim=1)[:, rows]
+        # Stored zero points are one less than they are, within their bits.
+        zeros = (zeros + self._zero_shift) & ((1 << self.bits) - 1) if self._zero_shift else zeros
+        scales = self.files.read(self._scales, (WHOLE, rows)).float()
+        return IntegerRows(codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous())
+
+
+def find(files: SafetensorsSource, name: str, quantization: Quantization) -> GptqTensor | None:
+    if not name.endswith(MARK):
+        return None
+    return GptqTensor(files, name.removesuffix(MARK), quantization.bits, quantization.zero_shift)

@@ -1,0 +1,60 @@
+"""compressed-tensors' pack-quantized: integers packed along the inputs, zero points, if any, along the outputs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from bough.kernels.w4_linear.reference import IntegerRows
+from bough.loader.formats.base import WHOLE, IntegerTensor, unpacked
+from bough.loader.quantization import Quantization
+from bough.loader.source import SafetensorsSource
+
+MARK = ".weight_packed"
+PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+
+
+class PackedIntegers(IntegerTensor):
+    """weight_packed [outputs, inputs / 8], weight_scale [outputs, groups], weight_zero_point [outputs / 8, groups],
+    weight_g_idx [inputs], weight_shape [2]; a scale for each output is one group."""
+
+    def __init__(self, files: SafetensorsSource, module: str) -> None:
+        parts = tuple(f"{module}.{part}" for part in PARTS)
+        self._packed, self._scales, self._zeros, self._index, shape = parts
+        outputs, inputs = (int(side) for side in files.read(shape))
+        self.bits = next((bits for bits in (4, 8) if -(-inputs * bits // 32) == files.shape(self._packed)[1]), 0)
+        super().__init__(files, f"{module}.weight", parts, (outputs, inputs))
+        if not self.bits:
+            raise self._wrong(f"{inputs} integers of 4 or 8 bits do not fill {files.shape(self._packed)[1]} words")
+
+    @property
+    def groups(self) -> int:
+        return self.files.shape(self._scales)[1]
+
+    @cached_property
+    def symmetric(self) -> bool:
+        return self._zeros not in self.files
+
+    @cached_property
+    def input_groups(self) -> torch.Tensor | None:
+        if self._index not in self.files:
+            return None
+        groups = self.files.read(self._index).long()
+        regular = torch.arange(self.shape[1]) // self.group_size
+        return None if torch.equal(groups, regular) or (groups < 0).any() else groups  # -1: not in use
+
+    def integers(self, rows: slice) -> IntegerRows:
+        codes = unpacked(self.files.read(self._packed, (rows,)), self.bits, dim=1)[:, : self.shape[1]]
+        scales = self.files.read(self._scales, (rows,)).float()
+        if self.symmetric:
+            zeros = torch.full(scales.shape, self.middle, dtype=torch.uint8)
+        else:
+            zeros = unpacked(self.files.read(self._zeros, (WHOLE, WHOLE)), self.bits, dim=0)[: self.shape[0]][rows]
+        return IntegerRows(codes.contiguous(), scales, zeros)
+
+
+def find(files: SafetensorsSource, name: str, quantization: Quantization) -> PackedIntegers | None:
+    if not name.endswith(MARK) or files.dtype(name) != "I32":
+        return None
+    return PackedIntegers(files, name.removesuffix(MARK))

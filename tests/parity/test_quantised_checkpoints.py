@@ -1,0 +1,180 @@
+"""Checkpoints of every quantised format: the logits and greedy tokens that transformers computes from the values that
+the format stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig
+from bough.distributed.topology import Topology
+from bough.loader.config import read_config
+from bough.loader.load import check_weights, kept_forms, load_weights, open_source
+from bough.loader.locate import locate
+from bough.loader.source import SafetensorsSource
+from bough.models.base import CausalLM
+from bough.models.registry import build_model
+from tests.fakes.forward import CPU, Forward
+from tests.fakes.quantised import FORMATS, write_quantised
+
+SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 192,  # no multiple of 128
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+PROMPT = [5, 17, 200, 3, 91, 44, 12, 7]
+NEW_TOKENS = 12
+
+
+def random_model(made: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    made = made.float().eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return made
+
+
+def load(folder: Path, kept: bool = False) -> tuple[CausalLM, ModelConfig]:
+    """Dequantised, or with weights in the checkpoint's numbers as GPUs keep them, multiplied by the references."""
+    files = locate(str(folder))
+    config = read_config(files)
+    source = open_source(files, config)
+    form_of = kept_forms(source, fp8=True) if kept else None
+    model = build_model(config, Topology(), torch.float32, CPU, form_of=form_of)
+    load_weights(model.slots(), source, progress=False, device=CPU)
+    return model, config
+
+
+def write_llama(folder: Path, name: str) -> transformers.PreTrainedModel:
+    """Writes a checkpoint of that format; the model has its values."""
+    torch.manual_seed(1)
+    shape = transformers.LlamaConfig(**SIZES, attn_implementation="eager")
+    theirs = random_model(transformers.LlamaForCausalLM(shape))
+    config = {"architectures": ["LlamaForCausalLM"], **SIZES, "dtype": "float32", "rope_theta": 10000.0}
+    values = write_quantised(folder, config, theirs.state_dict(), name)
+    changed = max(float((values[key] - weight).abs().max()) for key, weight in theirs.state_dict().items())
+    assert 1e-4 < changed < 0.2, "the packer has rounded, and not broken anything"
+    theirs.load_state_dict(values)
+    return theirs
+
+
+@torch.inference_mode()
+def compare(theirs: transformers.PreTrainedModel, ours: CausalLM) -> None:
+    tokens = list(PROMPT)
+    forward = Forward(ours)
+    fresh = tokens
+    for _ in range(NEW_TOKENS):
+        found = forward.step({0: fresh})[0][-1]
+        expected = theirs(torch.tensor([tokens])).logits[0, -1]
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+        fresh = [int(expected.argmax())]
+        assert int(found.argmax()) == fresh[0]
+        tokens += fresh
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_those_of_the_values(name: str, tmp_path: Path) -> None:
+    theirs = write_llama(tmp_path, name)
+    compare(theirs, load(tmp_path)[0])
+
+
+@pytest.mark.parametrize("name", ["w4a16", "w4a16-zeros", "w4a16-64", "awq", "gptq"])
+def test_four_bits_kept_as_they_are(name: str, tmp_path: Path) -> None:
+    theirs = write_llama(tmp_path, name)
+    model, _ = load(tmp_path, kept=True)
+    kept = [slot for slot in model.slots() if slot.form is not None]
+    assert {str(slot.form) for slot in kept} == {f"int4 in groups of {64 if name == 'w4a16-64' else 32}"}
+    assert len(kept) == 2 * 7
+    assert all(slot.nbytes < slot.target.numel() for slot in kept), "less than a byte each"
+    compare(theirs, model)
+
+
+@pytest.mark.parametrize("name", ["fp8-tensor", "fp8-channel", "modelopt-fp8"])
+def test_eight_bits_kept_as_they_are(name: str, tmp_path: Path) -> None:
+    """Activations are quantised too, so logits are near those of the values; the weights are the values."""
+    theirs = write_llama(tmp_path, name)
+    model, _ = load(tmp_path, kept=True)
+    kept = [slot for slot in model.slots() if slot.form is not None]
+    assert {str(slot.form) for slot in kept} == {"fp8"} and len(kept) == 2 * 7
+    source = SafetensorsSource([tmp_path / "model.safetensors"])
+    for slot in kept:
+        assert torch.equal(slot.target.float(), source.read(slot.name).float())
+    found, expected = Forward(model).step({0: PROMPT})[0], theirs(torch.tensor([PROMPT])).logits[0].detach()
+    assert float((found - expected).std() / expected.std()) < 0.15
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq-act-order", "fp8-blocks", "int8", "gptq-8", "bnb-nf4", "mxfp4", "modelopt-nvfp4"]
+)
+def test_what_has_no_product_of_its_own_is_dequantised(name: str, tmp_path: Path) -> None:
+    write_llama(tmp_path, name)
+    assert not any(slot.form for slot in load(tmp_path, kept=True)[0].slots())
+
+
+def test_without_a_product_for_them_eight_bits_are_dequantised(tmp_path: Path) -> None:
+    write_llama(tmp_path, "fp8-channel")
+    files = locate(str(tmp_path))
+    form_of = kept_forms(open_source(files, read_config(files)), fp8=False)
+    assert form_of("model.layers.0.mlp.up_proj.weight") is None
+
+
+def test_a_swap_needs_the_same_form(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    write_llama(tmp_path / "a", "w4a16")
+    write_llama(tmp_path / "b", "fp8-channel")
+    model, config = load(tmp_path / "a", kept=True)
+    other = open_source(locate(str(tmp_path / "b")), config)
+    with pytest.raises(
+        ModelError, match=r"q_proj\.weight is kept as int4 in groups of 32, which the checkpoint does not"
+    ):
+        check_weights(list(model.slots()), other)
+
+
+def test_mistrals_own_files(tmp_path: Path) -> None:
+    """`params.json` and `consolidated.safetensors`, whose heads rotate neighbouring coordinates."""
+    torch.manual_seed(2)
+    shape = transformers.MistralConfig(**SIZES, sliding_window=None, attn_implementation="eager")
+    theirs = random_model(transformers.MistralForCausalLM(shape))
+    names = {
+        "model.embed_tokens": "tok_embeddings",
+        "model.norm": "norm",
+        "lm_head": "output",
+        "self_attn.q_proj": "attention.wq",
+        "self_attn.k_proj": "attention.wk",
+        "self_attn.v_proj": "attention.wv",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.down_proj": "feed_forward.w2",
+        "mlp.up_proj": "feed_forward.w3",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "model.layers": "layers",
+    }
+    held = {}
+    for key, weight in theirs.state_dict().items():
+        name, heads = key, {"q_proj": 6, "k_proj": 2}.get(key.split(".")[-2])
+        for old, new in names.items():
+            name = name.replace(old, new)
+        if heads is not None:  # from halves to neighbours
+            weight = weight.view(heads, 2, 16, -1).transpose(1, 2).reshape(weight.shape)
+        held[name] = weight.contiguous()
+    save_file(held, tmp_path / "consolidated.safetensors")
+    (tmp_path / "params.json").write_text(
+        '{"dim": 192, "n_layers": 2, "head_dim": 32, "hidden_dim": 320, "n_heads": 6, "n_kv_heads": 2, '
+        '"norm_eps": 1e-6, "vocab_size": 211, "rope_theta": 10000.0, "max_seq_len": 256}'
+    )
+    model, config = load(tmp_path)
+    assert (config.architecture, config.context_length, config.sliding_window) == ("MistralForCausalLM", 256, None)
+    compare(theirs, model)

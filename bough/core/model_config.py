@@ -25,6 +25,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True  # YaRN blends between whole coordinates
     factors: tuple[float, ...] | None = None
     partial_rotary_factor: float = 1.0  # the share of each head that rotates, its first coordinates
     sections: tuple[int, ...] | None = None  # pairs of coordinates that rotate by the first, second, third position
@@ -72,6 +73,8 @@ class MoEConfig:
     top_groups: int = 1
     group_score: Literal["best", "best_two"] = "best"  # of its experts
     correction_bias: bool = False  # a number for each expert that counts when choosing only
+    biases: bool = False  # the router and the experts' matrices have biases
+    clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
     shared_gate: bool = False  # their result is scaled by a gate of its own
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts

@@ -33,6 +33,14 @@ class Norm(NamedTuple):
     plus_one: bool
 
 
+class ExpertBiases(NamedTuple):
+    """Of the router [experts], and of the experts' matrices [experts, outputs]; that of `down` is on one rank only."""
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor | None
+
+
 def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The rows of x at `places` [n] int64."""
     return x.index_select(0, places)
@@ -92,10 +100,14 @@ class Ops:
         gate_up: torch.Tensor,
         down: torch.Tensor,
         activation: Activation,
+        biases: ExpertBiases | None = None,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        ids, weights = route(self.linear(x, router, None), moe, bias)
-        return self.experts(x, gate_up, down, ids, weights, activation)
+        ids, weights = route(self.linear(x, router, None if biases is None else biases.router), moe, bias)
+        if biases is None:
+            return self.experts(x, gate_up, down, ids, weights, activation)
+        matrices = (biases.gate_up, biases.down)
+        return experts(x, gate_up, down, ids, weights, activation, *matrices, moe.clamped_gate)
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""

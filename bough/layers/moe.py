@@ -29,29 +29,32 @@ class MoE:
         self._moe = moe
         self._activation = config.activation
         self._router = placement.empty(moe.experts, config.hidden_size)
+        self._router_bias = placement.empty(moe.experts) if moe.biases else None
         self._bias = placement.empty(moe.experts).float() if moe.correction_bias else None
         self._experts = placement.make_experts(config.hidden_size, moe, placement)
         # One exchange between ranks for routed and shared experts together.
         alone = replace(placement, all_reduce=no_reduce)
         self._all_reduce = placement.all_reduce
         self._shared = GatedMLP(config, alone, moe.shared_size) if moe.shared_size else None
-        self._shared_gate = placement.empty(1, config.hidden_size) if moe.shared_gate else None
+        self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
         normed, total = norm(x, residual, ctx)
-        out = self._experts(normed, self._router, self._bias, self._activation, ctx)
+        out = self._experts(normed, self._router, self._bias, self._activation, ctx, self._router_bias)
         if self._shared is not None:
             shared = self._shared(normed, None, NO_NORM, ctx)[0]
             if self._shared_gate is not None:
-                shared = shared * F.linear(normed, self._shared_gate).sigmoid()
+                shared = shared * F.linear(normed, self._shared_gate[None]).sigmoid()
             out = out + shared
         return self._all_reduce(out), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}gate.weight", self._router)
+        if self._router_bias is not None:
+            yield WeightSlot(f"{prefix}gate.bias", self._router_bias)
         if self._bias is not None:
             yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self._bias)
         yield from self._experts.slots(f"{prefix}experts.")

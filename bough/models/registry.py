@@ -15,9 +15,13 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.gemma3 import Gemma3
+from bough.models.glm4_moe import Glm4Moe
+from bough.models.gpt_oss import GptOss
 from bough.models.llama import Llama
 from bough.models.mistral import Mistral
+from bough.models.mixtral import Mixtral
 from bough.models.qwen2 import Qwen2
+from bough.models.qwen2_moe import Qwen2Moe
 from bough.models.qwen3 import Qwen3
 from bough.models.qwen3_moe import Qwen3Moe
 
@@ -29,7 +33,18 @@ if TYPE_CHECKING:
     from bough.layers.placement import AllReduce
     from bough.models.base import CausalLM
 
-BUILT_IN: tuple[ModelFamily, ...] = (Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3Moe(), Gemma3())
+BUILT_IN: tuple[ModelFamily, ...] = (
+    Llama(),
+    Mistral(),
+    Qwen2(),
+    Qwen3(),
+    Gemma3(),
+    Mixtral(),
+    Qwen2Moe(),
+    Qwen3Moe(),
+    GptOss(),
+    Glm4Moe(),
+)
 GROUP = "bough.models"
 
 

@@ -79,8 +79,6 @@ def _parse(given: Fields, config: Fields) -> RopeConfig:
 
 
 def _parse_yarn(given: Fields, config: Fields, theta: float) -> RopeConfig:
-    if not given.boolean("truncate", True):
-        raise ModelError(f"{given.where}: yarn with truncate = false is not supported.")
     longest = config.integer("max_position_embeddings")
     original = given.integer(
         "original_max_position_embeddings", config.integer("original_max_position_embeddings", longest)
@@ -94,6 +92,7 @@ def _parse_yarn(given: Fields, config: Fields, theta: float) -> RopeConfig:
         beta_fast=given.number("beta_fast", 32.0),
         beta_slow=given.number("beta_slow", 1.0),
         attention_factor=_yarn_attention_factor(given, factor),
+        truncate=given.boolean("truncate", True),
     )
 
 

@@ -78,6 +78,7 @@ class ExpertWeights(Protocol):
         bias: torch.Tensor | None,
         activation: Activation,
         ctx: ForwardContext,
+        router_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row. `bias` counts when choosing only."""
         ...

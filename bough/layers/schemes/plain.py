@@ -10,7 +10,7 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
-from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.ops import Activation, ExpertBiases, Norm, Ops
 from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots
 from bough.layers.weights import WeightSlot
 
@@ -75,6 +75,10 @@ class PlainExperts:
         inner = self._held.stop - self._held.start
         self._gate_up = placement.empty(moe.experts, 2 * inner, hidden_size)
         self._down = placement.empty(moe.experts, hidden_size, inner)
+        self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
+        # Only the first rank adds it: the sum over ranks then has it once.
+        biased = moe.biases and placement.topology.tp_rank == 0
+        self._down_bias = placement.empty(moe.experts, hidden_size) if biased else None
 
     def __call__(
         self,
@@ -83,8 +87,13 @@ class PlainExperts:
         bias: torch.Tensor | None,
         activation: Activation,
         ctx: ForwardContext,
+        router_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._ops.routed_experts(x, router, bias, self._moe, self._gate_up, self._down, activation)
+        settings = (self._moe, self._gate_up, self._down, activation)
+        if router_bias is None or self._gate_up_bias is None:
+            return self._ops.routed_experts(x, router, bias, *settings)
+        biases = ExpertBiases(router_bias, self._gate_up_bias, self._down_bias)
+        return self._ops.routed_experts(x, router, bias, *settings, biases)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held
@@ -92,6 +101,11 @@ class PlainExperts:
             yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
             yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
             yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
+            if self._gate_up_bias is not None:
+                yield WeightSlot(f"{prefix}{expert}.gate_proj.bias", self._gate_up_bias[expert, :inner], (held,))
+                yield WeightSlot(f"{prefix}{expert}.up_proj.bias", self._gate_up_bias[expert, inner:], (held,))
+            if self._down_bias is not None:
+                yield WeightSlot(f"{prefix}{expert}.down_proj.bias", self._down_bias[expert])
 
 
 class PlainTable:

@@ -75,6 +75,9 @@ class ModelSettings:
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
     )
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
+    simulate_routing: str | None = setting(
+        None, "for benchmarks with random weights: tokens choose their experts evenly", choices=("uniform",)
+    )
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
     default_chat_template_kwargs: str = setting(

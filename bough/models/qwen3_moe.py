@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from bough.core.model_config import MoEConfig
 from bough.models.family import Metadata
 from bough.models.fields import Fields
+from bough.models.qwen2 import DEFAULTS
 from bough.models.qwen3 import Qwen3
 
 
@@ -17,7 +18,7 @@ class Qwen3Moe(Qwen3):
     gguf_architecture = "qwen3moe"
     renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}  # what Transformers 5 writes
     defaults: ClassVar[dict[str, Any]] = {
-        **Qwen3.defaults,
+        **DEFAULTS,
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,

@@ -64,7 +64,6 @@ FAMILIES = {
     "qwen3_moe-dense-layers": Family(
         "Qwen3Moe",
         {
-            "head_dim": 16,
             "num_hidden_layers": 4,
             "num_experts": 5,
             "num_experts_per_tok": 2,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
@@ -36,6 +35,7 @@ class MoE:
         alone = replace(placement, all_reduce=no_reduce)
         self._all_reduce = placement.all_reduce
         self._shared = GatedMLP(config, alone, moe.shared_size) if moe.shared_size else None
+        self._add_gated = placement.ops.add_gated
         self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 
     def __call__(
@@ -46,9 +46,7 @@ class MoE:
         out = self._experts(normed, self._router, self._bias, self._activation, ctx, self._router_bias)
         if self._shared is not None:
             shared = self._shared(normed, None, NO_NORM, ctx)[0]
-            if self._shared_gate is not None:
-                shared = shared * F.linear(normed, self._shared_gate[None]).sigmoid()
-            out = out + shared
+            out = self._add_gated(out, shared, normed, self._shared_gate)
         return self._all_reduce(out), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -95,7 +95,7 @@ def build_model(
     reduce = all_reduce or no_reduce
     if packed_ops is not None:
         packed = PackedScheme(quantization)
-        placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table)
+        placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table, packed.experts)
     else:
         ops = ops_for(device, deterministic)
         placement = Placement(topology, dtype, device, reduce, ops, scheme_for(quantization))

@@ -17,12 +17,16 @@ import transformers
 from safetensors.torch import load_file
 
 from bough.distributed.topology import Topology
+from bough.executor.native_tapes import why_not_recorded
+from bough.kernels.quant_linear.packed import Format
 from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import locate
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
+from bough.native.library import load_library
 from tests.fakes.forward import CPU, Forward
+from tests.fakes.native_forward import NativeForward
 from tests.loader.conftest import add_metadata
 
 VOCAB = 211
@@ -203,12 +207,26 @@ def test_prefix_that_another_row_of_the_same_step_writes(pair: Pair) -> None:
     assert_same(results[0], pair.truth(second)[32:])
 
 
-def test_greedy_tokens(pair: Pair) -> None:
+@pytest.fixture(params=["torch", "native"])
+def forward(request: pytest.FixtureRequest, pair: Pair) -> Forward:
+    """A fresh cache, computed by torch or by the native CPU kernels, as far as these have the family."""
+    if request.param == "torch":
+        return Forward(pair.ours)
+    config = pair.ours.config
+    library = load_library()
+    if library is None:
+        pytest.skip("the CPU kernels are not compiled")
+    if (reason := why_not_recorded(config)) is not None:
+        assert config.attention_sinks or config.rope.partial_rotary_factor < 1, reason
+        pytest.skip(reason)
+    return NativeForward(library, config, open_source(locate(str(pair.folder)), config), threads=2)
+
+
+def test_greedy_tokens(pair: Pair, forward: Forward) -> None:
     start = prompt(9, seed=8)
     asked = torch.tensor([start])
     theirs = pair.theirs.generate(asked, do_sample=False, max_new_tokens=12, min_new_tokens=12)[0, len(start) :]
-    forward, tokens = Forward(pair.ours), start
-    found = []
+    tokens, found = start, []
     for _ in range(12):
         logits = forward.step({0: tokens})[0][-1].clone()
         logits[2] = -torch.inf  # the end, which `min_new_tokens` forbids
@@ -321,3 +339,22 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     ours, tokens = load(tmp_path / "model.gguf"), prompt(30, seed=9)
     with torch.inference_mode():
         assert_same(Forward(ours).step({0: tokens})[0], theirs(torch.tensor([tokens])).logits[0])
+
+
+def test_quantised_experts_of_a_gguf_stay_so(tmp_path: Path) -> None:
+    library = load_library()
+    if library is None:
+        pytest.skip("the CPU kernels are not compiled")
+    family = FAMILIES["qwen3_moe"]
+    wide = {**family.fields, "hidden_size": 64, "moe_intermediate_size": 32}
+    make_theirs(Family(family.name, wide)).save_pretrained(tmp_path)
+    path = tmp_path / "model.gguf"
+    GgufWriter(tmp_path, family.gguf).write(path, gguf.GGMLQuantizationType.Q8_0)
+    ours = load(path)
+    source = open_source(locate(str(path)), ours.config)
+    native = NativeForward(library, ours.config, source, quantization="auto")
+    formats = {slot.packing.weight.format for slot in native.model.slots() if ".experts." in slot.name and slot.packing}
+    assert formats == {Format.Q8}
+    tokens = {0: prompt(20, seed=10)}
+    expected, found = Forward(ours).step(tokens)[0], native.step(tokens)[0]
+    assert (found - expected).norm() / expected.norm() < 0.02

@@ -6,8 +6,7 @@ import torch
 
 from bough.core.model_config import MoEConfig
 
-# Of a token's index and expert number when experts are drawn evenly: large odd numbers, so that neighbours differ.
-SIMULATION_FACTORS = (40_503, 9_973)
+WORD = 0xFFFFFFFF
 
 
 def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,10 +33,13 @@ def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None) -> tu
 
 
 def simulated(logits: torch.Tensor, moe: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts drawn evenly, by the token's place in the step: what random weights choose is far from even."""
-    token = torch.arange(logits.shape[0], device=logits.device, dtype=torch.int64)[:, None]
-    slot = torch.arange(moe.per_token, device=logits.device, dtype=torch.int64)[None, :]
-    scatter, step = SIMULATION_FACTORS
-    first = token * scatter // 7 % moe.experts
-    ids = (first + slot * (step % moe.experts | 1)) % moe.experts
+    """Experts drawn evenly, by a hash of the token's place in the step: those that random weights choose are far from
+    even. A token's experts are equally far apart, so that no two are the same."""
+    token = torch.arange(logits.shape[0], device=logits.device)[:, None]
+    slot = torch.arange(moe.per_token, device=logits.device)[None, :]
+    mixed = (token + 1) * 0x9E3779B1 & WORD
+    mixed = ((mixed ^ mixed >> 15) * 0x85EBCA6B) & WORD
+    mixed = mixed ^ mixed >> 13
+    stride = 1 + (mixed >> 16) % (moe.experts // moe.per_token)
+    ids = ((mixed & 0xFFFF) % moe.experts + slot * stride) % moe.experts
     return ids.int(), torch.full(ids.shape, moe.scale / moe.per_token, dtype=torch.float32, device=logits.device)

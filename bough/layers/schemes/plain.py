@@ -11,7 +11,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, ExpertBiases, Norm, Ops
-from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots
+from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots
 from bough.layers.weights import WeightSlot
 
 
@@ -101,11 +101,7 @@ class PlainExperts:
             yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
             yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
             yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
-            if self._gate_up_bias is not None:
-                yield WeightSlot(f"{prefix}{expert}.gate_proj.bias", self._gate_up_bias[expert, :inner], (held,))
-                yield WeightSlot(f"{prefix}{expert}.up_proj.bias", self._gate_up_bias[expert, inner:], (held,))
-            if self._down_bias is not None:
-                yield WeightSlot(f"{prefix}{expert}.down_proj.bias", self._down_bias[expert])
+        yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias, held)
 
 
 class PlainTable:

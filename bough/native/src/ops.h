@@ -46,6 +46,9 @@ typedef struct bough_ops {
     void (*rotate)(float *head, const float *cos, const float *sin, int64_t half);
     void (*silu_mul)(const float *gate, const float *up, float *out, int64_t size);
     void (*gelu_tanh_mul)(const float *gate, const float *up, float *out, int64_t size);
+    /* gate * sigmoid(slope * gate) * (up + 1), both kept within the limit. Of all three, out may be gate. */
+    void (*clamped_mul)(const float *gate, const float *up, float *out, int64_t size, float slope, float limit);
+    float (*dot)(const float *a, const float *b, int64_t size);
     void (*softcap)(float *x, int64_t size, float cap);
     void (*attend)(const bough_attend *task);
     /* Puts the runs of one task together that lie `floats` apart: outputs, then maxima and sums. */

@@ -23,12 +23,14 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 # Clients of the server whose requirements clash with ours have an environment of their own. Where they cannot be had,
-# their tests are skipped and say so. SGLang's whole list of requirements is for its engine, not for its client.
+# their tests are skipped and say so. SGLang's whole list of requirements is for its engine, not for its clients; its
+# benchmark needs the second list besides, with its version of Transformers, for the tokenizer alone.
 clients: $(CLIENTS)/.installed
 
-$(CLIENTS)/.installed: | $(STAMP)
+$(CLIENTS)/.installed: Makefile | $(STAMP)
 	$(PYTHON) -m venv $(CLIENTS)
 	($(PIP_CLIENTS) litellm requests aiohttp numpy tqdm pydantic ipython pybase64 orjson msgspec \
+	transformers==5.3.0 pillow psutil pyzmq \
 	&& $(PIP_CLIENTS) --no-deps sglang==0.5.10.post1 && touch $@) || echo "no litellm or sglang: their tests are skipped"
 
 demo: $(STAMP)

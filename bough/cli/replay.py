@@ -13,6 +13,8 @@ import httpx
 from bough.cli.commands import Parser
 from bough.core.errors import SettingsError
 
+ERRORS = (b'data: {"error"', b"event: error", b"event: response.failed", b'{"error"')  # in streams that have begun
+
 
 def run(argv: Sequence[str]) -> int:
     """0: every request was answered; 1: some failed."""
@@ -31,7 +33,8 @@ def run(argv: Sequence[str]) -> int:
 
 def read_dump(path: Path) -> list[dict[str, Any]]:
     try:
-        requests = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        # As bytes: a prompt may hold characters that end a line of text.
+        requests = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise SettingsError(f"Cannot read {path}: {error}.") from None
     for number, request in enumerate(requests, 1):
@@ -49,7 +52,9 @@ async def _send_all(requests: Sequence[dict[str, Any]], url: str, key: str | Non
             await asyncio.sleep(max(0.0, (request["time"] - requests[0]["time"]) / speed) if speed > 0 else 0.0)
             try:
                 answer = await client.post(request["path"], json=request["body"])
-                result, ok = str(answer.status_code), answer.status_code == 200
+                broken = any(line.startswith(ERRORS) for line in answer.content.split(b"\n"))
+                ok = answer.status_code == 200 and not broken
+                result = f"{answer.status_code}{', with an error' if broken else ''}"
             except httpx.HTTPError as error:
                 result, ok = str(error) or type(error).__name__, False
             print(f"{number} {request['path']}: {result}")

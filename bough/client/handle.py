@@ -15,7 +15,7 @@ from bough.core.control import Sleep, SwapWeights, Wake, memory_tags
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, Reply, ToClient
-from bough.messages.requests import Abort, Command, Control, Generate
+from bough.messages.requests import Abort, Command, Control, Generate, ProcessCommand
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -58,6 +58,7 @@ class EngineClient:
         self._watchers = watchers
         self.meter = meter or RequestMeter()
         self.last_output_at = time.monotonic()  # when the last tokens arrived
+        self.on_command: Callable[[ProcessCommand], None] = lambda command: None  # one for all processes has come
 
     # What callers use -------------------------------------------------------------------------------------------------
 
@@ -164,6 +165,9 @@ class EngineClient:
                 future = self._calls.pop(message.call, None)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case ProcessCommand():
+                message.obey()
+                self.on_command(message)
             case _:
                 assert_never(message)
 
@@ -235,6 +239,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         names=tuple(sorted(prompt.names - {prompt.rid})),
         output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
         thinking=prompt.thinking,
+        bad_words=prompt.bad_words,
         custom_logit_processor=prompt.processor,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bough.client.token_rules import banned_tokens, with_rules
+from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -46,6 +46,7 @@ class Prompt:
     show_ids: bool  # the answer carries the prompt's token ids
     resumption: Resumption | None = None  # its stream broke elsewhere and goes on here
     thinking: Thinking | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each; single ones are in the logit bias
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
 
@@ -135,10 +136,15 @@ class InputReader:
                 f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}.", field="priority"
             )
         samplings = self._samplings(columns["sampling_params"])
-        if bad_words or allowed_token_ids is not None:
-            banned = banned_tokens(bad_words, self._tokenizer)
+        banned, banned_runs = banned_words(bad_words, self._tokenizer)
+        if banned or allowed_token_ids is not None:
             samplings = [with_rules(sampling, banned, allowed_token_ids) for sampling in samplings]
         if truncate_prompt_tokens is not None:
+            if not 1 <= truncate_prompt_tokens <= INT32_MAX:
+                raise RequestError(
+                    "truncate_prompt_tokens must be -1 (what the context leaves for the prompt) or at least 1.",
+                    field="truncate_prompt_tokens",
+                )
             ids = [each[-truncate_prompt_tokens:] for each in ids]
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
@@ -168,6 +174,7 @@ class InputReader:
                         show_ids=return_prompt_token_ids,
                         resumption=resumption,
                         thinking=marks,
+                        bad_words=banned_runs,
                         processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
                     )

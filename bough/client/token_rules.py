@@ -1,4 +1,4 @@
-"""vLLM's rules about single tokens, as a logit bias: `bad_words`, and `allowed_token_ids`.
+"""vLLM's rules about tokens: `bad_words`, and `allowed_token_ids`. What concerns single tokens is a logit bias.
 
 A bias comes before the penalties, and a repetition penalty divides what it made; so the two rules that raise and divide
 logits are not given together.
@@ -6,7 +6,7 @@ logits are not given together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -18,24 +18,23 @@ from bough.tokenizer.tokenizer import Tokenizer
 ALLOWED_BIAS = 1000.0
 
 
-def banned_tokens(words: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:
-    """The tokens that the words are, at the beginning of a text and behind a space."""
+def banned_words(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[set[int], tuple[tuple[int, ...], ...]]:
+    """The tokens of the words, at the beginning of a text and behind a space: those that are one token; and of those
+    that are several, the ones that could still be said."""
     if words and tokenizer is None:
         raise RequestError("bad_words are text, and this engine has no tokenizer.", field="bad_words")
-    banned: list[int] = []
+    forms: dict[tuple[int, ...], None] = {}
     for word in words:
         assert tokenizer is not None
-        alone, inside = tokenizer.encode_batch([word.lstrip(), f" {word.lstrip()}"], add_special_tokens=False)
-        if len(alone) != 1 or not word.strip():
-            raise RequestError(
-                f"bad_words: {word!r} is not one token of this model, and only single tokens can be banned.",
-                field="bad_words",
-            )
-        banned += [*alone, *(inside if len(inside) == 1 else ())]
-    return banned
+        if not word.strip():
+            raise RequestError(f"bad_words: {word!r} is no word; leave it out.", field="bad_words")
+        encoded = tokenizer.encode_batch([word.lstrip(), f" {word.lstrip()}"], add_special_tokens=False)
+        forms |= dict.fromkeys(map(tuple, encoded))
+    single = {form[0] for form in forms if len(form) == 1}
+    return single, tuple(form for form in forms if single.isdisjoint(form))
 
 
-def with_rules(sampling: SamplingParams, banned: Sequence[int], allowed: Sequence[int] | None) -> SamplingParams:
+def with_rules(sampling: SamplingParams, banned: Iterable[int], allowed: Sequence[int] | None) -> SamplingParams:
     bias = dict(sampling.logit_bias)
     if allowed is not None:
         if not allowed or any(not 0 <= token <= INT32_MAX for token in allowed):

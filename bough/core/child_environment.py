@@ -6,6 +6,8 @@ import os
 import sysconfig
 from pathlib import Path
 
+TITLE = "bough::"  # of an engine's processes, before their role
+
 
 def child_environment() -> dict[str, str]:
     """The caller's environment, with the way to this very package: the caller may have found it by its own path."""

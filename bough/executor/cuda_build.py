@@ -28,6 +28,7 @@ from bough.memory.pools.kv_pool import KVPool
 
 GPU_ROWS = 512
 GPU_CHUNK_TOKENS = 8192
+MOE_CHUNK_TOKENS = 16384  # of which each of many experts gets rows enough for whole tiles
 # Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
 # take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
 GPU_EVEN_TOKENS = 512
@@ -40,7 +41,8 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
             f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
         )
     rows = settings.scheduler.max_running_requests or GPU_ROWS
-    chunk = resolve_chunk(settings, config, min(GPU_CHUNK_TOKENS, config.context_length))
+    default = min(GPU_CHUNK_TOKENS, config.context_length) if config.moe is None else MOE_CHUNK_TOKENS
+    chunk = resolve_chunk(settings, config, default)
     forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
     widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
     step = StepShape(

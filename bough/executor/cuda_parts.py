@@ -22,6 +22,7 @@ from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
+from bough.kernels.decode_attention.triton import MIN_DOT
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
@@ -76,6 +77,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
+    if loaded.config.moe is not None and not loaded.config.moe.has_kernels:
+        log.info("steps run without CUDA graphs: the experts of %s have no kernel", loaded.config.architecture)
+        return GraphSizes()
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
@@ -89,9 +93,12 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer."""
+    """Numbers in the matrices of one layer that a token is multiplied with."""
     attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-    return config.hidden_size * (attention + 3 * config.intermediate_size)
+    moe, inner = config.moe, config.intermediate_size
+    if moe is not None:
+        inner = moe.per_token * moe.intermediate_size + moe.shared_size
+    return config.hidden_size * (attention + 3 * inner)
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
@@ -111,6 +118,11 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     if config.attention_sinks:
         raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
+    if config.head_dim <= MIN_DOT // 2:  # it is rounded up to a power of two
+        raise SettingsError(
+            f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "
+            f"{config.head_dim}; use --attention-backend torch."
+        )
     heads = loaded.topology.share(config.num_heads, "num_heads")
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)

@@ -32,7 +32,7 @@ class Clients:
         self._common = [] if rate is None else [TokenBucket(rate, settings.rate_limit_burst)]
         keys = [*(ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)), *more]
         self._keys = [(client.key.encode(), client) for client in keys]
-        self._admin = Keys(keys[0].key if keys else None, settings.admin_api_key)
+        self._admin = Keys(keys[0].key if keys else None, settings.admin_api_key, "gateway")
         self._buckets = {
             client.key: TokenBucket(client.rate_limit_rps, client.rate_limit_burst)
             for client in keys

@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 
+from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
+from bough.kernels.experts.tiling import INVARIANT_TILING, fitted
+from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.norm_rope_store import triton as heads_kernel
-from bough.kernels.ops import Ops
+from bough.kernels.ops import Activation, Ops
 from bough.kernels.rms_norm import triton as norm_kernel
+from bough.kernels.routing.triton import route
+from bough.kernels.shared_memory import shared_bytes
 
 ANY_ROWS = 128  # what the kernels' cuts are chosen for, however many rows there are
 
@@ -51,6 +56,21 @@ class InvariantOps(Ops):
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return invariant_linear(hidden, weight, out_dtype=torch.float32)
+
+    def routed_experts(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: Activation,
+    ) -> torch.Tensor:
+        """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
+        routed = route(invariant_linear(x, router), moe, bias, count=True)
+        tiling = fitted(INVARIANT_TILING, x.element_size(), shared_bytes())
+        return multiply(x, gate_up, down, routed, activation, config=tiling)
 
 
 INVARIANT = InvariantOps(

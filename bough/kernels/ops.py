@@ -41,14 +41,6 @@ class PackedExpertWeights(NamedTuple):
     down_bias: torch.Tensor | None
 
 
-class ExpertBiases(NamedTuple):
-    """Of the router [experts], and of the experts' matrices [experts, outputs]; that of `down` is on one rank only."""
-
-    router: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor | None
-
-
 def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The rows of x at `places` [n] int64."""
     return x.index_select(0, places)
@@ -114,14 +106,26 @@ class Ops:
         gate_up: torch.Tensor,
         down: torch.Tensor,
         activation: Activation,
-        biases: ExpertBiases | None = None,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        ids, weights = route(self.linear(x, router, None if biases is None else biases.router), moe, bias)
-        if biases is None:
-            return self.experts(x, gate_up, down, ids, weights, activation)
-        matrices = (biases.gate_up, biases.down)
-        return experts(x, gate_up, down, ids, weights, activation, *matrices, moe.clamped_gate)
+        ids, weights = route(self.linear(x, router, None), moe, bias)
+        return self.experts(x, gate_up, down, ids, weights, activation)
+
+    def normed_experts(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: torch.Tensor,
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: Activation,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""
+        normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self.routed_experts(normed, router, bias, moe, gate_up, down, activation), normed, stream
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""
@@ -146,7 +150,7 @@ class PackedOps(Ops):
     packed_embedding: Callable[[torch.Tensor, PackedWeight, float], torch.Tensor]
     # Rows, weights whose outputs stand side by side, and a bias: the product.
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
-    # Rows, router, its bias, the correction of its scores, how it chooses, the experts and their activation.
+    # Rows, router, what corrects its scores, its bias, how it chooses, the experts and their activation.
     packed_experts: Callable[
         [
             torch.Tensor,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
+from bough.kernels.experts import triton as experts
+from bough.kernels.experts.tiling import MAX_TOKENS_UNSORTED
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, Norm, Ops
 from bough.kernels.rms_norm.triton import rms_norm
@@ -50,6 +53,34 @@ class TritonOps(Ops):
         if bias is None and x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape):
             return skinny_gate_up(x, residual, *norm, weight, activation)
         return Ops.norm_gate_up(self, x, residual, norm, weight, bias, activation)
+
+    def routed_experts(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: Activation,
+    ) -> torch.Tensor:
+        return experts.routed_experts(x, self.linear(x, router, None), bias, moe, gate_up, down, activation)
+
+    def normed_experts(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: torch.Tensor,
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: Activation,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if x.shape[0] <= MAX_TOKENS_UNSORTED:
+            return experts.normed_experts(x, residual, norm, router, bias, moe, gate_up, down, activation)
+        return Ops.normed_experts(self, x, residual, norm, router, bias, moe, gate_up, down, activation)
 
 
 TRITON = TritonOps(

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import setproctitle
 
+from bough.core.child_environment import TITLE
 from bough.core.errors import BoughError
 from bough.launch.spec import STACK_SIGNAL, ChildSpec
 
@@ -31,7 +32,7 @@ def main() -> None:
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
     at_parents_end: list[Callable[[], None]] = []
     threading.Thread(target=_leave_with_parent, args=(at_parents_end,), daemon=True).start()
-    setproctitle.setproctitle(f"bough::{spec.role}")
+    setproctitle.setproctitle(TITLE + spec.role)
 
     def announce(**news: Any) -> None:
         announcements.write(json.dumps(news).encode() + b"\n")

@@ -12,7 +12,7 @@ from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import ClientSenders, Receiver, Sender, client_of
 from bough.messages.outputs import Deltas, Reply, ToDetokenizer
-from bough.messages.requests import StreamEnded
+from bough.messages.requests import ProcessCommand, StreamEnded
 from bough.observability.logs import set_up_logging
 from bough.tokenizer.detokenizer import Detokenizer
 
@@ -37,6 +37,10 @@ class ChannelOutlet:
 
     def reply(self, message: Reply) -> None:
         self._clients.to(message.call).send(message)
+
+    def tell_clients(self, message: ProcessCommand) -> None:
+        for client in self._clients:
+            client.send(message)
 
     def stream_ended(self, message: StreamEnded) -> None:
         self._scheduler.send(message)

@@ -125,12 +125,14 @@ def connect(
         cleanup.push_async_callback(in_thread, traces.close)
         watchers.append(traces)
     client = end.connect(tokenizer, RequestMeter(end.folder, end.number), watchers)
+    client.on_command = logging.obey
     watchdog = None
     if server.watchdog_timeout:
         watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
         cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
     reader = input_reader(files, settings.model, tokenizer)
-    return ServerContext(client, reader, tokenizer, model, settings, watchdog, logging)
+    main_pid = os.getppid() if end.number else os.getpid()
+    return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
 
 
 class Serving(ABC):
@@ -267,8 +269,8 @@ class MainServer(Serving):
         end = ClientEnd(replica.addresses)
 
         def on_death(error: EngineDeadError) -> None:
+            self.die(error)  # first: it writes down which requests are running
             end.die(error)
-            self.die(error)
 
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         cleanup.push_async_callback(in_thread, end.terminate)
@@ -326,8 +328,8 @@ class TokenizerWorker(Serving):
     def lose_parent(self) -> None:
         """On the thread that has seen the parent go, and that ends this process when it returns."""
         error = EngineDeadError(MAIN_GONE)
+        self.die(error)  # first: it writes down which requests are running
         self._end.die(error)
-        self.die(error)
         self.ended.wait(SHUTDOWN_GRACE_S)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:

@@ -16,6 +16,7 @@ from bough.core.model_config import ModelConfig, MoEConfig
 from bough.layers.mlp import GatedMLP, PlainMLP
 from bough.layers.norm import NO_NORM, NormLayer
 from bough.layers.placement import Placement, no_reduce
+from bough.layers.schemes.base import Router
 from bough.layers.weights import WeightSlot
 
 
@@ -27,9 +28,9 @@ class MoE:
             raise ModelError(f"Experts have the activation silu or gelu_tanh here, not {config.activation}.")
         self._moe = moe
         self._activation = config.activation
-        self._router = placement.empty(moe.experts, config.hidden_size)
-        self._router_bias = placement.empty(moe.experts) if moe.biases else None
-        self._bias = placement.empty(moe.experts).float() if moe.correction_bias else None
+        bias = placement.empty(moe.experts).float() if moe.correction_bias else None
+        logit_bias = placement.empty(moe.experts) if moe.biases else None
+        self._router = Router(placement.empty(moe.experts, config.hidden_size), bias, logit_bias)
         self._experts = placement.make_experts(config.hidden_size, moe, placement)
         # One exchange between ranks for routed and shared experts together.
         alone = replace(placement, all_reduce=no_reduce)
@@ -42,19 +43,22 @@ class MoE:
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
-        normed, total = norm(x, residual, ctx)
-        out = self._experts(normed, self._router, self._bias, self._activation, ctx, self._router_bias)
+        if norm.rms is not None:
+            out, normed, total = self._experts.after_norm(x, residual, norm.rms, self._router, self._activation, ctx)
+        else:
+            normed, total = norm(x, residual, ctx)
+            out = self._experts(normed, self._router, self._activation, ctx)
         if self._shared is not None:
             shared = self._shared(normed, None, NO_NORM, ctx)[0]
             out = self._add_gated(out, shared, normed, self._shared_gate)
         return self._all_reduce(out), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}gate.weight", self._router)
-        if self._router_bias is not None:
-            yield WeightSlot(f"{prefix}gate.bias", self._router_bias)
-        if self._bias is not None:
-            yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self._bias)
+        yield WeightSlot(f"{prefix}gate.weight", self._router.weight)
+        if self._router.logit_bias is not None:
+            yield WeightSlot(f"{prefix}gate.bias", self._router.logit_bias)
+        if self._router.bias is not None:
+            yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self._router.bias)
         yield from self._experts.slots(f"{prefix}experts.")
         if self._shared is not None:
             yield from self._shared.slots(f"{prefix}shared_experts.")

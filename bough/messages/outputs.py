@@ -111,4 +111,4 @@ def facts_of(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: state[name] for name in ("model_path", "weight_version") if name in state}
 
 
-ToClient = Deltas | Reply
+ToClient = Deltas | Reply | ProcessCommand

@@ -53,6 +53,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     names: tuple[str, ...] = ()  # what an abort may call it beside its rid: the id of its batch or its samples
     output_ids: bytes = b""  # int32: of a resumed request
     thinking: Thinking | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each
     custom_logit_processor: str | None = None
 
 
@@ -89,12 +90,14 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessCommand(msgspec.Struct, frozen=True, tag=True):
-    """For each process on the way of a request: the scheduler does it and hands it on, the detokenizer does it and
-    replies."""
+    """For each process of the engine and each client: the scheduler does it and hands it on, the detokenizer does it,
+    tells all clients, and replies."""
 
     call: int
     freeze_gc: bool = False
     log_level: str | None = None
+    log_requests: bool | None = None  # of those that serve HTTP
+    log_requests_level: int | None = None
 
     def obey(self) -> None:
         if self.freeze_gc:

@@ -47,6 +47,7 @@ class Metric:
     about: str
     buckets: tuple[float, ...] = ()
     read: Callable[[State], float | None] | None = None  # of the scheduler: from its state, if not by its name
+    label: str = ""  # what tells its numbers apart, where it has several
 
     @property
     def full_name(self) -> str:
@@ -143,17 +144,18 @@ STATE_METRICS = (
         read=lambda s: s.get("forward_seconds"),
     ),
     Metric(
-        "process_cpu_seconds_total",
-        "counter",
-        "CPU seconds of the scheduler's process.",
-        read=lambda s: s.get("process_cpu_seconds"),
-    ),
-    Metric(
         "evicted_tokens_total",
         "counter",
         "Tokens that left the prefix cache to make room.",
         read=lambda s: s["num_evicted_tokens"],
     ),
+)
+
+REALTIME_TOKENS = Metric(
+    "realtime_tokens_total", "counter", "Tokens of each step, counted when the step has run.", label="mode"
+)
+PROCESS_CPU_SECONDS = Metric(
+    "process_cpu_seconds_total", "counter", "CPU seconds of the server's processes.", label="component"
 )
 
 # What the scheduler announces once, when it is ready.
@@ -168,7 +170,7 @@ START_METRICS = (
     _gauge("weight_load_duration_seconds", "For reading the weights.", lambda s: s["startup_time"]["load_weight"]),
 )
 
-ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS, *START_METRICS)
+ALL_METRICS = (*REQUEST_METRICS, *STATE_METRICS, REALTIME_TOKENS, PROCESS_CPU_SECONDS, *START_METRICS)
 
 
 def state_figures(state: State) -> dict[str, float]:

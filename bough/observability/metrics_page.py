@@ -11,6 +11,8 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from bough.observability.metrics import (
+    PROCESS_CPU_SECONDS,
+    REALTIME_TOKENS,
     START_METRICS,
     STATE_METRICS,
     Metric,
@@ -31,17 +33,20 @@ def metrics_page(
     model_name: str,
     style: str = "bough",
     limits: State | None = None,
+    cpu_seconds: Mapping[str, float] | None = None,
 ) -> bytes:
-    """`totals` are a `RequestMeter`'s, `state` is the scheduler's and `limits` is what it announced at its
-    start; what is None is left out. `style` says in whose names."""
+    """`totals` are a `RequestMeter`'s, `state` is the scheduler's, `limits` is what it announced at its start, and
+    `cpu_seconds` are those of each component; what is None is left out. `style` says in whose names."""
     labels = {"model_name": model_name, "engine_type": "unified"}
     counted = {} if totals is None else slices(totals)
     families = [f for metric, numbers in counted.items() for f in _families(metric, numbers, labels, style)]
+    families += _families(PROCESS_CPU_SECONDS, cpu_seconds or {}, labels, style)
     figures = {} if state is None else state_figures(state)
     figures |= start_figures(limits or {})
     labels |= RANK_LABELS
     told = [metric for metric in (*STATE_METRICS, *START_METRICS) if metric.name in figures]
     families += [f for metric in told for f in _families(metric, [figures[metric.name]], labels, style)]
+    families += _families(REALTIME_TOKENS, (state or {}).get("realtime_tokens", {}), labels, style)
     return families_page(families)
 
 
@@ -59,12 +64,20 @@ class _Families(Collector):
         yield from self._families
 
 
-def _families(metric: Metric, numbers: Sequence[float], labels: Mapping[str, str], style: str) -> list[Family]:
-    return [_family(name, metric, numbers, labels) for name in names_of(metric, style)]
+Numbers = Sequence[float] | Mapping[str, float]  # by the metric's own label, where it has one
 
 
-def _family(name: str, metric: Metric, numbers: Sequence[float], labels: Mapping[str, str]) -> Family:
+def _families(metric: Metric, numbers: Numbers, labels: Mapping[str, str], style: str) -> list[Family]:
+    return [_family(name, metric, numbers, labels) for name in names_of(metric, style)] if numbers else []
+
+
+def _family(name: str, metric: Metric, numbers: Numbers, labels: Mapping[str, str]) -> Family:
     names, values = list(labels), list(labels.values())
+    if isinstance(numbers, Mapping):
+        labelled = CounterMetricFamily(name, metric.about, labels=[*names, metric.label])
+        for of, number in numbers.items():
+            labelled.add_metric([*values, of], number)
+        return labelled
     if metric.kind == "histogram":
         bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
         histogram = HistogramMetricFamily(name, metric.about, labels=names)

@@ -54,6 +54,8 @@ class Committer:
         self._forget = forget  # called for each request that has ended
         self._facts: Mapping[str, str] = {} if facts is None else facts  # of the engine, at any moment
         self.generated_tokens = 0
+        self.prefilled_tokens = 0  # computed in chunks: of prompts, after a retraction too, and what grammars forced
+        self.decoded_tokens = 0  # generated, but for those that a chunk ended with
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -79,6 +81,9 @@ class Committer:
             self.generated_tokens += len(rows)
 
         chunks = [(step.decodes + i, c) for i, c in enumerate(step.chunks) if live[step.decodes + i]]
+        self.prefilled_tokens += sum(chunk.count for chunk in step.chunks)
+        decodes = int((live & plan.sample)[: step.decodes].sum())  # rows that decode stand before those with chunks
+        self.decoded_tokens += int((table.known[rows[:decodes]] - before[:decodes]).sum())
         started = self._starts(chunks, result)
         logprobs = {int(table.handle[plan.rows[i]]): run for i, run in result.output_logprobs.items() if live[i]}
         packed = table.handle[rows].tobytes(), last.tobytes(), b""

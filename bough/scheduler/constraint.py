@@ -1,10 +1,11 @@
-"""One request's grammar and where the request stands in it.
+"""One request's grammar and bad words, and where the request stands in them.
 
-Owns the matcher, the work of its masks, and the track of the thinking before it. It says what may be sampled next,
-steps over what was, and settles the questions that a grammar alone leaves open: it begins when the thinking is over,
-which cannot end the request; stop tokens are kept away until `min_new_tokens` and, with `ignore_eos`, as long as
-anything else may come; but a text that can only end does end, because nothing could follow. Where a library's mask
-allows a token that the library itself then does not take, that token is forbidden there and another one is sampled.
+Owns the matcher, the work of its masks, the bad words, and the track of the thinking before it. It says what may be
+sampled next, steps over what was, and settles the questions that a grammar alone leaves open: it begins when the
+thinking is over, which cannot end the request; stop tokens are kept away until `min_new_tokens` and, with `ignore_eos`,
+as long as anything else may come; but a text that can only end does end, because nothing could follow. Where a
+library's mask allows a token that the library itself then does not take, that token is forbidden there and another one
+is sampled.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bough.core.finish import FinishAbort
 from bough.core.plan import IntArray
 from bough.core.sampling_params import SamplingParams
 from bough.messages.requests import Thinking
+from bough.scheduler.bad_words import BadWords
 from bough.scheduler.mask_work import MaskWork
 from bough.scheduler.thinking import ThinkingTrack
 
@@ -26,6 +28,9 @@ DEAD_END = FinishAbort(
     "The grammar allows no token of this model's vocabulary here; other requests go on.",
     status_code=500,
     err_type="InternalServerError",
+)
+DEAD_END_OF_WORDS = FinishAbort(
+    "The grammar and bad_words together allow no token here; leave one of them out.", field="bad_words"
 )
 
 
@@ -39,11 +44,13 @@ class Constraint:
         stop_ids: Iterable[int],
         eos_ids: Sequence[int],
         thinking: Thinking | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Without a grammar only the thinking is bounded."""
+        """Without a grammar only the thinking is bounded, and bad words are kept away."""
         self._matcher = None if compiled is None else compiled.matcher()
         self._masks = None if self._matcher is None else MaskWork(self._matcher)
         self._thinking = None if thinking is None else ThinkingTrack(thinking)
+        self._bad_words = BadWords(bad_words)
         self._tried = 0  # tokens of the grammar that may turn out to be a marker of thinking
         self._answers = thinking is None or not thinking.begun  # what was said so far may be the answer
         self._stepped = False  # the grammar has begun, and it is known that it has
@@ -61,8 +68,11 @@ class Constraint:
         deadline, that is anything, and what is sampled must be dropped."""
         self.dead_end, self.late = None, False
         self._allow(words, generated, deadline)
-        if not self.late and not words.any():
-            self.dead_end = self.dead_end or DEAD_END
+        if self.late:
+            return
+        _clear(words, self._bad_words.forbidden())
+        if not words.any():
+            self.dead_end = self.dead_end or (DEAD_END_OF_WORDS if self._bad_words else DEAD_END)
 
     def allow_behind(self, drafts: Sequence[int], lines: IntArray, generated: int) -> None:
         """Writes what may be sampled behind each of some drafts. Where that is not quickly said, or nothing could be,
@@ -121,9 +131,11 @@ class Constraint:
             _clear(words, self._refused)
 
     def accept(self, token: int) -> bool:
-        """Steps over a sampled token; False, and it stands where it stood, when the grammar does not take it: the token
-        is not allowed here any more."""
-        taken = self._accept(token)
+        """Steps over a sampled token; False, and it stands where it stood, when the grammar does not take it, or it
+        completes a bad word: the token is not allowed here any more."""
+        taken = token not in self._bad_words.forbidden() and self._accept(token)
+        if taken:
+            self._bad_words.say(token)
         self._refused = [] if taken else [*self._refused, token]
         return taken
 
@@ -161,8 +173,9 @@ class Constraint:
 
     @property
     def _quick(self) -> bool:
-        """The grammar is under way, and asking it something costs nothing worth mentioning."""
-        return self._stepped and self._masks is not None and not self._masks.slow
+        """The grammar is under way, and asking it something costs nothing worth mentioning. It alone does not know what
+        must come where there are bad words."""
+        return not self._bad_words and self._stepped and self._masks is not None and not self._masks.slow
 
     def forced(self) -> bytes:
         """What must come next behind a token of the grammar, whatever is sampled."""
@@ -171,8 +184,8 @@ class Constraint:
         return self._matcher.forced()
 
     def forced_first(self) -> bytes:
-        """What an answer must begin with; nothing where thinking may come before."""
-        return b"" if self._matcher is None or self._thinking is not None else self._matcher.forced()
+        """What an answer must begin with; nothing where thinking may come before, or bad words forbid it."""
+        return b"" if self._matcher is None or self._thinking is not None or self._bad_words else self._matcher.forced()
 
     def must_end(self, scratch: IntArray) -> bool:
         """Whether the text is whole and nothing may follow but its end."""

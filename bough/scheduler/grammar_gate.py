@@ -86,8 +86,8 @@ class GrammarGate:
         return None if self._replay(request) else STRANGE_OUTPUT
 
     def pass_by(self, request: Request) -> None:
-        """A request without a grammar; its thinking may have a budget."""
-        if request.thinking is not None and request.thinking.budget is not None:
+        """A request without a grammar; its thinking may have a budget, and there may be words that it must not say."""
+        if request.bad_words or (request.thinking is not None and request.thinking.budget is not None):
             request.constrain(self._constraint(request, None))
             self._replay(request)
 
@@ -97,7 +97,9 @@ class GrammarGate:
         return all(map(request.constraint.accept, request.tokens[request.prompt_len :].tolist()))
 
     def _constraint(self, request: Request, compiled: Compiled | None) -> Constraint:
-        return Constraint(compiled, request.sampling, request.stop_ids, self._eos_ids, request.thinking)
+        return Constraint(
+            compiled, request.sampling, request.stop_ids, self._eos_ids, request.thinking, request.bad_words
+        )
 
 
 def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:

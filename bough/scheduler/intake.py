@@ -99,6 +99,7 @@ class Intake:
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
             logprob_end=no_more,
             thinking=message.thinking,
+            bad_words=message.bad_words,
             processor=self._processor(message.custom_logit_processor),
             warnings=warnings,
         )

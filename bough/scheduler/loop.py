@@ -447,7 +447,11 @@ class Scheduler:
             "num_waiting_reqs": len(self._queue) + len(self._gate) + len(self._control),
             "num_grammar_queue_reqs": len(self._gate),
             "forward_seconds": self._stats.busy.total_busy_s,
-            "process_cpu_seconds": time.process_time(),
+            "realtime_tokens": {
+                "prefill_compute": self._committer.prefilled_tokens,
+                "prefill_cache": self._batch.matched_tokens,
+                "decode": self._committer.decoded_tokens,
+            },
             "num_used_tokens": self._cache.used_tokens,
             "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
             "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,

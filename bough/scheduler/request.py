@@ -49,9 +49,10 @@ class Request:
     ran_s: float = 0.0  # in the stays that a retraction ended
     input_logprobs: list[PositionLogprobs] = field(default_factory=list)
     thinking: Thinking | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect
-    constraint: Constraint | None = None  # its grammar, once compiled, or the budget of its thinking
+    constraint: Constraint | None = None  # its grammar, once compiled, the budget of its thinking, its bad words
     unsent: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
 

@@ -35,6 +35,7 @@ class RunningBatch:
         self.table = table
         self.cache = cache
         self.page_size = cache.page_size
+        self.matched_tokens = 0  # that admitted requests found in the cache, after a retraction too
         self._edits: list[PageSwap] = []  # page swaps that the next plan must carry to the executor
         self._swapped_out: list[IntArray] = []  # pages that the plan in the making still writes to
         self._taken: list[Snapshot] = []  # copies of states that the plan in the making writes
@@ -46,6 +47,7 @@ class RunningBatch:
         states = self._begin(request, match)
         request.lock(match.node)
         request.count_cached(match.length)
+        self.matched_tokens += match.length
         return self._setup(request, states)
 
     def rewind(self, request: Request, length: int) -> None:

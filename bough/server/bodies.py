@@ -96,8 +96,8 @@ def _parts(hint: Any) -> Iterator[Any]:
             yield from _parts(part)
 
 
-# -1 turns it off; the engine refuses 0, which would leave no token to choose from.
-TOP_K = msgspec.Meta(extra_json_schema={"minimum": -1, "maximum": INT32_MAX, "not": {"const": 0}})
+# A number of tokens, -1 for the most there can be; the engine refuses 0, which would leave none.
+TOKENS_OR_MOST = msgspec.Meta(extra_json_schema={"minimum": -1, "maximum": INT32_MAX, "not": {"const": 0}})
 
 # By field, the values that ask for nothing besides empty ones; with None among them even an empty one asks.
 Harmless = Mapping[str, tuple[Any, ...]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +23,6 @@ from bough.server.bodies import warnings_of_body
 from bough.server.messages import Message, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
-from bough.server.tracing import RequestLogging
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
@@ -58,7 +58,7 @@ class ServerContext:
     model: ModelInfo
     settings: Settings
     watchdog: Watchdog | None = None
-    logging: RequestLogging = field(default_factory=RequestLogging)
+    main_pid: int = field(default_factory=os.getpid)  # of the process that started all others
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         if self.tokenizer is None:
@@ -79,12 +79,19 @@ class ServerContext:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
+        if given.get("truncate_prompt_tokens") == -1:
+            given["truncate_prompt_tokens"] = self._room_for_prompt(given["sampling_params"]["max_new_tokens"])
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
         limits: dict[str, Any] = {"limit": MAX_REQUESTS_PER_CALL, "warnings": warnings_of_body()}
         inputs = await offload(size, lambda: self.reader.read(**given, **limits))
         _check_logprobs(inputs)
         self._check_logprob_ids(inputs)
         return self._with_length_warnings(inputs)
+
+    def _room_for_prompt(self, answer: int) -> int:
+        """Tokens of the context beside an answer, of which one that asks for all of it gets one."""
+        length = self.model.context_length
+        return length - (answer if answer < length else 1)
 
     def require_room(self, inputs: Inputs, asked: int | None) -> None:
         """Refuses answers that may get longer than what their prompts leave of the context. `asked` is the limit that

@@ -109,7 +109,8 @@ class Keys:
     """With only an API key, that opens management too, but not what is the operator's alone; with both, only the admin
     key does."""
 
-    def __init__(self, api_key: str | None, admin_api_key: str | None) -> None:
+    def __init__(self, api_key: str | None, admin_api_key: str | None, program: str = "server") -> None:
+        self._program = program
         self._one_for_all = admin_api_key is None
         self._needed: dict[Access, bytes | None] = {
             "open": None,
@@ -121,7 +122,8 @@ class Keys:
 
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if access == "admin_only" and self._closed:
-            message = "This route is refused to clients; start the server with --admin-api-key and send that key."
+            advice = f"start the {self._program} with --admin-api-key and send that key"
+            message = f"This route is refused to clients; {advice}."
             raise HttpError(403, message, "PermissionDeniedError")
         needed = self._needed[access]
         if needed is None:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bough.client.outputs import RequestOutput
 from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.messages.requests import ProcessCommand
 from bough.observability.logs import current_request
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
@@ -48,6 +49,10 @@ class RequestLogging:
 
     on: bool = False
     level: int = TEXT_BEGINNINGS
+
+    def obey(self, command: ProcessCommand) -> None:
+        self.on = self.on if command.log_requests is None else command.log_requests
+        self.level = self.level if command.log_requests_level is None else command.log_requests_level
 
 
 class RequestLog:

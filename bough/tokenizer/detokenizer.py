@@ -31,6 +31,9 @@ class Outlet(Protocol):
 
     def reply(self, message: Reply) -> None: ...
 
+    def tell_clients(self, message: ProcessCommand) -> None:
+        """All of them, whoever asked."""
+
 
 @dataclass(slots=True)
 class Stream:
@@ -84,6 +87,7 @@ class Detokenizer:
                 self._outlet.reply(Reply(message.call, True))
             case ProcessCommand():
                 message.obey()
+                self._outlet.tell_clients(message)
                 self._outlet.reply(Reply(message.call, True))
             case Shutdown():
                 return False

@@ -13,6 +13,11 @@ import pytest
 from bough.cli.main import main
 
 SEEN: list[tuple[str, object]] = []
+ANSWERS = {
+    "dies": b'data: {"text":"a"}\n\ndata: {"error":{"message":"The engine has ended."}}\n\ndata: [DONE]\n\n',
+    "dies in a message": b"event: message_start\ndata: {}\n\nevent: error\ndata: {}\n\n",
+    "speaks of errors": b'data: {"text":"event: error, {\\"error\\"}"}\n\ndata: [DONE]\n\n',
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -20,8 +25,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         SEEN.append((self.path, body))
         self.send_response(500 if body["text"] == "bad" else 200)
-        self.send_header("content-length", "0")
+        written = ANSWERS.get(body["text"], b"")
+        self.send_header("content-length", str(len(written)))
         self.end_headers()
+        self.wfile.write(written)
 
     def log_message(self, *args: object) -> None:
         return
@@ -54,6 +61,12 @@ def test_a_dump_is_sent_again(url: str, tmp_path: Path, capsys: pytest.CaptureFi
 def test_only_what_was_running(url: str, tmp_path: Path) -> None:
     assert main(["replay", dump(tmp_path / "d", "done", "bad"), "--url", url, "--unfinished", "--speed", "0"]) == 1
     assert SEEN == [("/generate", {"text": "bad"})]
+
+
+def test_a_stream_that_breaks_off_is_no_answer(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", dump(tmp_path / "d", *ANSWERS), "--url", url, "--speed", "0"]) == 1
+    written = capsys.readouterr().out
+    assert written.count("200, with an error\n") == 2 and "1 of 3 requests answered." in written
 
 
 def test_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

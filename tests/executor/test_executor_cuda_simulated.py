@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from bough.core.control import Sleep, SwapWeights, Wake
+from bough.core.errors import SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
@@ -178,6 +179,19 @@ def test_which_decodes_with_few_keys_have_graphs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_heads_that_triton_cannot_multiply_are_refused_with_what_to_do(
+    loaded: LoadedWeights, deterministic: bool
+) -> None:
+    settings = Settings.from_flat({"enable_deterministic_inference": deterministic})
+    narrow = dataclasses.replace(loaded, config=replace(CONFIG, head_dim=8))
+    with pytest.raises(
+        SettingsError, match="more than 8 columns, and this model's have 8; use --attention-backend torch"
+    ):
+        assemble(narrow, settings, LIMITS, GraphSizes())
+    assemble(dataclasses.replace(loaded, config=replace(CONFIG, head_dim=10)), settings, LIMITS, GraphSizes())
+
+
 def test_decodes_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWeights) -> None:
     check_outputs(lambda: build(loaded, GraphSizes()), 9, {1, 4}, near=5e-3)  # 16 bits
 

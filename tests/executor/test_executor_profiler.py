@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from pathlib import Path
 
@@ -38,6 +39,13 @@ def test_a_recording_without_a_folder_gets_one_that_nobody_else_can_write_to(
 def test_a_gpu_that_is_not_there_cannot_be_recorded(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="there is no GPU"):
         TorchProfiler().start(ProfileStart(output_dir=str(tmp_path), activities=(name,)))
+
+
+def test_both_are_recorded_as_far_as_they_are_there(tmp_path: Path) -> None:
+    profiler = TorchProfiler()
+    profiler.start(ProfileStart(output_dir=str(tmp_path), activities=("CPU", "GPU")))
+    torch.ones(3).sum()
+    assert b"aten::sum" in gzip.decompress(Path(profiler.stop()).read_bytes())
 
 
 @pytest.mark.parametrize("path", ["/tmp/a\0b", "/tmp/\ud800", "~nobody-of-that-name/x"])

@@ -26,6 +26,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "names",
         "output_ids",
         "thinking",
+        "bad_words",
         "custom_logit_processor",
     )
     fields = {name: options.pop(name) for name in names if name in options}

@@ -28,6 +28,7 @@ from bough.tokenizer.incremental import BYTE_OF_CHAR
 from bough.tokenizer.tokenizer import Tokenizer
 
 IM_START, IM_END = 256, 257
+EMPTY = FinishAbort("The prompt is empty; give at least one token.", field="input_ids")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood %}({{ mood }}){% endif %}{% endif %}"
@@ -129,7 +130,7 @@ class ScriptedEngine:
         return self.tokenizer.decode(np.frombuffer(request.input_ids, np.int32).tolist(), skip_special_tokens=False)
 
     def _answer(self, message: Generate) -> None:
-        play = self.script(message)
+        play = self.script(message) if message.input_ids else EMPTY
         if play is None:
             return
         if isinstance(play, FinishReason):

@@ -18,7 +18,7 @@ from bough.core.errors import EngineDeadError
 from bough.core.plan import BatchPlan, Limits, PositionLogprobs, RowSetup, StepResult
 from bough.core.settings import MemorySettings, SchedulerSettings, Settings
 from bough.messages.outputs import Deltas, Reply, ToClient, ToDetokenizer
-from bough.messages.requests import StreamEnded, ToScheduler
+from bough.messages.requests import ProcessCommand, StreamEnded, ToScheduler
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.ports import Grammars
 from bough.server.context import ServerContext
@@ -143,6 +143,9 @@ class WholeEngine:
         self.inbox.pending.append(message)
 
     def reply(self, message: Reply) -> None:
+        self.client.receive(message)
+
+    def tell_clients(self, message: ProcessCommand) -> None:
         self.client.receive(message)
 
     def _pump(self) -> None:

@@ -27,10 +27,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from bough.core.model_config import MoEConfig
 from bough.kernels.activation.triton import gelu_tanh_mul, silu_mul
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
+from bough.kernels.experts import tiling as expert_cuts
+from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems
 from bough.kernels.invariant_linear import tiling as invariant_tiling
@@ -43,6 +46,7 @@ from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm
+from bough.kernels.routing.triton import route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
@@ -215,6 +219,17 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             gated_quantize_rows(x, "silu")
 
 
+def launch_experts(dtype: torch.dtype, arch: str) -> None:
+    moe = MoEConfig(32, 4, 256, scores="sigmoid", correction_bias=True, groups=4, top_groups=2)
+    gate_up, down = torch.zeros(32, 512, 256, dtype=dtype), torch.zeros(32, 256, 256, dtype=dtype)
+    bias = torch.zeros(32)
+    for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
+        x = torch.zeros(tokens, 256, dtype=dtype)
+        routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
+        cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), dtype.itemsize, SHARED_BYTES[arch])
+        multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
+
+
 def launch_step(dtype: torch.dtype) -> None:
     small, long = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int64)
     decode_inputs_(small, small, small, torch.zeros(8, 16, dtype=torch.int32), long, long, long, long, 1)
@@ -250,11 +265,17 @@ def launch_largest(arch: str) -> None:
 
 def launch_usual(arch: str) -> None:
     launch_layers(torch.bfloat16, arch)
+    launch_experts(torch.bfloat16, arch)
     launch_step(torch.bfloat16)
     launch_attention(torch.bfloat16, 128, arch)
 
 
-LAUNCHES = {"all": launch_all, "largest": launch_largest, "usual": launch_usual}
+LAUNCHES = {
+    "all": launch_all,
+    "experts": lambda arch: launch_experts(torch.bfloat16, arch),
+    "largest": launch_largest,
+    "usual": launch_usual,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

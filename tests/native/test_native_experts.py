@@ -73,7 +73,7 @@ class Layer:
         entry = recorder.rows(HIDDEN, on_logits=False)
         experts = PackedExpertWeights(self.packed, self.gate_up_bias, self.down_bias)
         result = recorder.ops.packed_experts(
-            entry, self.router, self.router_bias, self.correction, self.moe, experts, "silu"
+            entry, self.router, self.correction, self.router_bias, self.moe, experts, "silu"
         )
         return run(library, recorder, entry, result, x, threads)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bough.messages.requests import GetState
 from bough.observability.metrics import ALL_METRICS, INTER_TOKEN_LATENCY, STATE_METRICS, state_figures
 from bough.observability.metrics_page import metrics_page
+from bough.observability.processes import cpu_seconds
 from bough.observability.request_meter import Counts, RequestMeter, slices
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.scheduler_bench import Bench
@@ -38,7 +41,7 @@ def test_the_documentation_lists_what_stands_on_the_page() -> None:
         "startup_time": {"load_weight": 1.0, "tokenizer_e2e": 2.0},
     }
     state = state_of(Bench()) | {"device_busy_share": 0.5}
-    page = metrics_page(RequestMeter().totals(), state, "tiny", limits=limits).decode()
+    page = metrics_page(RequestMeter().totals(), state, "tiny", limits=limits, cpu_seconds={"scheduler": 1.0}).decode()
     shown = re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE)
     text = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert len(shown) == len(ALL_METRICS)
@@ -58,6 +61,43 @@ def test_the_schedulers_state_has_every_figure() -> None:
     figures = figures_of(bench)
     assert figures["num_running_reqs"] == figures["gen_throughput"] == 0
     assert figures["evicted_tokens_total"], "the six prompts and outputs do not fit at once"
+
+
+def test_tokens_of_each_step_by_what_was_done() -> None:
+    bench = Bench(FakeExecutor(chunk_tokens=16))
+    for handle, prompt in enumerate(([*range(1, 31)], [*range(1, 21), 50], [7])):
+        bench.ask(handle, prompt, max_new_tokens=5)
+        bench.run()
+    tokens = {"prefill_compute": 30 + 1 + 1, "prefill_cache": 20, "decode": 3 * 4}
+    state = state_of(bench)
+    assert state["realtime_tokens"] == tokens
+    page = metrics_page(None, state, "tiny", "sglang").decode()
+    for mode, count in tokens.items():
+        assert re.search(rf'^sglang:realtime_tokens_total{{[^}}]*mode="{mode}"[^}}]*}} {count}\.0$', page, re.MULTILINE)
+
+
+def test_cpu_seconds_of_a_process_count_for_its_part_of_the_server() -> None:
+    burn = "import time\nwhile time.process_time() < 0.2: pass\n"
+    helper = [sys.executable, "-c", burn + "print(flush=True); input()"]
+    code = (
+        f"import setproctitle, subprocess; setproctitle.setproctitle('bough::scheduler')\n"
+        f"with subprocess.Popen({helper}, stdin=-1, stdout=-1) as helper:\n"
+        "    helper.stdout.readline(); print(flush=True); input()\n"
+        "    helper.communicate(b'\\n'); print(flush=True); input()\n"
+    )
+    main = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"  # with the same pipes
+    command = [sys.executable, "-c", main]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        while_it_runs = cpu_seconds(child.pid)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        when_it_has_ended = cpu_seconds(child.pid)
+        child.communicate(b"\n")
+    assert set(while_it_runs) == {"tokenizer", "scheduler"}
+    assert 0.1 <= while_it_runs["scheduler"] <= when_it_has_ended["scheduler"]
 
 
 def test_the_progress_line(caplog: pytest.LogCaptureFixture) -> None:

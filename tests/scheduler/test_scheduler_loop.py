@@ -81,6 +81,21 @@ def test_cached_tokens_are_the_shared_prefix_exactly() -> None:
     assert [bench.out.started[h].cached_tokens for h in (1, 2, 3, 4)] == [0, 29, 17, 33]
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_of_an_answer_all_that_was_computed_is_cached(overlap: bool) -> None:
+    """The last token is, where the next step was launched before anybody knew that it was the last."""
+    bench, prompt = Bench(disable_overlap_schedule=not overlap), prompt_of(2, 5)
+    answer = oracle(prompt, 4)
+    bench.ask(1, prompt, max_new_tokens=4, namespace="length")
+    bench.ask(2, prompt, max_new_tokens=9, namespace="stop", stop_token_ids=(answer[-1],))
+    bench.run()
+    for handle, namespace in ((3, "length"), (4, "stop")):
+        bench.ask(handle, [*prompt, *answer, 5], max_new_tokens=1, namespace=namespace)
+    bench.run()
+    assert bench.out.outputs[1] == bench.out.outputs[2] == answer
+    assert [bench.out.started[h].cached_tokens for h in (3, 4)] == [8, 9 if overlap else 8]
+
+
 def test_namespaces_never_share() -> None:
     bench = Bench()
     for handle, namespace in enumerate(["", "a", "b", "a"]):

@@ -28,6 +28,7 @@ from bough.messages.requests import (
 from bough.server.app import App, Front, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.protocols import all_endpoints
+from bough.server.tracing import RequestLogging
 from tests.fakes.scripted_engine import ScriptedEngine
 
 Play = Sequence[int] | FinishReason | None
@@ -89,8 +90,11 @@ class NativeEngine(ScriptedEngine):
         ok = True
         if isinstance(message, FlushCache | Control):
             ok, self.busy = self.busy <= 0, self.busy - 1
+        loop = asyncio.get_running_loop()
+        if isinstance(message, ProcessCommand):
+            loop.call_soon(self.client.receive, message)
         reply = Reply(message.call, ok, "done" if ok else "busy", self.state | {"num_paused_requests": 0})
-        asyncio.get_running_loop().call_soon(self.client.receive, reply)
+        loop.call_soon(self.client.receive, reply)
 
 
 @asynccontextmanager
@@ -99,8 +103,9 @@ async def open_server(engine: NativeEngine, **settings: Any) -> AsyncIterator[ht
     context = engine.context(**settings)
     server = context.settings.server
     browsers = BrowserRules(server, loopback=True)
-    context.logging.on = server.log_requests
-    front = Front(logging=context.logging, root_path=server.root_path, browsers=browsers)
+    logging = RequestLogging(server.log_requests)
+    context.client.on_command = logging.obey
+    front = Front(logging=logging, root_path=server.root_path, browsers=browsers)
     front.open(with_count(with_cors(App(all_endpoints(context), server), server), context.client.meter))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=front), base_url="http://localhost") as http:
         yield http

@@ -21,11 +21,11 @@ def test_requests_are_kept_for_some_minutes(tmp_path: Path) -> None:
     assert recorder.write("nothing came") is None
     recorder.add("/generate", b'{"text": "old"}')
     now = KEPT_S + 1
-    recorder.add("/generate", b'{"text":\n"fresh"}').finished = True
+    recorder.add("/generate", '{"text":\r\n"fre\u2028sh"}'.encode()).finished = True
     written = recorder.write("killed")
     assert written is not None and written.stat().st_mode & 0o077 == 0
     (request,) = read_dump(written)
-    assert request["body"] == {"text": "fresh"} and request["finished"] and request["reason"] == "killed"
+    assert request["body"] == {"text": "fre\u2028sh"} and request["finished"] and request["reason"] == "killed"
 
 
 def test_the_server_records_what_clients_ask(tmp_path: Path) -> None:

@@ -539,7 +539,11 @@ def test_management() -> None:
             assert (await http.post("/continue_generation")).status_code == 200
             assert (await http.post("/start_profile", json={"num_steps": 3})).status_code == 200
             assert (await http.get("/stop_profile")).status_code == 200
-            assert [c.num_steps for c in engine.commands if isinstance(c, StartProfile)] == [3]
+            of_sglangs_benchmark = {"num_steps": "5", "start_step": "0", "profile_stages": None, "profile_prefix": None}
+            assert (await http.post("/start_profile", json=of_sglangs_benchmark)).status_code == 200
+            assert [c.num_steps for c in engine.commands if isinstance(c, StartProfile)] == [3, 5]
+            for field, wrong in (("num_steps", "0"), ("start_step", "-1"), ("profile_stages", ["decode"])):
+                assert field in (await http.post("/start_profile", json={field: wrong})).json()["error"]["message"]
             waiting = asyncio.ensure_future(http.post("/generate", json={"text": "a", "rid": "job"}))
             while not engine.requests:
                 await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,6 +85,26 @@ def test_a_bias_bans_a_token(client: Any) -> None:
     (token,) = plain.choices[0].token_ids
     other = client.completions.create(**GREEDY, prompt=FRANCE, max_tokens=1, logit_bias={str(token): -100})
     assert other.choices[0].text != plain.choices[0].text
+
+
+def test_bad_words_of_several_tokens(client: Any) -> None:
+    plain = client.completions.create(**GREEDY, prompt=FRANCE, max_tokens=12)
+    words = plain.choices[0].text.split()
+    pairs = [f"{first} {second}" for first, second in itertools.pairwise(words)]
+    other = client.completions.create(**GREEDY, prompt=FRANCE, max_tokens=24, extra_body={"bad_words": pairs})
+    assert pairs and not any(pair in other.choices[0].text for pair in pairs)
+    one = client.completions.create(**GREEDY, prompt=FRANCE, max_tokens=12, extra_body={"bad_words": pairs[1:]})
+    assert one.choices[0].text.split()[:2] == words[:2]  # up to the first bad word nothing changes
+
+
+def test_prompt_logprobs_are_those_of_an_echo(client: Any) -> None:
+    asked = {"prompt": FRANCE, "max_tokens": 0, "echo": True, "logprobs": 2, "extra_body": {"prompt_logprobs": 2}}
+    (choice,) = client.completions.create(**GREEDY, **asked).choices
+    own = [None if entry is None else next(iter(entry.values())) for entry in choice.prompt_logprobs]
+    assert [each and each["logprob"] for each in own] == choice.logprobs.token_logprobs
+    assert [each and each["decoded_token"] for each in own][1:] == choice.logprobs.tokens[1:]
+    best = [max(entry.values(), key=lambda each: each["logprob"]) for entry in choice.prompt_logprobs[1:]]
+    assert all(each["rank"] == 1 for each in best)
 
 
 def test_streamed_token_ids_are_those_of_the_whole(client: Any) -> None:

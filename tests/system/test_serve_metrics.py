@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system.serving import PATIENCE_S, TINY, running
+from tests.system.serving import PATIENCE_S, TINY, running, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SECRET = "k3y-of-the-house"
@@ -100,6 +103,33 @@ def test_what_was_done_is_counted_logged_and_traced(tiny_model: Path) -> None:
     assert sorted(span.name for span in spans) == sorted(["generate", "queue", "prefill", "decode"] * 4)
     traced = [span for span in spans if span.trace_id.hex() == TRACE]
     assert len(traced) == 4 and any(span.parent_span_id.hex() == "b7ad6b7169203331" for span in traced)
+
+
+@pytest.mark.slow
+def test_logging_and_cpu_seconds_are_those_of_all_processes(tiny_model: Path) -> None:
+    with running(str(tiny_model), *TINY, "--tokenizer-worker-num", "2") as server:
+
+        def logged() -> int:
+            """How many of some requests that come at the same time, so that both processes get some."""
+            rid = uuid.uuid4().hex
+            body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}
+            with ThreadPoolExecutor(16) as pool:
+                calls = [pool.submit(call, server.url, rid=f"{rid}-{i}", **body) for i in range(16)]
+            assert all(reply.result().status_code == 200 for reply in calls)
+            return server.log().count(f"request '{rid}")
+
+        for on, count in ((True, 2 * 16), (False, 0)):
+            configured = httpx.post(f"{server.url}/configure_logging", json={"log_requests": on})
+            assert configured.status_code == 200, configured.text
+            until(lambda count=count: logged() == count, f"{count} lines of 16 requests")
+        page = httpx.get(f"{server.url}/metrics").text
+        found = {
+            sample.labels["component"]: sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == "bough:process_cpu_seconds_total"
+        }
+        assert found.keys() == {"tokenizer", "scheduler", "detokenizer"} and all(found.values())
 
 
 def test_an_endpoint_that_is_none_is_refused_at_once(tiny_model: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.core.sampling_params import SamplingParams
-from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Started, StepOutput
-from bough.messages.requests import Shutdown, StreamEnded
+from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Reply, Started, StepOutput
+from bough.messages.requests import ProcessCommand, Shutdown, StreamEnded
 from bough.tokenizer.detokenizer import Detokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -22,6 +22,7 @@ class Outlet:
         self.messages = 0
         self.stopped: list[int] = []
         self.replays: list[Delta] = []
+        self.told: list[ProcessCommand | Reply] = []
 
     def deltas(self, message: Deltas) -> None:
         self.messages += 1
@@ -30,6 +31,12 @@ class Outlet:
 
     def stream_ended(self, message: StreamEnded) -> None:
         self.stopped.append(message.handle)
+
+    def tell_clients(self, message: ProcessCommand) -> None:
+        self.told.append(message)
+
+    def reply(self, message: Reply) -> None:
+        self.told.append(message)
 
 
 def start(stream: bool = True, interval: int = 1, **sampling: Any) -> tuple[Detokenizer, Outlet]:
@@ -277,3 +284,10 @@ def test_their_logprobs_come_once() -> None:
     scores = LogprobRun(b"", b"", 0, b"", b"", b"")
     detokenizer.handle(run_of(b"abc", logprobs={1: scores}))
     assert outlet.items[0].logprobs == [scores]
+
+
+def test_a_command_for_all_processes_reaches_the_clients_before_the_reply() -> None:
+    detokenizer, outlet = start()
+    command = ProcessCommand(7, log_requests=True)
+    assert detokenizer.handle(command)
+    assert outlet.told == [command, Reply(7, True)]

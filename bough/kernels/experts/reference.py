@@ -21,16 +21,17 @@ def experts(
     down_bias: torch.Tensor | None = None,  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """The weighted sum of each token's experts, summed in float32."""
+    """The weighted sum of each token's experts, summed in the type of the weights."""
     gate = silu_mul if activation == "silu" else gelu_tanh_mul
     if clamped_gate is not None:
         gate = partial(clamped_mul, *clamped_gate)
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    out = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
     for expert in set(ids.flatten().tolist()):
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
         inner = gate(F.linear(x[tokens], gate_up[expert], biases[0]))
-        out.index_add_(0, tokens, F.linear(inner, down[expert], biases[1]).float() * weights[tokens, slots, None])
+        result = F.linear(inner, down[expert], biases[1]).to(weights.dtype)
+        out.index_add_(0, tokens, result * weights[tokens, slots, None])
     return out.to(x.dtype)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -68,19 +68,31 @@ class LinearWeight(Protocol):
         ...
 
 
+class Router(NamedTuple):
+    """What chooses the experts of a row."""
+
+    weight: torch.Tensor  # [experts, hidden]
+    bias: torch.Tensor | None  # [experts], counts when choosing only
+    logit_bias: torch.Tensor | None = None  # [experts]
+
+
 class ExpertWeights(Protocol):
     """The matrices of a layer's experts, of each this rank's share."""
 
-    def __call__(
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        """The weighted sum of the experts that the router chooses for each row."""
+        ...
+
+    def after_norm(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
         activation: Activation,
         ctx: ForwardContext,
-        router_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The weighted sum of the experts that the router chooses for each row. `bias` counts when choosing only."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same for the norm of x + residual; that norm; and the sum."""
         ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

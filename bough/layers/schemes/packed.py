@@ -18,6 +18,7 @@ from bough.layers.schemes.base import (
     ExpertWeights,
     LinearWeight,
     Part,
+    Router,
     Rows,
     TableWeight,
     bias_slots,
@@ -89,18 +90,22 @@ class PackedExperts:
         self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
         self._down_bias = placement.empty(moe.experts, hidden_size) if moe.biases else None
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: Activation,
-        ctx: ForwardContext,
-        router_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         weights = [weight.weight for weight in self._weights.values()]
         experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias)
-        return self._ops.packed_experts(x, router, router_bias, bias, self._moe, experts, activation)
+        return self._ops.packed_experts(x, *router, self._moe, experts, activation)
+
+    def after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self(normed, router, activation, ctx), normed, stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, weight in self._weights.items():

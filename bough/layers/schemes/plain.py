@@ -10,8 +10,10 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
-from bough.kernels.ops import Activation, ExpertBiases, Norm, Ops
-from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots
+from bough.kernels.experts.reference import experts
+from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.routing.reference import route
+from bough.layers.schemes.base import Gate, Part, Router, Rows, bands, bias_slots, expert_bias_slots
 from bough.layers.weights import WeightSlot
 
 
@@ -80,20 +82,28 @@ class PlainExperts:
         biased = moe.biases and placement.topology.tp_rank == 0
         self._down_bias = placement.empty(moe.experts, hidden_size) if biased else None
 
-    def __call__(
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        moe, matrices = self._moe, (self._gate_up, self._down)
+        if moe.has_kernels:
+            return self._ops.routed_experts(x, router.weight, router.bias, moe, *matrices, activation)
+        ids, weights = route(self._ops.linear(x, router.weight, router.logit_bias), moe, router.bias)
+        biases = (self._gate_up_bias, self._down_bias)
+        return experts(x, *matrices, ids, weights, activation, *biases, moe.clamped_gate)
+
+    def after_norm(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
         activation: Activation,
         ctx: ForwardContext,
-        router_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        settings = (self._moe, self._gate_up, self._down, activation)
-        if router_bias is None or self._gate_up_bias is None:
-            return self._ops.routed_experts(x, router, bias, *settings)
-        biases = ExpertBiases(router_bias, self._gate_up_bias, self._down_bias)
-        return self._ops.routed_experts(x, router, bias, *settings, biases)
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if self._moe.has_kernels:
+            settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
+            return self._ops.normed_experts(x, residual, norm, *settings)
+        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self(normed, router, activation, ctx), normed, stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held

@@ -6,7 +6,6 @@ What reads a path or stops all service (`admin_only`) is never opened by a clien
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
@@ -19,7 +18,6 @@ from starlette.responses import Response
 
 from bough.core.control import ProfileStart
 from bough.core.errors import RequestError, SettingsError
-from bough.core.garbage import settle_garbage
 from bough.core.settings import LIVE_SETTINGS, all_fields, check_value
 from bough.messages.outputs import Reply
 from bough.messages.requests import ChangeSettings, FlushCache, Pause, ProcessCommand, Resume, StartProfile, StopProfile
@@ -175,23 +173,15 @@ async def abort_request(context: ServerContext, body: AbortBody) -> Reply:
 
 
 async def freeze_gc(context: ServerContext) -> Reply:
-    settle_garbage()
     reply = await context.client.call(lambda call: ProcessCommand(call, freeze_gc=True))
     return Reply(reply.call, reply.ok, "Garbage collection frozen.")
 
 
 async def configure_logging(context: ServerContext, body: LoggingBody) -> Reply:
     refuse_unsupported(body, FIXED_LOGGING)
-    if context.settings.server.tokenizer_worker_num > 1:
-        raise RequestError("This server has several HTTP processes; set its logging by flags when it starts.")
-    if body.log_requests is not None:
-        context.logging.on = body.log_requests
-    if body.log_requests_level is not None:
-        context.logging.level = body.log_requests_level
-    if body.log_level is not None:
-        logging.getLogger("bough").setLevel(body.log_level.upper())
-        await context.client.call(lambda call: ProcessCommand(call, log_level=body.log_level))
-    return Reply(0, True, "Logging is configured.")
+    given = given_fields(body, ("log_level", "log_requests", "log_requests_level"))
+    reply = await context.client.call(lambda call: ProcessCommand(call, **given))
+    return Reply(reply.call, reply.ok, "Logging is configured.")
 
 
 async def set_internal_state(context: ServerContext, request: Request, body: SettingsBody) -> Response:
@@ -211,7 +201,7 @@ def _live_value(name: str, value: Any) -> Any:
 
 
 async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
-    for name in ("profile_by_stage", "merge_profiles"):
+    for name in ("profile_by_stage", "profile_stages", "profile_prefix", "merge_profiles"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
     settings = context.settings.server
@@ -219,7 +209,7 @@ async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
         message = "output_dir is refused to clients; leave it out, or start the server with --admin-api-key."
         raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
     profile = ProfileStart(**given_fields(body, PROFILE_OPTIONS), activities=tuple(body.activities or ()))
-    start_step, num_steps = body.start_step or 0, body.num_steps
+    start_step, num_steps = int(body.start_step or 0), int(body.num_steps or 0) or None
     return await context.client.call(lambda call: StartProfile(call, start_step, num_steps, profile))
 
 

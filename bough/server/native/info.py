@@ -21,6 +21,7 @@ from bough.core.errors import RequestError
 from bough.messages.outputs import facts_of
 from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page
+from bough.observability.processes import cpu_seconds
 from bough.server.context import STATE_TIMEOUT_S, ServerContext
 from bough.server.endpoint import GET, Endpoint, Query, json_response
 from bough.server.errors import HttpError
@@ -72,6 +73,7 @@ async def metrics(context: ServerContext, request: Request) -> Response:
         context.model.name,
         context.settings.server.metrics_names,
         context.model.limits,
+        await asyncio.to_thread(cpu_seconds, context.main_pid),  # looks at every process of the machine
     )
     return Response(page, headers={"content-type": CONTENT_TYPE})
 

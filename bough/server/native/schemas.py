@@ -350,7 +350,9 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """A body without fields."""
 
 
-Steps = Annotated[int, Meta(ge=0, le=1_000_000)]
+# SGLang's benchmark sends numbers of steps as strings.
+Steps = Annotated[int, Meta(ge=0, le=1_000_000)] | Annotated[str, Meta(pattern="^[0-9]{1,6}$")]
+SomeSteps = Annotated[int, Meta(ge=1, le=1_000_000)] | Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}$")]
 
 
 class ProfileBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -358,11 +360,13 @@ class ProfileBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     output_dir: str | None = None
     start_step: Steps | None = None
-    num_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    num_steps: SomeSteps | None = None
     activities: list[Literal["CPU", "GPU", "CUDA"]] | None = None
     with_stack: bool | None = None
     record_shapes: bool | None = None
     profile_by_stage: bool | None = None
+    profile_stages: list[str] | None = None
+    profile_prefix: str | None = None
     merge_profiles: bool | None = None
 
 

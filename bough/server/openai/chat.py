@@ -32,6 +32,7 @@ from bough.server.openai.requests import (
     Identity,
     chat_tools,
     check_request,
+    logprobs_of,
     options_of,
     sampling_of,
     use_openai_names,
@@ -52,10 +53,14 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
         "sampling_params": sampling_of(
             request, max_new_tokens=context_length if limit is None else limit, samples=request.n or 1
         ),
-        "return_logprob": bool(request.logprobs),
-        "top_logprobs_num": request.top_logprobs or 0,
+        **logprobs_of(request, top_of(request)),
         **read_resumption(request.resume, request.stream),
     }
+
+
+def top_of(request: ChatRequest) -> int | None:
+    """How many of the likeliest tokens are shown beside each; None: there are no logprobs."""
+    return (request.top_logprobs or 0) if request.logprobs else None
 
 
 def limit_of(request: ChatRequest) -> int | None:
@@ -95,8 +100,7 @@ class ChatWriter(AnswerWriter):
     def __init__(
         self, request: ChatRequest, identity: Identity, speller: TokenSpeller, form: AnswerFormat | None = None
     ) -> None:
-        top = (request.top_logprobs or 0) if request.logprobs else None
-        super().__init__(request, identity, speller, logprobs=top, samples=request.n or 1)
+        super().__init__(request, identity, speller, logprobs=top_of(request), samples=request.n or 1)
         self._form = form or AnswerFormat()
         self._prepared: dict[int, dict[type[Event], PreparedChunk]] = {}  # by answer, for text and for thinking
         self._parsers: dict[int, StreamParser] = {}
@@ -113,6 +117,9 @@ class ChatWriter(AnswerWriter):
             )
             for answer, message in zip(answers, messages, strict=True)
         ]
+
+    def _more(self, answers: list[RequestOutput]) -> dict[str, Any]:
+        return {"prompt_logprobs": self._prompt_logprobs(answers[0])}
 
     def _message(self, answer: RequestOutput) -> ChatMessage:
         """A finished answer's text, thinking and calls; the text is null where there is only one of the others."""
@@ -132,7 +139,8 @@ class ChatWriter(AnswerWriter):
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if self._top is None:
             return None
-        return ChatLogprobs(chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self._speller))
+        shown = chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self._speller, self._top)
+        return ChatLogprobs(shown)
 
     def chunk(self, piece: Piece) -> bytes:
         if self._fast and piece.finish is None and piece.index in self._prepared:

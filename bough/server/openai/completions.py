@@ -19,6 +19,7 @@ from bough.server.openai.requests import (
     CompletionRequest,
     Identity,
     check_request,
+    logprobs_of,
     options_of,
     sampling_of,
     use_openai_names,
@@ -45,15 +46,14 @@ def read_completion(request: CompletionRequest, identity: Identity) -> dict[str,
     if request.stream and samples > kept:
         raise RequestError("best_of chooses among finished answers, so it cannot be streamed.", field="best_of")
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    choosing = samples > kept
-    shows_prompt = request.echo and request.resume is None  # a resumed stream has shown it
+    echoed = request.echo and request.resume is None  # a resumed stream has shown it
     return {
         **_prompts(request.prompt),
         **options_of(request, identity),
         "sampling_params": sampling_of(request, max_new_tokens=max_tokens, samples=samples),
-        "return_logprob": request.logprobs is not None or choosing,
-        "logprob_start_len": 0 if shows_prompt and request.logprobs is not None else -1,
-        "top_logprobs_num": request.logprobs or 0,
+        **logprobs_of(
+            request, request.logprobs, of_output=samples > kept, of_prompt=bool(echoed) and request.logprobs is not None
+        ),
         **read_resumption(request.resume, request.stream),
     }
 
@@ -134,6 +134,7 @@ class CompletionWriter(AnswerWriter):
             index=piece.index,
             text=echo + piece.text,
             logprobs=None if self._top is None else self._logprobs(piece),
+            prompt_logprobs=self._prompt_logprobs(piece.answer),
             token_ids=self._shown_ids(piece.ids),
             **({} if piece.finish is None else self._ending(piece.answer)),
         )
@@ -146,7 +147,7 @@ class CompletionWriter(AnswerWriter):
         offsets = self._offsets[piece.index]
 
         def columns(of: LogprobColumns, start: int, end: int) -> CompletionLogprobs:
-            return completion_logprobs(of, start, end, top=bool(self._top), speller=self._speller, offsets=offsets)
+            return completion_logprobs(of, start, end, top=self._top, speller=self._speller, offsets=offsets)
 
         if begins and answer.resumed:
             shown = answer.prompt.ids[: answer.prompt_tokens].tolist() if self._echoes else []

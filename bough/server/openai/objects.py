@@ -33,6 +33,19 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """vLLM's. `rank` is 1 for the likeliest; null for a prompt's token that is not among those that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[
+    dict[str, PromptLogprob] | None
+]  # by position and token id; nothing stands before the first token
+
+
 # Completions ----------------------------------------------------------------------------------------------------------
 
 
@@ -51,6 +64,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     finish_reason: FinishWord | None = None
     matched_stop: int | str | UnsetType | None = UNSET
@@ -128,6 +142,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     timings: Any = UNSET
     warnings: list[str] | UnsetType = UNSET
 

@@ -25,7 +25,7 @@ from bough.core.sampling_params import (
     MAX_TEMPERATURE,
     SamplingParams,
 )
-from bough.server.bodies import TOP_K, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
+from bough.server.bodies import TOKENS_OR_MOST, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
 from bough.server.errors import set_field_names
 from bough.server.grammars import GrammarFields, grammar_names, grammar_of
 from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_functions
@@ -58,7 +58,7 @@ class SamplingFields(GrammarFields, kw_only=True):
 
     temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
     top_p: Annotated[float | None, above(0, 1)] = None
-    top_k: Annotated[int | None, TOP_K] = None
+    top_k: Annotated[int | None, TOKENS_OR_MOST] = None
     min_p: Annotated[float | None, between(0, 1)] = None
     min_tokens: TokenCount = None
     frequency_penalty: Annotated[float | None, between(-2, 2)] = None
@@ -76,7 +76,7 @@ class SamplingFields(GrammarFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    truncate_prompt_tokens: Annotated[int | None, between(1, INT32_MAX)] = None  # the last ones are kept
+    truncate_prompt_tokens: Annotated[int | None, TOKENS_OR_MOST] = None  # the last ones are kept
     custom_params: dict[str, Any] | None = None
 
 
@@ -96,6 +96,7 @@ class EngineFields(SamplingFields, kw_only=True):
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
+    prompt_logprobs: TopLogprobs = None
     # Features that this engine does not have: refused where they ask for something.
     lora_path: str | list[str | None] | None = None
     session_id: str | None = None
@@ -104,7 +105,6 @@ class EngineFields(SamplingFields, kw_only=True):
     return_cached_tokens_details: bool | None = None
     return_routed_experts: bool | None = None
     return_sampling_mask: bool | None = None
-    prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | None = None
@@ -191,6 +191,7 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     # Fields of the other two APIs, which this one cannot serve.
     input_ids: list[int] | None = None
     n: int | None = None
+    prompt_logprobs: int | None = None
     resume: dict[str, Any] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -219,7 +220,6 @@ UNSUPPORTED: Harmless = {
     "return_cached_tokens_details": (),
     "return_routed_experts": (),
     "return_sampling_mask": (),
-    "prompt_logprobs": (None,),  # 0 asks for those of the prompt itself
     "use_beam_search": (),
     "length_penalty": (1.0, None),
     "early_stopping": (),
@@ -247,6 +247,7 @@ UNSUPPORTED: Harmless = {
 }
 UNSUPPORTED_IN_RESPONSES: Harmless = {
     **UNSUPPORTED,
+    "prompt_logprobs": (None,),  # 0 asks for those of the prompt itself
     "prompt": (),  # a stored template of prompts; elsewhere the prompt itself
     "input_ids": (),
     "n": (1, None),
@@ -254,11 +255,13 @@ UNSUPPORTED_IN_RESPONSES: Harmless = {
 }
 
 
-def check_request(request: msgspec.Struct) -> None:
+def check_request(request: EngineFields) -> None:
     check_ranges(request)
     for name in ("stop", "stop_regex", "stop_token_ids"):
         check_stops(getattr(request, name), name)
     refuse_unsupported(request, UNSUPPORTED_IN_RESPONSES if isinstance(request, ResponsesRequest) else UNSUPPORTED)
+    if request.stream and request.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs come with whole answers only; leave stream out.", field="prompt_logprobs")
 
 
 CHOICES = "none, auto, required, allowed_tools, or a function by name"
@@ -354,6 +357,18 @@ def sampling_of(request: SamplingFields, *, max_new_tokens: int, samples: int = 
         "min_new_tokens": request.min_tokens,
         "sampling_seed": request.seed,
         "n": samples,
+    }
+
+
+def logprobs_of(
+    request: EngineFields, top: int | None, *, of_output: bool = False, of_prompt: bool = False
+) -> dict[str, Any]:
+    """`top` are the likeliest tokens that the answer shows beside each of its own; None: it shows no logprobs."""
+    asked = request.prompt_logprobs
+    return {
+        "return_logprob": of_output or top is not None or asked is not None,
+        "logprob_start_len": 0 if of_prompt or asked is not None else -1,
+        "top_logprobs_num": max(top or 0, asked or 0),
     }
 
 

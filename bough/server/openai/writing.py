@@ -23,6 +23,8 @@ from bough.server.openai.objects import (
     CompletionLogprobs,
     CompletionTokensDetails,
     FinishWord,
+    PromptLogprob,
+    PromptLogprobs,
     PromptTokensDetails,
     TokenLogprob,
     TopLogprob,
@@ -124,14 +126,14 @@ class TextOffsets:
 
 
 def completion_logprobs(
-    columns: LogprobColumns, start: int, end: int, *, top: bool, speller: TokenSpeller, offsets: TextOffsets
+    columns: LogprobColumns, start: int, end: int, *, top: int | None, speller: TokenSpeller, offsets: TextOffsets
 ) -> CompletionLogprobs:
     """The form of completions, for the tokens from `start` to `end`."""
     entries = columns.tokens[start:end]
     return CompletionLogprobs(
         tokens=[speller.text(token) for _, token, _ in entries],
         token_logprobs=[logprob for logprob, _, _ in entries],
-        top_logprobs=_top_columns(entries, columns.top[start:end], speller) if top else None,
+        top_logprobs=_top_columns(entries, columns.top[start:end], speller, top) if top else None,
         text_offset=offsets.of(token for _, token, _ in entries),
     )
 
@@ -148,18 +150,31 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
     )
 
 
-def chat_logprobs(columns: LogprobColumns, start: int, end: int, speller: TokenSpeller) -> list[TokenLogprob]:
-    """The form of chats and responses, for the tokens from `start` to `end`."""
+def chat_logprobs(
+    columns: LogprobColumns, start: int, end: int, speller: TokenSpeller, count: int | None = None
+) -> list[TokenLogprob]:
+    """The form of chats and responses, for the tokens from `start` to `end`; `count` of the likeliest, or all known."""
     tops = columns.top[start:end]
     return [
         TokenLogprob(
             speller.text(token),
             _finite(logprob),
             _byte_values(speller, token),
-            [TopLogprob(speller.text(t), _finite(p), _byte_values(speller, t)) for p, t, _ in top or ()],
+            [TopLogprob(speller.text(t), _finite(p), _byte_values(speller, t)) for p, t, _ in (top or [])[:count]],
         )
         for (logprob, token, _), top in zip(columns.tokens[start:end], tops, strict=True)
     ]
+
+
+def prompt_logprobs(columns: LogprobColumns, count: int, speller: TokenSpeller) -> PromptLogprobs:
+    """vLLM's form, of a whole prompt: each token itself, then `count` of the likeliest in its place."""
+    shown: PromptLogprobs = [None]
+    for (logprob, token, _), top in zip(columns.tokens[1:], columns.top[1:], strict=True):
+        likeliest = {t: PromptLogprob(_finite(p), i + 1, speller.text(t)) for i, (p, t, _) in enumerate(top or ())}
+        own = likeliest.get(token) or PromptLogprob(_finite(logprob), None, speller.text(token))
+        first = dict(list(likeliest.items())[:count])
+        shown.append({str(t): entry for t, entry in ({token: own} | first).items()})
+    return shown
 
 
 def mean_logprob(columns: LogprobColumns, count: int) -> float:
@@ -169,7 +184,7 @@ def mean_logprob(columns: LogprobColumns, count: int) -> float:
 
 
 def _top_columns(
-    entries: Sequence[Entry], tops: Sequence[list[Entry] | None], speller: TokenSpeller
+    entries: Sequence[Entry], tops: Sequence[list[Entry] | None], speller: TokenSpeller, count: int
 ) -> list[dict[str, float] | None]:
     """By text; of two tokens that look alike the likelier counts. The token that was taken is always among them."""
     columns: list[dict[str, float] | None] = []
@@ -178,7 +193,7 @@ def _top_columns(
             columns.append(None)
             continue
         by_text: dict[str, float] = {}
-        for other_logprob, other, _ in (*top, (logprob, token, None)):
+        for other_logprob, other, _ in (*top[:count], (logprob, token, None)):
             by_text.setdefault(speller.text(other), _finite(other_logprob))
         columns.append(by_text)
     return columns
@@ -225,6 +240,7 @@ class AnswerWriter(Writer):
             self.whole_type,
             choices,
             usage=usage_of(answers, self._samples, self._reasoning_tokens(choices)),
+            **self._more(answers),
             timings=slowest_timings(answers).to_dict() if self._request.return_timings else UNSET,
             warnings=warnings_of(answers),
         )
@@ -232,6 +248,14 @@ class AnswerWriter(Writer):
     @abstractmethod
     def _choices(self, answers: list[RequestOutput]) -> list[Any]:
         """The choices of the whole answer."""
+
+    def _more(self, answers: list[RequestOutput]) -> dict[str, Any]:
+        """What else stands beside the choices."""
+        return {}
+
+    def _prompt_logprobs(self, answer: RequestOutput) -> PromptLogprobs | UnsetType:
+        count = self._request.prompt_logprobs
+        return UNSET if count is None else prompt_logprobs(answer.input_logprobs, count, self._speller)
 
     def end(self) -> bytes:
         if not self._usage_at_end:

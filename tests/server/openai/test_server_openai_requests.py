@@ -97,6 +97,9 @@ def test_empty_and_mixed_prompts_are_refused(prompt: Any) -> None:
         ({"logprobs": 3, "echo": True}, (True, 0, 3)),
         ({"echo": True}, (False, -1, 0)),
         ({"best_of": 2}, (True, -1, 0)),
+        ({"prompt_logprobs": 0}, (True, 0, 0)),
+        ({"prompt_logprobs": 2, "logprobs": 3}, (True, 0, 3)),
+        ({"prompt_logprobs": 4, "logprobs": 3}, (True, 0, 4)),
     ],
 )
 def test_which_logprobs_a_completion_needs(given: dict[str, Any], expected: tuple[Any, ...]) -> None:

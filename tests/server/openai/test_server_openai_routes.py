@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from bough.client.outputs import LogprobColumns
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.messages.requests import Abort, Generate
 from bough.server.openai import responses, routes
+from bough.server.openai.objects import PromptLogprob
 from bough.server.openai.response_items import OutputMessage, OutputText, ResponseObject
 from bough.server.openai.responses import Record, ResponseStore
+from bough.server.openai.writing import TokenSpeller, prompt_logprobs
 from tests.fakes.scripted_engine import IM_END
 from tests.server import protocol_desk
 from tests.server.protocol_desk import HELLO, Desk, Play
@@ -61,6 +64,42 @@ def test_echo_with_logprobs_covers_the_prompt() -> None:
         assert shown["top_logprobs"][0] is None and shown["top_logprobs"][3] == {"h": -13.0}
 
     at_desk(use)
+
+
+def test_prompt_logprobs_in_vllms_form() -> None:
+    def of(token: int, rank: int | None) -> dict[str, Any]:
+        return {"logprob": -token / 8, "rank": rank, "decoded_token": chr(token)}
+
+    async def use(desk: Desk) -> None:
+        asked = {"prompt": ["abc", "d"], "n": 2, "prompt_logprobs": 2}
+        choices = (await desk.post("/v1/completions", **asked))["choices"]
+        expected = [None, {"98": of(98, 1), "99": of(99, 2)}, {"99": of(99, 1), "100": of(100, 2)}]
+        assert [choice["prompt_logprobs"] for choice in choices] == [expected, expected, [None], [None]]
+        assert all(choice["logprobs"] is None for choice in choices)
+        # The number of those of the answer is its own.
+        (choice,) = (await desk.post("/v1/completions", prompt="ab", prompt_logprobs=0, logprobs=2))["choices"]
+        assert choice["prompt_logprobs"] == [None, {"98": of(98, 1)}]
+        assert choice["logprobs"]["top_logprobs"][0] == {"h": -13.0, "i": -13.125}
+        (choice,) = (await desk.post("/v1/completions", prompt="ab", prompt_logprobs=3, logprobs=1))["choices"]
+        assert len(choice["prompt_logprobs"][1]) == 3 and choice["logprobs"]["top_logprobs"][0] == {"h": -13.0}
+        chat = {"input_ids": [97, 98], "prompt_logprobs": 1, "logprobs": True}
+        answer = await desk.post("/v1/chat/completions", **chat)
+        assert answer["prompt_logprobs"] == [None, {"98": of(98, 1)}]
+        assert answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+        for path, body in (("/v1/completions", asked), ("/v1/chat/completions", chat)):
+            error = (await desk.post(path, 400, **body, stream=True))["error"]
+            assert error["param"] == "prompt_logprobs" and "stream" in error["message"]
+        await desk.post("/v1/responses", 400, input="a", prompt_logprobs=0)
+
+    at_desk(use)
+
+
+def test_a_prompt_token_that_is_not_among_the_likeliest_has_no_rank() -> None:
+    columns = LogprobColumns([(None, 97, None), (-3.0, 98, None)], [None, [(-0.1, 104, None)]], [None, []])
+    assert prompt_logprobs(columns, 1, TokenSpeller(None)) == [
+        None,
+        {"98": PromptLogprob(-3.0, None, "token_id:98"), "104": PromptLogprob(-0.1, 1, "token_id:104")},
+    ]
 
 
 def test_samples_and_the_best_of_them() -> None:
@@ -262,7 +301,7 @@ def test_unknown_fields_pass_unless_strict() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("prompt_logprobs", 0),
+        ("prompt_logprobs", -1),
         ("use_beam_search", True),
         ("length_penalty", 0.5),
         ("chat_template", "x"),
@@ -270,8 +309,9 @@ def test_unknown_fields_pass_unless_strict() -> None:
         ("thinking_token_budget", 0),
         ("return_routed_experts", True),
         ("data_parallel_rank", 1),
-        ("truncate_prompt_tokens", -1),
-        ("bad_words", ["two tokens"]),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("bad_words", [" "]),
         ("allowed_token_ids", []),
     ],
 )
@@ -288,8 +328,20 @@ def test_vllms_rules_about_tokens_and_stops() -> None:
     async def use(desk: Desk) -> None:
         await desk.post("/v1/completions", prompt="abcd", truncate_prompt_tokens=2, include_stop_str_in_output=True)
         assert desk.prompt == "cd" and desk.asked.sampling.no_stop_trim
+        most: dict[str, Any] = {"truncate_prompt_tokens": -1}  # of a context of 512
+        for asked, kept in ((12, 500), (511, 1), (0, 512)):
+            await desk.post("/v1/completions", prompt="a" * 600 + "b", max_tokens=asked, **most)
+            assert desk.prompt == "a" * (kept - 1) + "b"
+        await desk.post("/v1/completions", 400, prompt="ab", max_tokens=512, **most)
+        await desk.post("/v1/chat/completions", input_ids=[97] * 600, **most)
+        assert desk.prompt == "a" * 511
+        await desk.post("/v1/completions", prompt="ab", max_tokens=12, **most)
+        assert desk.prompt == "ab"
         await desk.post("/v1/completions", prompt="a", bad_words=["x"], logit_bias={"5": 1})
         assert desk.asked.sampling.logit_bias == {5: 1.0, ord("x"): -1e9}
+        assert desk.asked.bad_words == ()  # " x" cannot be said without "x"
+        await desk.post("/v1/completions", prompt="a", bad_words=["no", " no"])
+        assert desk.asked.bad_words == (tuple(b"no"), tuple(b" no")) and not desk.asked.sampling.logit_bias
         await desk.post("/v1/chat/completions", **ASK, allowed_token_ids=[7, 8], logit_bias={"7": 1}, temperature=2)
         assert desk.asked.sampling.logit_bias == {7: 2001.0, 8: 2000.0}
         await desk.post("/v1/completions", 400, prompt="a", allowed_token_ids=[7], repetition_penalty=1.2)

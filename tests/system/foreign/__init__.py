@@ -27,11 +27,11 @@ def require(package: str) -> None:
         pytest.skip(f"{package} is not there; `make clients` installs it where the package index has it")
 
 
-def what_it_saw(program: str, url: str) -> dict[str, Any]:
+def what_it_saw(program: str, url: str, *flags: str) -> dict[str, Any]:
     """Runs one of the programs against a server."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [PYTHON, HERE / f"{program}.py", url], capture_output=True, text=True, timeout=PATIENCE_S, env=environ
+        [PYTHON, HERE / f"{program}.py", url, *flags], capture_output=True, text=True, timeout=PATIENCE_S, env=environ
     )
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

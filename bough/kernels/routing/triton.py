@@ -1,0 +1,277 @@
+"""Routing in Triton: a program chooses for one token and counts what each expert gets; then pairs of token and expert
+are put in order, so that those of one expert stand together.
+
+The one piece of state is a row of counters on each device, zero between layers: `experts.triton` clears them.
+"""
+
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from bough.core.model_config import MoEConfig
+from bough.kernels.ops import Norm
+from bough.kernels.overlap import overlap, take_turn
+
+MAX_EXPERTS = 1024
+PAIRS = 1024  # that a program puts in order
+TILES = 128  # that a program describes
+PART = 4  # experts whose logits a program computes for one of a few tokens
+MOST_FEW = 64
+
+
+class Routed(NamedTuple):
+    """The choices of all tokens; a pair is one token with one of its experts, in the order of tokens."""
+
+    ids: torch.Tensor  # [tokens, per_token] int32
+    weights: torch.Tensor  # [tokens, per_token] float32
+    ranks: torch.Tensor | None = None  # [tokens, per_token] int32: the how-manieth of its expert a pair is
+
+
+class Order(NamedTuple):
+    """Pairs by expert, and the tiles of rows that they make."""
+
+    pairs: torch.Tensor  # [pairs] int32
+    tiles: torch.Tensor  # [tiles, 3] int32: expert, first place in `pairs`, rows (0: there is no such tile)
+
+
+def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None, *, count: bool) -> Routed:
+    """As the reference; with `count`, the experts' counters are raised."""
+    rows = logits.shape[0]
+    routed = _empty(rows, moe, logits.device, count)
+    _route[(rows,)](
+        logits, bias, *routed, counters(logits.device), logits.stride(0), moe.scale, **_constants(moe),
+        num_warps=1 if moe.experts <= 256 else 2, **overlap(rows),
+    )  # fmt: skip
+    return routed
+
+
+def norm_route(
+    x: torch.Tensor,  # [rows, hidden], a few
+    residual: torch.Tensor | None,  # like x
+    norm: Norm,
+    router: torch.Tensor,  # [experts, hidden], contiguous
+    bias: torch.Tensor | None,
+    moe: MoEConfig,
+) -> tuple[Routed, torch.Tensor, torch.Tensor]:
+    """The choices by the norm of x + residual, that norm, and the sum, which is the next residual; one launch.
+    `residual` stays as it is."""
+    rows, hidden = x.shape
+    routed = _empty(rows, moe, x.device, count=False)
+    normed, stream = x.new_empty((rows, hidden)), x if residual is None else x.new_empty((rows, hidden))
+    logits = torch.empty((rows, moe.experts), dtype=torch.float32, device=x.device)
+    _norm_route[(triton.cdiv(moe.experts, PART), rows)](
+        x, residual, norm.weight, router, bias, logits, _arrivals(x.device), stream, normed, routed.ids,
+        routed.weights, x.stride(0), 0 if residual is None else residual.stride(0), norm.eps, moe.scale,
+        H=hidden, BLOCK_H=triton.next_power_of_2(hidden), PLUS_ONE=norm.plus_one, PART=PART, **_constants(moe),
+        num_warps=4, **overlap(rows),
+    )  # fmt: skip
+    return routed, normed, stream
+
+
+def _empty(rows: int, moe: MoEConfig, device: torch.device, count: bool) -> Routed:
+    shape = (rows, moe.per_token)
+    ids, weights = (torch.empty(shape, dtype=kind, device=device) for kind in (torch.int32, torch.float32))
+    return Routed(ids, weights, torch.empty_like(ids) if count else None)
+
+
+def _constants(moe: MoEConfig) -> dict[str, Any]:
+    return {
+        "E": moe.experts,
+        "BLOCK_E": triton.next_power_of_2(moe.experts),
+        "K": moe.per_token,
+        "BLOCK_K": triton.next_power_of_2(moe.per_token),
+        "SIGMOID": moe.scores == "sigmoid",
+        "RENORMALISE": moe.renormalise,
+        "GROUPS": moe.groups,
+        "TOP_GROUPS": moe.top_groups,
+        "BEST_TWO": moe.group_score == "best_two",
+        "UNIFORM": moe.simulate == "uniform",
+    }
+
+
+def put_in_order(routed: Routed, experts: int, tile_rows: int) -> Order:
+    """The pairs by expert, in tiles of up to `tile_rows`."""
+    assert routed.ranks is not None, "pairs that were not counted cannot be put in order"
+    pairs, device = routed.ids.numel(), routed.ids.device
+    tiles = most_tiles(pairs, experts, tile_rows)
+    order = Order(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in ((pairs,), (tiles, 3))))
+    _order[(max(triton.cdiv(pairs, PAIRS), triton.cdiv(tiles, TILES)),)](
+        routed.ids, routed.ranks, counters(device), order.pairs, order.tiles, pairs, tiles,
+        E=experts, BLOCK_E=triton.next_power_of_2(experts), TILE_ROWS=tile_rows, PAIRS=PAIRS, TILES=TILES,
+        num_warps=8, **overlap(routed.ids.shape[0]),
+    )  # fmt: skip
+    return order
+
+
+def most_tiles(pairs: int, experts: int, tile_rows: int) -> int:
+    """However the pairs are spread: each expert with pairs may have one tile that is not full."""
+    return min(pairs, pairs // tile_rows + experts)
+
+
+@functools.cache
+def counters(device: torch.device) -> torch.Tensor:
+    """How many pairs each expert has got."""
+    return torch.zeros(MAX_EXPERTS, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def _arrivals(device: torch.device) -> torch.Tensor:
+    """How many programs have computed their part of a token's logits: zero between layers."""
+    return torch.zeros(MOST_FEW, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _route(
+    logits, bias, ids, weights, ranks, counts, stride, scale,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
+    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row, expert = tl.program_id(0), tl.arange(0, BLOCK_E)
+    take_turn(OVERLAP)
+    values = tl.load(logits + row.to(tl.int64) * stride + expert, mask=expert < E, other=float("-inf"))
+    _choose(
+        values, row, bias, ids, weights, ranks, counts, scale,
+        E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+    )  # fmt: skip
+
+
+@triton.jit
+def _norm_route(
+    x, residual, norm_weight, router, bias, logits, arrivals, stream, normed, ids, weights, x_stride, residual_stride,
+    eps, scale,
+    H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, PART: tl.constexpr, E: tl.constexpr,
+    BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """A program has a part of the experts for one token; the last to arrive chooses among all."""
+    part, row = tl.program_id(0), tl.program_id(1)
+    own, h = part * PART + tl.arange(0, PART), tl.arange(0, BLOCK_H)
+    inside = (own < E)[:, None] & (h < H)[None, :]
+    w = tl.load(router + own[:, None] * H + h[None, :], mask=inside, other=0.0)
+    gain = tl.load(norm_weight + h, mask=h < H, other=0.0).to(tl.float32)
+    if PLUS_ONE:
+        gain += 1.0
+    take_turn(OVERLAP)  # the weights are already on their way
+    values = tl.load(x + row * x_stride + h, mask=h < H, other=0.0)
+    if residual is not None:
+        held = tl.load(residual + row * residual_stride + h, mask=h < H, other=0.0)
+        values = (values.to(tl.float32) + held.to(tl.float32)).to(values.dtype)
+        tl.store(stream + row * H + h, values, mask=(h < H) & (part == 0))
+    wide = values.to(tl.float32)
+    values = (wide * tl.rsqrt(tl.sum(wide * wide) / H + eps) * gain).to(values.dtype)
+    tl.store(normed + row * H + h, values, mask=(h < H) & (part == 0))
+    product = tl.sum(w.to(tl.float32) * values.to(tl.float32)[None, :], axis=1)
+    tl.store(logits + row * E + own, product, mask=own < E)
+    tl.debug_barrier()  # all threads of the program have written before one of them says so
+    if tl.atomic_add(arrivals + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(arrivals + row, 0)  # as the next layer finds it
+        expert = tl.arange(0, BLOCK_E)
+        all_values = tl.load(logits + row * E + expert, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
+        _choose(
+            all_values, row, bias, ids, weights, None, None, scale,
+            E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+        )  # fmt: skip
+
+
+@triton.jit
+def _choose(
+    values, row, bias, ids, weights, ranks, counts, scale,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
+    UNIFORM: tl.constexpr,
+):  # fmt: skip
+    """Writes the experts of one token, by their logits `values`."""
+    expert, slot = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    if UNIFORM:
+        mixed = (row + 1).to(tl.uint32) * 0x9E3779B1
+        mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA6B
+        mixed = mixed ^ (mixed >> 13)
+        step = 1 + (mixed >> 16) % (E // K)
+        chosen = (((mixed & 0xFFFF) % E + slot.to(tl.uint32) * step) % E).to(tl.int32)
+        kept = tl.full((BLOCK_K,), 1.0 / K, dtype=tl.float32)
+    else:
+        values = values.to(tl.float32)
+        if SIGMOID:
+            scores = tl.where(expert < E, tl.sigmoid(values), 0.0)
+        else:
+            raised = tl.exp(values - tl.max(values, axis=0))
+            scores = raised / tl.sum(raised, axis=0)
+        choice = scores
+        if bias is not None:
+            choice += tl.load(bias + expert, mask=expert < E, other=0.0).to(tl.float32)
+        choice = tl.where(expert < E, choice, float("-inf"))
+        if GROUPS > 1:
+            choice = _best_groups(choice, expert, E // GROUPS, GROUPS, TOP_GROUPS, BEST_TWO)
+        chosen = tl.zeros((BLOCK_K,), dtype=tl.int32)
+        kept = tl.zeros((BLOCK_K,), dtype=tl.float32)
+        for k in tl.static_range(K):
+            best = tl.argmax(choice, axis=0)
+            chosen = tl.where(slot == k, best, chosen)
+            kept = tl.where(slot == k, tl.sum(tl.where(expert == best, scores, 0.0), axis=0), kept)
+            choice = tl.where(expert == best, float("-inf"), choice)
+        if RENORMALISE:
+            kept = kept / tl.sum(kept, axis=0)
+    place = row * K + slot
+    tl.store(ids + place, chosen, mask=slot < K)
+    tl.store(weights + place, kept * scale, mask=slot < K)
+    if ranks is not None:
+        tl.store(ranks + place, tl.atomic_add(counts + chosen, 1, mask=slot < K, sem="relaxed"), mask=slot < K)
+
+
+@triton.jit
+def _best_groups(
+    choice, expert, SIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr
+):
+    """`choice` where it belongs to one of the best groups, which stand for their best expert or best two."""
+    group = expert // SIZE
+    score = tl.full(choice.shape, float("-inf"), dtype=tl.float32)
+    for g in tl.static_range(GROUPS):
+        own = tl.where(group == g, choice, float("-inf"))
+        value = tl.max(own, axis=0)
+        if BEST_TWO:
+            value += tl.max(tl.where(expert == tl.argmax(own, axis=0), float("-inf"), own), axis=0)
+        score = tl.where(group == g, value, score)
+    allowed = choice
+    taken = score
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.argmax(taken, axis=0) // SIZE
+        taken = tl.where(group == best, float("-inf"), taken)
+    return tl.where(taken == float("-inf"), allowed, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["pairs", "tiles"])
+def _order(
+    ids, ranks, counts, order, table, pairs, tiles,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, TILE_ROWS: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    expert = tl.arange(0, BLOCK_E)
+    take_turn(OVERLAP)
+    count = tl.load(counts + expert, mask=expert < E, other=0)
+    first = tl.cumsum(count, axis=0) - count  # place of each expert's first pair
+
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    own = tl.load(ids + pair, mask=pair < pairs, other=0)
+    rank = tl.load(ranks + pair, mask=pair < pairs, other=0)
+    tl.store(order + tl.gather(first, own, axis=0) + rank, pair, mask=pair < pairs)
+
+    cut = (count + TILE_ROWS - 1) // TILE_ROWS
+    end = tl.cumsum(cut, axis=0)
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    if tl.program_id(0) * TILES < tiles:
+        owner = tl.sum((end[None, :] <= tile[:, None]).to(tl.int32), axis=1)
+        there = owner < E
+        owner = tl.where(there, owner, 0)
+        done = (tile - tl.gather(end - cut, owner, axis=0)) * TILE_ROWS  # rows of that expert in tiles before
+        rows = tl.where(there, tl.minimum(tl.gather(count, owner, axis=0) - done, TILE_ROWS), 0)
+        tl.store(table + tile * 3, owner, mask=tile < tiles)
+        tl.store(table + tile * 3 + 1, tl.gather(first, owner, axis=0) + done, mask=tile < tiles)
+        tl.store(table + tile * 3 + 2, rows, mask=tile < tiles)

@@ -1,0 +1,35 @@
+"""CPU seconds of all processes of a server, by what they do. Names are SGLang's: `tokenizer` are the HTTP processes."""
+
+from __future__ import annotations
+
+import contextlib
+
+import psutil
+
+from bough.core.child_environment import TITLE
+
+COMPONENTS = {"server": "tokenizer"}  # where a role has another name
+
+
+def cpu_seconds(main: int) -> dict[str, float]:
+    """Of the main process and all below it. One without a title counts for the one that started it, as it does when it
+    has ended; so no number ever falls."""
+    seconds: dict[str, float] = {}
+    component_of = {main: "tokenizer"}
+    for process in _family(main):
+        with contextlib.suppress(psutil.NoSuchProcess), process.oneshot():  # it has just ended
+            title = next(iter(process.cmdline()), "")
+            component = component_of.get(process.pid) or component_of.get(process.ppid(), "tokenizer")
+            if title.startswith(TITLE):
+                role = title.removeprefix(TITLE)
+                component = COMPONENTS.get(role, role)
+            component_of[process.pid] = component
+            user, system, ended_user, ended_system = process.cpu_times()[:4]
+            seconds[component] = seconds.get(component, 0.0) + user + system + ended_user + ended_system
+    return seconds
+
+
+def _family(main: int) -> list[psutil.Process]:
+    """Parents stand before their children."""
+    process = psutil.Process(main)
+    return [process, *process.children(recursive=True)]

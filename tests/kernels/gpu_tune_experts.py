@@ -1,0 +1,153 @@
+"""Finds the fastest cuts of the expert products on a GPU, for the tables in `bough/kernels/experts/tiling.py`.
+
+    PYTHONPATH=. python tests/kernels/gpu_tune_experts.py [--only qwen3-30b-a3b] [--tokens 1,16,256] [--all]
+
+Each time is that of one launch in a CUDA graph of twenty, each with other choices of experts. A line gives the chosen
+cut's time and the best cut of each product with its time, and what that is of the memory's or the tensor cores' rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from gpu_timing import compile_all, graph_us
+
+from bough.core.model_config import MoEConfig
+from bough.kernels.experts import triton as experts
+from bough.kernels.experts.tiling import MAX_TOKENS_BY_ROWS, MAX_TOKENS_UNSORTED, Cut, RowCut, Tiling, config_for
+from bough.kernels.routing.triton import Order, Routed, counters, put_in_order, route
+
+T = TypeVar("T")
+TOKENS = (1, 2, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+CHOICES = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    experts: int
+    top: int
+    inner: int
+    hidden: int
+
+
+SHAPES = (
+    Shape("qwen3-30b-a3b", 128, 8, 768, 2048),
+    Shape("deepseek-v2-lite", 64, 6, 1408, 2048),
+    Shape("mixtral-8x7b", 8, 2, 14336, 4096),
+)
+SKINNY = [Cut(n, k, 4, s) for n, k, s in itertools.product((32, 64, 128), (64, 128, 256), (3, 5))]
+SKINNY += [Cut(128, k, 8, 4) for k in (64, 128)]
+WIDE = [Cut(n, 64, w, s) for n, w, s in itertools.product((64, 128, 256), (4, 8), (3, 4))]
+
+
+def rows_to_try(rows: float) -> list[tuple[int, bool]]:
+    """Heights of tiles, and whether the weight is the left side."""
+    if rows <= 8:
+        return [(16, True), (16, False)]
+    if rows <= 40:
+        return [(16, True), (32, True), (64, True), (64, False)]
+    if rows <= 160:
+        return [(64, True), (64, False), (128, False)]
+    return [(64, False), (128, False)]
+
+
+class Bench:
+    def __init__(self, shape: Shape, tokens: int) -> None:
+        self.shape, self.tokens = shape, tokens
+        moe = MoEConfig(shape.experts, shape.top, shape.inner)
+        kind = {"device": "cuda", "dtype": torch.bfloat16}
+        self.x = torch.randn(tokens, shape.hidden, **kind)  # type: ignore[call-overload]
+        self.gate_up = torch.randn(shape.experts, 2 * shape.inner, shape.hidden, **kind)  # type: ignore[call-overload]
+        self.down = torch.randn(shape.experts, shape.hidden, shape.inner, **kind)  # type: ignore[call-overload]
+        self.between = torch.randn(tokens * shape.top, shape.inner, **kind)  # type: ignore[call-overload]
+        self.results = torch.empty(tokens * shape.top, shape.hidden, **kind)  # type: ignore[call-overload]
+        self.routed: list[Routed] = []
+        self.orders: dict[int, list[Order | None]] = {}
+        heights = {height for height, _ in rows_to_try(tokens * shape.top / shape.experts)}
+        heights.add(config_for(tokens, shape.top, shape.experts).block_m)
+        for _ in range(CHOICES):
+            logits = torch.randn(tokens, shape.experts, device="cuda")
+            few = tokens <= MAX_TOKENS_UNSORTED
+            routed = route(logits, moe, None, count=not few)
+            self.routed.append(routed)
+            for height in heights:
+                order = None if few else put_in_order(routed, shape.experts, height)
+                self.orders.setdefault(height, []).append(order)
+            counters(logits.device).zero_()
+        self.used = sum(len(routed.ids.unique()) for routed in self.routed) / CHOICES
+
+    def gate_up_launch(self, tiling: Tiling, number: int) -> None:
+        routed, order = self.routed[number % CHOICES], self.orders[tiling.block_m][number % CHOICES]
+        experts.gate_up_tiles(self.x, self.gate_up, routed, order, self.between, "silu", tiling)
+
+    def down_launch(self, tiling: Tiling, number: int) -> None:
+        routed, order = self.routed[number % CHOICES], self.orders[tiling.block_m][number % CHOICES]
+        experts.down_tiles(self.between, self.down, routed, order, self.results, tiling)
+
+    def gate_up_rows(self, cut: RowCut, number: int) -> None:
+        experts.gate_up_rows(self.x, self.gate_up, self.routed[number % CHOICES], self.between, "silu", cut)
+
+    def down_rows(self, cut: RowCut, number: int) -> None:
+        out = self.results[: self.tokens]
+        experts.down_rows(self.between, self.down, self.routed[number % CHOICES], out, cut)
+
+    def rate(self, us: float, matrices: int) -> str:
+        weights = matrices * self.shape.inner * self.shape.hidden
+        read = self.used * weights * 2 / us / 1e6
+        computed = self.tokens * self.shape.top * weights * 2 / us / 1e6
+        return f"{read:.2f} TB/s {computed:.0f} TFLOP/s"
+
+
+def best(launch: Callable[[T, int], None], tilings: list[T], show: bool) -> tuple[float, T]:
+    fits = compile_all([partial(launch, tiling, 0) for tiling in tilings])
+    timed = []
+    for tiling, fit in zip(tilings, fits, strict=True):
+        if fit:
+            timed.append((graph_us(partial(launch, tiling), replays=3), tiling))
+            if show:
+                print(f"    {timed[-1][0]:9.1f} us {tiling}")
+    return min(timed, key=lambda pair: pair[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only")
+    parser.add_argument("--tokens")
+    parser.add_argument("--all", action="store_true")
+    given = parser.parse_args()
+    counts = [int(part) for part in given.tokens.split(",")] if given.tokens else TOKENS
+    for shape in (s for s in SHAPES if given.only in (None, s.name)):
+        for tokens in counts:
+            bench, rows = Bench(shape, tokens), tokens * shape.top / shape.experts
+            chosen = config_for(tokens, shape.top, shape.experts)
+            us = [graph_us(partial(launch, chosen)) for launch in (bench.gate_up_launch, bench.down_launch)]
+            print(f"{shape.name} {tokens} tokens: chosen {us[0]:.1f} + {us[1]:.1f} us", flush=True)
+            if tokens <= MAX_TOKENS_BY_ROWS:
+                row_cuts = [RowCut(n, warps) for n in (1, 2, 4, 8) for warps in (1, 2, 4, 8)]
+                for matrices, name, by_rows in ((2, "gate_up", bench.gate_up_rows), (1, "down", bench.down_rows)):
+                    time, row_cut = best(by_rows, row_cuts, given.all)
+                    print(f"  {name:8} {time:9.1f} us {bench.rate(time, matrices)}  {row_cut}", flush=True)
+            cuts = SKINNY if rows <= 40 else WIDE
+            tried = [
+                Tiling(m, swap, described, cut, cut)
+                for (m, swap) in rows_to_try(rows)
+                for cut in cuts
+                for described in (False, True)
+                if cut.block_n >= (64 if swap else 0)
+            ]
+            for matrices, name, launch in ((2, "gate_up", bench.gate_up_launch), (1, "down", bench.down_launch)):
+                kept = [t for t in tried if name == "down" or t.block_m * t.gate_up.block_n <= 128 * 128]
+                time, tiling = best(launch, kept, given.all)
+                cut = f"{tiling.block_m} {tiling.swap} {tiling.described} {tiling.down}"
+                print(f"  {name:8} {time:9.1f} us {bench.rate(time, matrices)}  {cut}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

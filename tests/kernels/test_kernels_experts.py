@@ -1,0 +1,157 @@
+"""Routing and expert products in Triton against plain torch, for each way that they are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from bough.core.model_config import MoEConfig
+from bough.kernels.experts import reference
+from bough.kernels.experts import triton as fast
+from bough.kernels.experts.tiling import Cut, Tiling, config_for
+from bough.kernels.invariant_ops import INVARIANT
+from bough.kernels.ops import Norm
+from bough.kernels.rms_norm.reference import rms_norm
+from bough.kernels.routing import reference as plain_routing
+from bough.kernels.routing.triton import counters, most_tiles, norm_route, put_in_order, route
+from tests.kernels.closeness import assert_near
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+MOE = MoEConfig(experts=12, per_token=3, intermediate_size=40)
+CUTS = [
+    Tiling(16, True, False, Cut(32, 32, 4, 2), Cut(16, 32, 4, 2)),
+    Tiling(16, False, False, Cut(32, 32, 4, 2), Cut(64, 64, 4, 2)),
+    Tiling(32, False, True, Cut(64, 16, 4, 2), Cut(32, 32, 4, 2)),
+]
+ROUTINGS = [
+    MOE,
+    replace(MOE, renormalise=False, scale=2.5),
+    replace(MOE, scores="sigmoid", correction_bias=True, scale=1.5),
+    replace(MOE, groups=4, top_groups=2),
+    replace(MOE, scores="sigmoid", groups=3, top_groups=2, group_score="best_two", correction_bias=True),
+    replace(MOE, per_token=1),
+    replace(MOE, experts=64, per_token=8),
+    replace(MOE, simulate="uniform", scale=3.0),
+    replace(MOE, experts=60, per_token=4, simulate="uniform"),
+]
+
+
+@pytest.mark.parametrize("moe", ROUTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_token_gets_the_same_experts_and_weights(moe: MoEConfig, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(0)
+    # No two of a token are equal, even in bfloat16: those might be chosen in another order.
+    logits = torch.stack([torch.randperm(moe.experts) for _ in range(9)]).to(device, dtype) / 8
+    bias = torch.randn(moe.experts, device=device) * 0.3 if moe.correction_bias else None
+    ids, weights = plain_routing.route(logits, moe, bias)
+    got = route(logits, moe, bias, count=False)
+    torch.testing.assert_close(_by_expert(got.ids, got.weights, moe), _by_expert(ids, weights, moe))
+
+
+@pytest.mark.parametrize("moe", [ROUTINGS[0], ROUTINGS[4]])
+@pytest.mark.parametrize("added", [False, True])
+def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, added: bool, device: torch.device) -> None:
+    torch.manual_seed(3)
+    x, router = torch.randn(3, 72, device=device), torch.randn(moe.experts, 72, device=device)
+    residual = torch.randn(3, 72, device=device) if added else None
+    norm = Norm(torch.randn(72, device=device), 1e-6, True)
+    bias = torch.randn(moe.experts, device=device) * 0.3 if moe.correction_bias else None
+    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe)
+    expected, total = rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+    torch.testing.assert_close(normed, expected)
+    torch.testing.assert_close(stream, total)
+    ids, weights = plain_routing.route(F.linear(expected, router), moe, bias)
+    got = _by_expert(routed.ids, routed.weights, moe)
+    torch.testing.assert_close(got, _by_expert(ids, weights, moe), atol=1e-5, rtol=1e-4)
+
+
+def _by_expert(ids: torch.Tensor, weights: torch.Tensor, moe: MoEConfig) -> torch.Tensor:
+    """[tokens, experts]: equal scores may stand in another order."""
+    return torch.zeros(ids.shape[0], moe.experts, device=ids.device).scatter_(1, ids.long(), weights)
+
+
+def test_simulated_experts_are_drawn_evenly_and_never_twice() -> None:
+    moe = replace(MOE, experts=128, per_token=8, simulate="uniform")
+    ids, weights = plain_routing.route(torch.zeros(4096, 128), moe, None)
+    assert all(len(set(row)) == 8 for row in ids.tolist())
+    counts = torch.bincount(ids.flatten().long(), minlength=128)
+    assert counts.min() > 200 and counts.max() < 320  # 256 on average
+    assert weights.sum(1).allclose(torch.ones(4096))
+
+
+@pytest.mark.parametrize("tile_rows", [4, 16])
+def test_the_order_has_each_pair_once_among_those_of_its_expert(tile_rows: int, device: torch.device) -> None:
+    torch.manual_seed(1)
+    moe = replace(MOE, experts=40)
+    routed = route(torch.randn(60, moe.experts, device=device) * 3, moe, None, count=True)
+    order = put_in_order(routed, moe.experts, tile_rows)
+    counters(device).zero_()
+    experts = routed.ids.flatten().tolist()
+    assert sorted(order.pairs.tolist()) == list(range(180))
+    covered = []
+    for expert, first, rows in order.tiles.tolist():
+        assert 0 <= rows <= tile_rows
+        pairs = order.pairs[first : first + rows].tolist()
+        assert all(experts[pair] == expert for pair in pairs)
+        covered += pairs
+    assert sorted(covered) == list(range(180))
+    assert len(order.tiles) == most_tiles(180, moe.experts, tile_rows)
+
+
+@pytest.mark.parametrize(("tokens", "config"), [(1, None), (2, None), *((t, c) for t in (1, 5, 16, 50) for c in CUTS)])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_products_are_those_of_plain_torch(
+    tokens: int, config: Tiling | None, activation: str, device: torch.device
+) -> None:
+    if config is not None and config.block_m < tokens <= 16:
+        pytest.skip("few tokens are one tile")
+    torch.manual_seed(2)
+    x = torch.randn(tokens, 72, device=device)
+    gate_up = torch.randn(MOE.experts, 80, 72, device=device) / 8
+    down = torch.randn(MOE.experts, 72, 40, device=device) / 6
+    routed = route(torch.randn(tokens, MOE.experts, device=device), MOE, None, count=tokens > 16)
+    got = fast.multiply(x, gate_up, down, routed, activation, config=config)
+    exact = reference.experts(
+        x.double(), gate_up.double(), down.double(), routed.ids, routed.weights.double(), activation
+    )
+    assert_near(got, exact, 1e-5)
+    assert not counters(device).any()  # as the next layer must find them
+
+
+@pytest.mark.gpu
+def test_deterministic_products_do_not_depend_on_the_batch() -> None:
+    moe, device = MoEConfig(64, 6, 256), torch.device("cuda")
+    torch.manual_seed(4)
+    x = torch.randn(700, 512, device=device, dtype=torch.bfloat16)
+    router, gate_up, down = (
+        torch.randn(*shape, device=device, dtype=torch.bfloat16) / 16
+        for shape in ((64, 512), (64, 512, 512), (64, 512, 256))
+    )
+    whole = INVARIANT.routed_experts(x, router, None, moe, gate_up, down, "silu")
+    for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
+        part = INVARIANT.routed_experts(x[first:last].contiguous(), router, None, moe, gate_up, down, "silu")
+        assert torch.equal(part, whole[first:last])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 17, 64, 256, 1000])
+@pytest.mark.parametrize("shape", [(128, 8, 768, 2048), (64, 6, 1408, 2048), (8, 2, 512, 1024)])
+def test_cuts_of_real_shapes_multiply_right(tokens: int, shape: tuple[int, int, int, int]) -> None:
+    experts, top, inner, hidden = shape
+    moe, device = MoEConfig(experts, top, inner), torch.device("cuda")
+    torch.manual_seed(3)
+    x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
+    gate_up = torch.randn(experts, 2 * inner, hidden, device=device, dtype=torch.bfloat16) / hidden**0.5
+    down = torch.randn(experts, hidden, inner, device=device, dtype=torch.bfloat16) / inner**0.5
+    logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
+    got = fast.routed_experts(x, logits, None, moe, gate_up, down, "silu")
+    ids, weights = plain_routing.route(logits, moe, None)
+    exact = reference.experts(x.float(), gate_up.float(), down.float(), ids, weights, "silu")
+    assert_near(got, exact, 2e-2)
+    assert config_for(tokens, top, experts).block_m >= 16

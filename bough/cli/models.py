@@ -1,4 +1,5 @@
-"""`bough models`: what the catalogue holds and what of it is on disk; pulls and removes by name.
+"""`bough models`: what the catalogue holds and what of it is on disk; pulls and removes by name. Also, which
+architectures can be served.
 
 Only the catalogue is asked; no model is opened, so the list appears at once.
 """
@@ -10,17 +11,24 @@ from collections.abc import Sequence
 from bough.cli.commands import Parser, did_you_mean
 from bough.core.errors import ModelError, SettingsError
 from bough.loader import catalogue
+from bough.models.registry import supported_architectures
 
 ACTIONS = ("list", "pull", "rm")
 
 
 def run(argv: Sequence[str]) -> int:
     parser = Parser(
-        program="bough models", usage="[list | pull NAME | rm NAME]", about="Lists, pulls and removes models."
+        program="bough models",
+        usage="[list | pull NAME | rm NAME | --supported]",
+        about="Lists, pulls and removes models.",
     )
     parser.add_argument("action", nargs="?", default="list", metavar="ACTION", help="list (the default), pull or rm")
     parser.add_argument("name", nargs="?", metavar="NAME", help="a model of the list, or one of its short names")
+    parser.add_argument("--supported", action="store_true", help="list the architectures that can be served instead")
     parsed = parser.parse(argv)
+    if parsed.supported:
+        print(*supported_architectures(), sep="\n")
+        return 0
     if parsed.action not in ACTIONS:
         hint = did_you_mean(parsed.action, ACTIONS) or f" Choose one of {', '.join(ACTIONS)}."
         raise SettingsError(f"unknown action {parsed.action!r}.{hint}")

@@ -17,7 +17,7 @@ class RopeConfig:
     """Rotary embedding of one kind of layer. `factors` are per-frequency divisors, when the checkpoint stores them."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -27,14 +27,16 @@ class RopeConfig:
     attention_factor: float | None = None
     truncate: bool = True  # YaRN blends between whole coordinates
     factors: tuple[float, ...] | None = None
+    short_factors: tuple[float, ...] | None = None  # longrope: instead of `factors`, up to the original context
     partial_rotary_factor: float = 1.0  # the share of each head that rotates, its first coordinates
+    apart: bool = False  # those that rotate as a pair stand half a head apart, as kernels take them
     sections: tuple[int, ...] | None = None  # pairs of coordinates that rotate by the first, second, third position
 
     def rotary_dim(self, head_dim: int) -> int:
         return int(head_dim * self.partial_rotary_factor)
 
 
-NO_ROPE = RopeConfig(theta=1.0, partial_rotary_factor=0.0)
+NO_ROPE = RopeConfig(theta=1.0, partial_rotary_factor=0.0, apart=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class MoEConfig:
     experts: int
     per_token: int
     intermediate_size: int  # of one expert
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    jitter: float = 0.0  # SparseMixer weighs an expert among those whose logits are not further below its own
     renormalise: bool = True  # the weights of a token's experts sum to one, before `scale`
     scale: float = 1.0
     groups: int = 1  # experts are chosen from the best `top_groups` of so many groups
@@ -83,7 +86,7 @@ class MoEConfig:
     @property
     def has_kernels(self) -> bool:
         """Whether GPUs have kernels for them. Where not, torch computes them, which waits for the GPU."""
-        return not self.biases
+        return not self.biases and self.scores != "sparsemixer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +107,27 @@ class ModelConfig:
     activation: Activation = "silu"
     mlp: Literal["gated", "plain"] = "gated"
     norm: Literal["rms", "layer"] = "rms"
-    norm_bias: bool = False  # of layer norms
+    norm_weight: bool = True  # of layer norms
+    norm_bias: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     moe: MoEConfig | None = None
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # of all heads at once, not of each
+    qk_norm_last: bool = False  # after the rotation
     tied_embeddings: bool = False
     sliding_window: int | None = None  # tokens a sliding layer sees, its own included
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none slides
     query_scale: float | None = None  # None: head_dim ** -0.5
+    query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b * ln(1 + position // n)
     attention_softcap: float | None = None
     attention_sinks: bool = False  # each head has a logit that joins its softmax
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    head_bias: bool = False  # logits have one
     embedding_scale: float = 1.0
+    learned_positions: bool = False  # each position of the context has a vector, added to the token's
     norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

@@ -70,6 +70,8 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
         config = replace(config, moe=replace(config.moe, simulate="uniform"))
     asked = settings.model.context_length
     if asked is not None and asked > config.context_length:
+        if config.learned_positions:
+            raise SettingsError(f"--context-length {asked}: the model knows {config.context_length} positions only.")
         log.warning("--context-length %d is more than the model was made for (%d)", asked, config.context_length)
     return config if asked is None else replace(config, context_length=asked)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bough.attention.context import ForwardContext as ForwardContext
     from bough.layers.attention import SelfAttention as SelfAttention
+    from bough.layers.blocks import Block as Block
     from bough.layers.blocks import ParallelBlock as ParallelBlock
     from bough.layers.blocks import PreNormBlock as PreNormBlock
     from bough.layers.blocks import SandwichBlock as SandwichBlock
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ForwardContext": "bough.attention.context",
     "SelfAttention": "bough.layers.attention",
-    **dict.fromkeys(("PreNormBlock", "ParallelBlock", "SandwichBlock"), "bough.layers.blocks"),
+    **dict.fromkeys(("Block", "PreNormBlock", "ParallelBlock", "SandwichBlock"), "bough.layers.blocks"),
     **dict.fromkeys(("Embedding", "Head"), "bough.layers.embedding"),
     **dict.fromkeys(("ColumnLinear", "RowLinear"), "bough.layers.linear"),
     **dict.fromkeys(("GatedMLP", "PlainMLP"), "bough.layers.mlp"),

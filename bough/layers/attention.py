@@ -14,6 +14,7 @@ import torch
 
 from bough.attention.base import AttentionSpec, QKNormRope
 from bough.attention.context import ForwardContext
+from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
@@ -35,8 +36,11 @@ class SelfAttention:
         self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
         self._norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:
-            shape = (config.head_dim, config.norm_eps, config.norm_plus_one, placement)
-            self._norms = (RmsNorm(*shape), RmsNorm(*shape))
+            if config.qk_norm_whole and placement.topology.tp_size > 1:
+                raise ModelError(f"{config.architecture} normalises all heads at once, which one rank alone can do.")
+            sizes = (query.size, key.size) if config.qk_norm_whole else (config.head_dim,) * 2
+            settings = (config.norm_eps, config.norm_plus_one, placement)
+            self._norms = (RmsNorm(sizes[0], *settings), RmsNorm(sizes[1], *settings))
         self._take_rows = placement.ops.take_rows
         self._query_heads = query_heads
         self._spec = AttentionSpec(
@@ -61,11 +65,13 @@ class SelfAttention:
             rope.cos,
             rope.sin,
         )
-        # Kernels rotate whole heads, by one position.
-        self._has_kernels = rope.axes is None and rope.cos.shape[1] * 2 == config.head_dim
+        self._growth = config.query_growth
+        # Kernels rotate whole heads, by one position, after norms of single heads.
+        usual = not (config.qk_norm_whole or config.qk_norm_last)
+        self._has_kernels = usual and rope.axes is None and rope.cos.shape[1] * 2 == config.head_dim
         self._norm_rope_store_ = placement.ops.norm_rope_store_
         if not self._has_kernels:
-            self._norm_rope_store_ = partial(norm_rope_store_, axes=rope.axes)
+            self._norm_rope_store_ = partial(norm_rope_store_, axes=rope.axes, norm_last=config.qk_norm_last)
 
     def __call__(
         self,
@@ -79,6 +85,9 @@ class SelfAttention:
         spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
         qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        if self._growth is not None:
+            rate, span = self._growth
+            qkv[:, : spec.heads] *= (1 + rate * torch.log1p(positions // span)).to(qkv.dtype)[:, None, None]
         attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool) if self._has_kernels else None
         if attended is None:
             attended = self._rotate_and_run(qkv, spec, positions, ctx)

@@ -87,13 +87,14 @@ class ParallelBlock(Block):
 
 
 class SandwichBlock(Block):
-    """Attention, then an MLP, each between two norms; the second is taken before adding to the residual."""
+    """Attention, then an MLP, each between two norms; the second is taken before adding to the residual. Without the
+    norms `before` there is the second alone."""
 
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        self._input_norm = make_norm(config, placement)
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement, *, before: bool = True) -> None:
+        self._input_norm = make_norm(config, placement) if before else NO_NORM
         self._attention = SelfAttention(config, layer, placement)
         self._attention_norm = make_norm(config, placement)
-        self._mlp_input_norm = make_norm(config, placement)
+        self._mlp_input_norm = make_norm(config, placement) if before else NO_NORM
         self._mlp = make_mlp(config, layer, placement)
         self._mlp_norm = make_norm(config, placement)
 

@@ -31,14 +31,23 @@ class Head:
     """Logits over the vocabulary, in the type of the weights or, where they are capped, in float32. A tied head uses
     the embedding's table and needs no slot of its own."""
 
-    def __init__(self, table: TableWeight, softcap: float | None, placement: Placement, scale: float = 1.0) -> None:
-        self._table = table
+    def __init__(
+        self,
+        table: TableWeight,
+        softcap: float | None,
+        placement: Placement,
+        scale: float = 1.0,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        self._table, self.bias = table, bias
         self._cap = placement.ops.softcap
         self._softcap = softcap
         self._scale = scale
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._table.logits(hidden)
+        if self.bias is not None:
+            logits = logits + self.bias
         if self._scale != 1.0:
             logits = logits * self._scale
         return logits if self._softcap is None else self._cap(logits, self._softcap)

@@ -62,21 +62,25 @@ NO_NORM = NoNorm()
 
 
 class LayerNorm(NormLayer):
-    """Centres and normalises the last dimension, in float32; with or without a bias."""
+    """Centres and normalises the last dimension, in float32; with or without a weight and a bias."""
 
-    def __init__(self, size: int, eps: float, bias: bool, placement: Placement) -> None:
-        self._weight = placement.empty(size)
+    def __init__(
+        self, size: int, eps: float, bias: bool, placement: Placement, *, weight: bool = True, plus_one: bool = False
+    ) -> None:
+        self._weight = placement.empty(size) if weight else None
         self._bias = placement.empty(size) if bias else None
-        self._eps = eps
+        self._eps, self._plus_one = eps, plus_one
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total = x if residual is None else x + residual
-        return F.layer_norm(total, self._weight.shape, self._weight, self._bias, self._eps), total
+        weight = self._weight + 1 if self._weight is not None and self._plus_one else self._weight
+        return F.layer_norm(total, total.shape[-1:], weight, self._bias, self._eps), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}weight", self._weight)
+        if self._weight is not None:
+            yield WeightSlot(f"{prefix}weight", self._weight)
         if self._bias is not None:
             yield WeightSlot(f"{prefix}bias", self._bias)
 
@@ -85,5 +89,6 @@ def make_norm(config: ModelConfig, placement: Placement, size: int | None = None
     """The kind of norm that the model has, over its hidden states unless `size` says else."""
     width = config.hidden_size if size is None else size
     if config.norm == "layer":
-        return LayerNorm(width, config.norm_eps, config.norm_bias, placement)
+        settings = {"weight": config.norm_weight, "plus_one": config.norm_plus_one}
+        return LayerNorm(width, config.norm_eps, config.norm_bias, placement, **settings)
     return RmsNorm(width, config.norm_eps, config.norm_plus_one, placement)

@@ -7,16 +7,18 @@ look their positions up in the table.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from bough.core.model_config import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Cosine and sine of every position's angles, float32 [context, rotary_dim / 2]."""
+    """Cosine and sine of every position's angles, float32 [context, rotary_dim / 2]; where pairs stand apart, those
+    that do not rotate have an angle of zero. [context, head_dim / 2]"""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -25,15 +27,18 @@ class RopeTable:
 
 def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: torch.device) -> RopeTable:
     """Angles for the whole context, computed where they are needed: a long context takes tens of megabytes."""
+    if config.short_factors is not None and context_length <= config.original_context:
+        config = replace(config, factors=config.short_factors)
     positions = torch.arange(context_length, dtype=torch.float32, device=device)
     turned = torch.outer(positions, frequencies(config, config.rotary_dim(head_dim)).to(device))
-    scale = magnitude(config)
+    scale, still = magnitude(config), head_dim // 2 - turned.shape[1] if config.apart else 0
     axes = None
     if config.sections is not None:
         assert sum(config.sections) == turned.shape[1], "every pair of coordinates belongs to one section"
         of_sections = torch.arange(len(config.sections)), torch.tensor(config.sections)
         axes = torch.repeat_interleave(*of_sections).to(device)
-    return RopeTable(turned.cos().mul_(scale), turned.sin().mul_(scale), axes)
+    cos, sin = turned.cos().mul_(scale), turned.sin().mul_(scale)
+    return RopeTable(F.pad(cos, (0, still), value=1.0), F.pad(sin, (0, still)), axes)
 
 
 def frequencies(config: RopeConfig, rotary_dim: int) -> torch.Tensor:
@@ -51,12 +56,10 @@ def frequencies(config: RopeConfig, rotary_dim: int) -> torch.Tensor:
 
 
 def magnitude(config: RopeConfig) -> float:
-    """What the rotated heads are multiplied by: YaRN sharpens attention to make up for the longer context."""
-    if config.kind != "yarn":
-        return 1.0
+    """What the rotated heads are multiplied by: some sharpen attention to make up for the longer context."""
     if config.attention_factor is not None:
         return config.attention_factor
-    return 1.0 if config.factor <= 1.0 else 0.1 * math.log(config.factor) + 1.0
+    return 1.0 if config.kind != "yarn" or config.factor <= 1.0 else 0.1 * math.log(config.factor) + 1.0
 
 
 def _llama3(base: torch.Tensor, config: RopeConfig) -> torch.Tensor:

@@ -24,14 +24,19 @@ class Decoder:
     ) -> None:
         self.config = config
         self._embedding = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale, placement)
+        shape = (config.context_length, config.hidden_size)
+        self._positions = placement.empty(*shape) if config.learned_positions else None
         self._blocks = [block(config, layer, placement) for layer in range(config.num_layers)]
         self._norm = make_norm(config, placement)
         shape = (config.vocab_size, config.hidden_size)
         table = self._embedding.table if config.tied_embeddings else placement.make_table(*shape, placement)
-        self._head = Head(table, config.logit_softcap, placement, config.logit_scale)
+        bias = placement.empty(config.vocab_size) if config.head_bias else None
+        self._head = Head(table, config.logit_softcap, placement, config.logit_scale, bias)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x, residual = self._embedding(token_ids, ctx), None
+        if self._positions is not None:
+            x = x + self._positions.index_select(0, positions)
         inner = ctx if ctx.logits_indices is None else replace(ctx, logits_indices=None)
         for layer, block in enumerate(self._blocks):
             # What nobody asks for is dropped as soon as no key or value depends on it: in the last layer.
@@ -43,8 +48,12 @@ class Decoder:
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self._embedding.slots("model.embed_tokens.")
+        if self._positions is not None:
+            yield WeightSlot("model.embed_positions.weight", self._positions, (slice(0, len(self._positions)),))
         for layer, block in enumerate(self._blocks):
             yield from block.slots(f"model.layers.{layer}.")
         yield from slots_of("model.", norm=self._norm)
         if not self.config.tied_embeddings:
             yield from self._head.slots("lm_head.")
+        if self._head.bias is not None:
+            yield WeightSlot("lm_head.bias", self._head.bias)

@@ -8,6 +8,7 @@ tensors stand, and the block of each layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
@@ -45,6 +46,7 @@ class ModelFamily:
     activation_field = "hidden_act"
     activations: Mapping[str, Activation] = GATED
     partial_rotation = False  # whether a part of each head may rotate
+    pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""
@@ -82,6 +84,7 @@ class ModelFamily:
         if heads % kv_heads:
             raise ModelError(f"{config.where}: {heads} attention heads cannot share {kv_heads} key-value heads evenly.")
         rope, biased = read_rope(config, partial=self.partial_rotation), config.boolean("attention_bias")
+        rope = replace(rope, apart=self.pairs_apart)
         common: dict[str, Any] = {
             "architecture": self.architectures[0],
             "hidden_size": hidden,
@@ -120,6 +123,13 @@ def window_fields(config: Fields, slides: Callable[[int], bool]) -> dict[str, An
     types = config.values.get("layer_types")
     sliding = tuple(map(slides, range(layers))) if types is None else _by_layer_type(config, types, layers)
     return {"sliding_window": window, "sliding_layers": sliding} if any(sliding) else {}
+
+
+def rotating_windows(config: Fields, slides: Callable[[int], bool]) -> dict[str, Any]:
+    """The same for a model whose layers rotate only where they slide."""
+    windows = window_fields(config, slides)
+    sliding = windows.get("sliding_layers", (False,) * config.integer("num_hidden_layers"))
+    return {**windows, "unrotated_layers": tuple(not each for each in sliding)}
 
 
 def _by_layer_type(config: Fields, types: Any, layers: int) -> tuple[bool, ...]:

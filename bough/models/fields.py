@@ -64,6 +64,11 @@ class Fields:
         value: str | None = self._read(name, str, "a text")
         return default if value is None else value
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers above 0."""
+        given = self._needed(name, self._read(name, list, "a list of numbers above 0"))
+        return tuple(Fields(self.where, {name: each}).number(name) for each in given)
+
     def section(self, name: str) -> Fields | None:
         value = self._read(name, Mapping, "an object")
         return None if value is None else Fields(f"{self.where}, {name}", value)

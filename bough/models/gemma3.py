@@ -13,7 +13,7 @@ from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_NAMES, Names
+from bough.models.names import GGUF_NAMES, NESTED, Names
 from bough.models.rope_config import read_local_rope
 
 GGUF_27B_LAYERS = 62  # the one that scales queries by hidden size per head, which its GGUF does not say
@@ -59,9 +59,7 @@ class Gemma3(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        """Transformers has nested the language model in two ways."""
-        older = {"language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
-        return {**older, "model.language_model.": "model."}
+        return NESTED
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         per_head = given["hidden_size"] // given["num_attention_heads"]

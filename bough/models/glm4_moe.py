@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import Metadata, ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names
+from bough.models.names import Names, Piece, pairs_apart
+
+HEAD_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 
 class Glm4Moe(ModelFamily):
     architectures = ("Glm4MoeForCausalLM",)
     model_types = ("glm4_moe",)
     gguf_architecture = "glm4moe"
-    partial_rotation = True
+    partial_rotation = pairs_apart = True
     renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 131_072,
@@ -50,6 +53,9 @@ class Glm4Moe(ModelFamily):
         )
         return {"moe": moe, "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}
 
+    def names(self, config: ModelConfig) -> Names:
+        return _heads_apart(config, *(f"model.layers.*.self_attn.{part}" for part in HEAD_PARTS))
+
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         keys = {
             "n_routed_experts": ".expert_count",
@@ -69,5 +75,13 @@ class Glm4Moe(ModelFamily):
     def gguf_names(self, config: ModelConfig) -> Names:
         return {
             **super().gguf_names(config),
+            **_heads_apart(config, *(f"blk.*.attn_{part}" for part in ("q", "k", "q_norm", "k_norm"))),
             "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
         }
+
+
+def _heads_apart(config: ModelConfig, *stored: str) -> Names:
+    """Queries and keys, and the norms of their heads, by the names that they are stored under."""
+    query, key, query_norm, key_norm = (Piece(f"model.layers.*.self_attn.{part}") for part in HEAD_PARTS)
+    norms = pairs_apart(query_norm, key_norm, replace(config, num_heads=1, num_kv_heads=1))
+    return dict(zip(stored, [*pairs_apart(query, key, config), *norms], strict=True))

@@ -8,7 +8,9 @@ transposed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from bough.core.model_config import ModelConfig
 
 Rows = slice | tuple[int, ...]  # which rows, in which order
 
@@ -52,10 +54,37 @@ def fused(modules: Sequence[str], sizes: Sequence[int], *, groups: int = 1, tran
 
 def interleaved(module: str, heads: int, head_dim: int) -> Piece:
     """A module whose heads are stored for a rotation of neighbouring coordinates; here halves are rotated."""
-    starts = range(0, heads * head_dim, head_dim)
-    return Piece(
-        module, tuple(row for start in starts for side in (0, 1) for row in range(start, start + head_dim)[side::2])
-    )
+    return _apart(Piece(module), heads, head_dim, head_dim, neighbours=True)
+
+
+def pairs_apart(query: Piece, key: Piece, config: ModelConfig, *, neighbours: bool = False) -> list[Piece]:
+    """Queries and keys whose heads rotate their first coordinates, in pairs of neighbours or of the halves of that
+    part; here pairs stand half a head apart (`RopeConfig.apart`). To attention, the order is the same to all ends."""
+    dim, rotary_dim = config.head_dim, config.rope.rotary_dim(config.head_dim)
+    queries = _apart(query, config.num_heads, dim, rotary_dim, neighbours)
+    return [queries, _apart(key, config.num_kv_heads, dim, rotary_dim, neighbours)]
+
+
+def projections_apart(config: ModelConfig, *, neighbours: bool = False) -> dict[str, Piece]:
+    """The same for projections that have Llama's names."""
+    query, key = (Piece(f"model.layers.*.self_attn.{part}_proj") for part in "qk")
+    return {piece.module: piece for piece in pairs_apart(query, key, config, neighbours=neighbours)}
+
+
+def fused_gate_up(config: ModelConfig) -> dict[str, list[Piece]]:
+    """The rows of an MLP's gate, then those of what it gates."""
+    parts = [f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up")]
+    return {"model.layers.*.mlp.gate_up_proj": fused(parts, (config.intermediate_size,) * 2)}
+
+
+def _apart(piece: Piece, heads: int, head_dim: int, rotary_dim: int, neighbours: bool) -> Piece:
+    turned, still, half = range(rotary_dim), range(rotary_dim, head_dim), rotary_dim // 2
+    first, second = (turned[::2], turned[1::2]) if neighbours else (turned[:half], turned[half:])
+    middle = len(still) // 2
+    order = (*first, *still[:middle], *second, *still[middle:])
+    rows = piece.rows or slice(0, heads * head_dim)
+    taken = range(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    return replace(piece, rows=tuple(taken[head * head_dim + at] for head in range(heads) for at in order))
 
 
 def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> dict[str, Stored]:
@@ -92,6 +121,12 @@ def _numbered(module: str, numbers: Sequence[str]) -> str:
     return module
 
 
+# A multimodal checkpoint's language model, in the two ways that Transformers has nested it.
+NESTED: Names = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
 GGUF_NAMES: Names = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

@@ -13,17 +13,44 @@ from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.models.arcee import Arcee, Jais2
+from bough.models.cohere import Cohere, Cohere2
+from bough.models.cwm import Cwm
+from bough.models.ernie4_5 import Ernie45, Helium
+from bough.models.ernie4_5_moe import Ernie45Moe
+from bough.models.exaone4 import Exaone4
 from bough.models.family import ModelFamily
+from bough.models.gemma import Gemma, Gemma2, VaultGemma
 from bough.models.gemma3 import Gemma3
+from bough.models.glm import Glm, Glm4
 from bough.models.glm4_moe import Glm4Moe
+from bough.models.gpt2 import Gpt2
+from bough.models.gpt_neox import GptNeoX, StableLm
 from bough.models.gpt_oss import GptOss
+from bough.models.granite import Granite
+from bough.models.granitemoe import GraniteMoe
+from bough.models.hunyuan import HunYuanDense
+from bough.models.hunyuan_moe import HunYuanMoe
 from bough.models.llama import Llama
+from bough.models.minimax_m2 import MiniMaxM2
+from bough.models.ministral import Ministral, Ministral3, Mistral3
 from bough.models.mistral import Mistral
 from bough.models.mixtral import Mixtral
+from bough.models.nemotron import Nemotron
+from bough.models.olmo import Olmo
+from bough.models.olmo2 import Olmo2, Olmo3
+from bough.models.olmoe import Olmoe
+from bough.models.opt import Opt
+from bough.models.phi import Phi
+from bough.models.phi3 import Phi3
+from bough.models.phimoe import PhiMoe
 from bough.models.qwen2 import Qwen2
 from bough.models.qwen2_moe import Qwen2Moe
 from bough.models.qwen3 import Qwen3
 from bough.models.qwen3_moe import Qwen3Moe
+from bough.models.seed_oss import SeedOss
+from bough.models.smollm3 import SmolLM3
+from bough.models.starcoder2 import Starcoder2
 
 if TYPE_CHECKING:
     import torch
@@ -34,16 +61,12 @@ if TYPE_CHECKING:
     from bough.models.base import CausalLM
 
 BUILT_IN: tuple[ModelFamily, ...] = (
-    Llama(),
-    Mistral(),
-    Qwen2(),
-    Qwen3(),
-    Gemma3(),
-    Mixtral(),
-    Qwen2Moe(),
-    Qwen3Moe(),
-    GptOss(),
-    Glm4Moe(),
+    *(Llama(), Mistral(), Mistral3(), Ministral(), Ministral3(), Qwen2(), Qwen3(), Gemma(), Gemma2(), Gemma3()),
+    *(VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
+    *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
+    *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
+    *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
+    *(Ernie45Moe(), MiniMaxM2()),
 )
 GROUP = "bough.models"
 

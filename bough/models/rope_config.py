@@ -59,6 +59,12 @@ def _parameters(config: Fields, layer_type: str) -> Fields:
 
 def _parse(given: Fields, config: Fields) -> RopeConfig:
     kind = given.text("rope_type", given.text("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # its first name
+    alpha = given.optional_number("alpha")
+    if kind == "dynamic" and alpha is not None:  # Hunyuan's, which depends on no length
+        heads = config.integer("num_attention_heads")
+        dim = config.optional_integer("head_dim") or config.integer("hidden_size") // heads
+        return RopeConfig(given.number("rope_theta") * alpha ** (dim / (dim - 2)))
     if kind not in KINDS:
         raise ModelError(f"{given.where}: rope type {kind!r} is not supported; supported are {', '.join(KINDS)}.")
     theta = given.number("rope_theta")
@@ -75,15 +81,36 @@ def _parse(given: Fields, config: Fields) -> RopeConfig:
         )
     if kind == "yarn":
         return _parse_yarn(given, config, theta)
+    if kind == "longrope":
+        return _parse_longrope(given, config, theta)
     return RopeConfig(theta)
 
 
-def _parse_yarn(given: Fields, config: Fields, theta: float) -> RopeConfig:
+def _stretch(given: Fields, config: Fields) -> tuple[int, float]:
+    """The context before scaling, and by how much it grows."""
     longest = config.integer("max_position_embeddings")
     original = given.integer(
         "original_max_position_embeddings", config.integer("original_max_position_embeddings", longest)
     )
-    factor = given.number("factor", longest / original)
+    return original, given.number("factor", longest / original)
+
+
+def _parse_longrope(given: Fields, config: Fields, theta: float) -> RopeConfig:
+    original, factor = _stretch(given, config)
+    sharper = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    return RopeConfig(
+        theta,
+        "longrope",
+        factor=factor,
+        original_context=original,
+        attention_factor=given.number("attention_factor", sharper),
+        factors=given.numbers("long_factor"),
+        short_factors=given.numbers("short_factor"),
+    )
+
+
+def _parse_yarn(given: Fields, config: Fields, theta: float) -> RopeConfig:
+    original, factor = _stretch(given, config)
     return RopeConfig(
         theta,
         "yarn",

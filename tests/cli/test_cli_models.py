@@ -6,6 +6,7 @@ import pytest
 
 from bough.cli.main import main
 from bough.loader import catalogue
+from bough.models.registry import supported_architectures
 
 Capture = pytest.CaptureFixture[str]
 DEFAULT = catalogue.DEFAULT
@@ -65,6 +66,11 @@ def test_rm_removes_and_is_harmless_twice(capsys: Capture) -> None:
     assert not path.exists()
     assert main(["models", "rm", DEFAULT.name]) == 0
     assert capsys.readouterr().out == f"Removed {DEFAULT.name}, 98 MB.\n{DEFAULT.name} is not on disk.\n"
+
+
+def test_what_can_be_served_is_listed_by_class(capsys: Capture) -> None:
+    assert main(["models", "--supported"]) == 0
+    assert tuple(capsys.readouterr().out.split()) == supported_architectures()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from bough.attention.context import ForwardContext
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import NO_ROPE, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.ops import Activation, Norm
@@ -106,7 +106,10 @@ def test_a_part_of_each_head_rotates_or_none() -> None:
     part = rotated(RopeConfig(10000.0, partial_rotary_factor=0.5), positions, qkv.clone(), 16)
     whole = rotated(RopeConfig(10000.0), positions, qkv[..., :8].contiguous(), 8)
     assert torch.equal(part[..., :8], whole) and torch.equal(part[..., 8:], qkv[..., 8:])
-    assert torch.equal(rotated(RopeConfig(10000.0, partial_rotary_factor=0.0), positions, qkv.clone(), 16), qkv)
+    order = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15]  # pairs half a head apart
+    apart = RopeConfig(10000.0, partial_rotary_factor=0.5, apart=True)
+    assert torch.equal(rotated(apart, positions, qkv[..., order].clone(), 16), part[..., order])
+    assert torch.equal(rotated(NO_ROPE, positions, qkv.clone(), 16), qkv)
 
 
 def test_layers_without_rotation_ignore_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.loader.source import NamedSource, SafetensorsSource
-from bough.models.names import Names, Piece, find_tensors, fused, interleaved, planes
+from bough.models.names import Names, Piece, find_tensors, fused, interleaved, pairs_apart, planes
 from bough.models.registry import find_family
 
 CONFIG = ModelConfig("LlamaForCausalLM", 8, 12, 2, 4, 2, 2, 10, 64, 1e-5, RopeConfig(10000.0))
@@ -67,6 +68,20 @@ def test_interleaved_heads_become_halves(tmp_path: Path) -> None:
     stored = halves.transpose(1, 2).reshape(12, 6)
     source = named(tmp_path, {"q": interleaved("q_proj", 2, 6)}, {"q.weight": stored})
     check(source, "q_proj.weight", halves.reshape(12, 6))
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_pairs_that_rotate_stand_half_a_head_apart(neighbours: bool) -> None:
+    """Two query heads of 8 and one key head, of which the first 4 coordinates rotate, as rows of one matrix."""
+    config = replace(CONFIG, num_heads=2, num_kv_heads=1, head_dim=8, rope=RopeConfig(1e4, partial_rotary_factor=0.5))
+    query, key = fused(["q", "k"], (16, 8))
+    pairs = (0, 2), (1, 3)
+    if neighbours:
+        pairs = (0, 1), (2, 3)
+    head = [pairs[0][0], pairs[1][0], 4, 5, pairs[0][1], pairs[1][1], 6, 7]
+    found = pairs_apart(query, key, config, neighbours=neighbours)
+    assert [piece.module for piece in found] == ["q", "k"]
+    assert [piece.rows for piece in found] == [(*head, *(8 + row for row in head)), tuple(16 + row for row in head)]
 
 
 @pytest.mark.parametrize(

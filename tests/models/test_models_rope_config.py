@@ -67,6 +67,24 @@ def test_yarn_by_the_checkpoint() -> None:
     assert rope.attention_factor == 1.0
 
 
+def test_longrope() -> None:
+    given = {"type": "su", "long_factor": [2, 3.5], "short_factor": [1.0, 1.5]}
+    rope = read_rope(config(rope_scaling=given, original_max_position_embeddings=250))
+    assert (rope.kind, rope.original_context, rope.factors, rope.short_factors) == (
+        "longrope",
+        250,
+        (2.0, 3.5),
+        (1.0, 1.5),
+    )
+    assert rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(250)))
+
+
+def test_an_alpha_raises_the_base() -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 4}
+    rope = read_rope(config(**shape, rope_theta=1e4, rope_scaling={"type": "dynamic", "alpha": 50.0}))
+    assert rope == RopeConfig(1e4 * 50.0 ** (16 / 14))
+
+
 def test_context_is_the_stretched_one_for_yarn_only() -> None:
     stretched = RopeConfig(1e4, "yarn", factor=4.0, original_context=1000)
     assert trained_context(config(), stretched) == 4000
@@ -85,9 +103,11 @@ def test_local_rope() -> None:
     [
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2}},
-            "'dynamic' is not supported; .*default, linear, llama3, yarn",
+            "'dynamic' is not supported; .*default, linear, llama3, yarn, longrope",
         ),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "'proportional' is not supported"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "long_factor is missing"),
+        ({"rope_scaling": {"type": "su", "long_factor": [1.0, 0]}}, "long_factor must be a number above 0, got 0"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),

@@ -9,15 +9,10 @@ import pytest
 import torch
 import transformers
 
-from bough.core.settings import Settings
-from bough.executor.build import build_executor
-from bough.loader.locate import locate
-from bough.scheduler.loop import Scheduler
-from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
+from tests.parity.engines import LocalEngine
 from tests.parity.test_tiny_checkpoints import FAMILIES
 
 NEW = 40
-CONTEXT = 256
 
 
 @pytest.fixture(scope="module", params=["gemma3", "mistral-window"])
@@ -35,38 +30,15 @@ def expected(theirs: transformers.PreTrainedModel, prompt: list[int]) -> list[in
     return made[0, len(prompt) :].tolist()
 
 
-class Engine:
-    """Scheduler and executor in this process; `ask` gives the output and how many tokens of the prompt were cached."""
-
-    def __init__(self, folder: Path, **flags: object) -> None:
-        settings = Settings.from_flat({"context_length": CONTEXT, "chunked_prefill_size": 16, **flags})
-        loaded = build_executor(locate(str(folder)), settings)
-        self.limits = loaded.executor.limits()
-        self.inbox, self.out = FakeInbox(), FakeOutbox()
-        self.scheduler = Scheduler(
-            loaded.executor, self.inbox, self.out, memory=settings.memory, settings=settings.scheduler
-        )
-        self._handles = 0
-
-    def ask(self, *prompts: list[int]) -> list[tuple[list[int], int]]:
-        handles = range(self._handles, self._handles + len(prompts))
-        self._handles += len(prompts)
-        for handle, prompt in zip(handles, prompts, strict=True):
-            self.inbox.pending.append(generate(handle, prompt, max_new_tokens=NEW, temperature=0.0, ignore_eos=True))
-        while not all(handle in self.out.ended for handle in handles):
-            self.scheduler.turn()
-            assert not self.scheduler._batch.audit().problems
-        return [(self.out.outputs[handle], self.out.started[handle].cached_tokens) for handle in handles]
-
-
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_windows_hold_a_fraction_and_give_what_transformers_give(
     model: tuple[Path, transformers.PreTrainedModel], backend: str, page_size: int
 ) -> None:
     folder, theirs = model
-    engine = Engine(
+    engine = LocalEngine(
         folder,
+        new=NEW,
         attention_backend=backend,
         page_size=page_size,
         max_running_requests=3,
@@ -88,7 +60,7 @@ def test_windows_hold_a_fraction_and_give_what_transformers_give(
 
 def test_a_prefix_is_reused_to_the_token(model: tuple[Path, transformers.PreTrainedModel]) -> None:
     folder, theirs = model
-    engine = Engine(folder, max_running_requests=4, max_total_tokens=2000)
+    engine = LocalEngine(folder, new=NEW, max_running_requests=4, max_total_tokens=2000)
     prompt = list(range(1, 60))
     truth = expected(theirs, prompt)
     assert engine.ask(prompt)[0] == (truth, 0)

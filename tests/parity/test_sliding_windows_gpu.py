@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from bough.core.model_config import FULL_ATTENTION, ModelConfig
-from tests.parity.test_sliding_windows import Engine
+from tests.parity.engines import LocalEngine
 
 pytestmark = pytest.mark.gpu
 
@@ -33,11 +33,11 @@ def test_windows_give_what_all_pages_give(tmp_path: Path, monkeypatch: pytest.Mo
     base = torch.randint(0, 500, (150,), generator=generator).tolist()
     loads = ([base, [*base[:90], 5, 6, 7], [9, 8, 7]], [base], [[*base, 1, 2, 3]], [base[:100]])
     flags = {"max_running_requests": 4, "max_total_tokens": 2000, "page_size": 4}
-    windows = Engine(tmp_path, swa_full_tokens_ratio=0.05, **flags)
+    windows = LocalEngine(tmp_path, new=40, swa_full_tokens_ratio=0.05, **flags)
     assert windows.limits.pages[1] * 4 < 300
     with monkeypatch.context() as patch:
         patch.setattr(ModelConfig, "kv_groups", property(lambda config: (FULL_ATTENTION,)))
-        whole = Engine(tmp_path, **flags)
+        whole = LocalEngine(tmp_path, new=40, **flags)
     for prompts in loads:
         alike = zip(windows.ask(*prompts), whole.ask(*prompts), strict=True)
         assert all(ours[0] == theirs[0] for ours, theirs in alike)

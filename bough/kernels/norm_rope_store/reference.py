@@ -70,8 +70,8 @@ def norm_rope_store_(
     qkv: torch.Tensor,  # [tokens, heads + 2 * kv_heads, head_dim], contiguous
     heads: int,
     kv_heads: int,
-    q_weight: torch.Tensor | None,  # [head_dim]
-    k_weight: torch.Tensor | None,  # [head_dim]
+    q_weight: torch.Tensor | None,  # [head_dim], or [heads * head_dim] for a norm of all heads at once
+    k_weight: torch.Tensor | None,  # [head_dim], or [kv_heads * head_dim]
     eps: float,
     plus_one: bool,
     cos: torch.Tensor,  # [context, rotary_dim / 2] float32
@@ -83,19 +83,24 @@ def norm_rope_store_(
     k_scale: float = 1.0,  # what readers multiply stored keys and values with, where caches have 8 bits
     v_scale: float = 1.0,
     axes: torch.Tensor | None = None,  # [rotary_dim / 2] int64, by which of a token's positions each pair rotates
+    norm_last: bool = False,  # the norms follow the rotation
 ) -> None:
     """Normalises query and key heads if they have a weight, rotates them, all in place, and stores keys and values.
 
-    Kernels for devices rotate whole heads by one position. Layers that rotate a part of each head, not at all, or by
-    several positions call this function on every device.
+    Kernels for devices rotate whole heads by one position, after norms of single heads. Layers that do otherwise call
+    this function on every device.
 
     The normalised heads are rounded to the type of `qkv` before they are rotated, and keys and values to the type of
     the caches as they are stored; those that are too large for 8 bits become the largest number there is.
     """
     q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+    qk = qkv[:, : heads + kv_heads]  # both at once: on a CPU each operation costs more than its arithmetic
+    if norm_last:
+        qk.copy_(apply_rope(qk, *angles_of(cos, sin, positions, axes)))
     for part, weight in ((q, q_weight), (k, k_weight)):
         if weight is not None:
-            part.copy_(rms_norm(part, weight, eps, plus_one=plus_one)[0])
-    qk = qkv[:, : heads + kv_heads]  # both at once: on a CPU each operation costs more than its arithmetic
-    qk.copy_(apply_rope(qk, *angles_of(cos, sin, positions, axes)))
+            rows = part.reshape(len(part), -1, weight.numel())
+            part.copy_(rms_norm(rows, weight, eps, plus_one=plus_one)[0].view(part.shape))
+    if not norm_last:
+        qk.copy_(apply_rope(qk, *angles_of(cos, sin, positions, axes)))
     store_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ import bough
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
-from bough.executor.native_tapes import why_not_recorded
 from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import ModelFiles, locate
@@ -26,17 +24,17 @@ from bough.models.registry import build_model, supported_architectures
 from tests.fakes.forward import CPU, Forward
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples/gpt_neox"
+EXAMPLE = ROOT / "examples/gpt_bigcode"
 TOKENS = [5, 9, 60, 3, 3, 41, 17, 2, 8, 30]
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip would leave: the module, and its entry points in a dist-info folder."""
-    shutil.copy(EXAMPLE / "bough_gpt_neox.py", folder)
-    info = folder / "bough_gpt_neox-0.1.dist-info"
+    shutil.copy(EXAMPLE / "bough_gpt_bigcode.py", folder)
+    info = folder / "bough_gpt_bigcode-0.1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bough-gpt-neox\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[bough.models]\ngpt_neox = bough_gpt_neox:GptNeoX\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bough-gpt-bigcode\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[bough.models]\ngpt_bigcode = bough_gpt_bigcode:GptBigCode\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]))
     registry._registered.cache_clear()
@@ -49,24 +47,23 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     install(folder, monkeypatch)
     yield
     registry._registered.cache_clear()
-    sys.modules.pop("bough_gpt_neox", None)
+    sys.modules.pop("bough_gpt_bigcode", None)
 
 
-def make(folder: Path, parallel: bool) -> transformers.PreTrainedModel:
+def make(folder: Path, multi_query: bool) -> transformers.PreTrainedModel:
     """A tiny random checkpoint, in which every weight counts."""
     torch.manual_seed(1)
-    config = transformers.GPTNeoXConfig(
+    config = transformers.GPTBigCodeConfig(
         vocab_size=97,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        max_position_embeddings=128,
-        rotary_pct=0.25,
-        use_parallel_residual=parallel,
+        n_embd=48,
+        n_inner=80,
+        n_layer=3,
+        n_head=3,
+        n_positions=128,
+        multi_query=multi_query,
         attn_implementation="eager",
     )
-    model = transformers.GPTNeoXForCausalLM(config).float().eval()
+    model = transformers.GPTBigCodeForCausalLM(config).float().eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.15)
@@ -81,12 +78,12 @@ def loaded(files: ModelFiles) -> tuple[ModelConfig, Forward]:
     return config, Forward(model, page_size=4)
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-def test_logits_are_those_of_transformers(installed: None, tmp_path: Path, parallel: bool) -> None:
-    theirs = make(tmp_path / "model", parallel)
+@pytest.mark.parametrize("multi_query", [True, False])
+def test_logits_are_those_of_transformers(installed: None, tmp_path: Path, multi_query: bool) -> None:
+    theirs = make(tmp_path / "model", multi_query)
     config, forward = loaded(locate(str(tmp_path / "model")))
-    assert (config.architecture, config.rope.partial_rotary_factor) == ("GPTNeoXForCausalLM", 0.25)
-    assert "GPTNeoXForCausalLM" in supported_architectures()
+    assert (config.architecture, config.num_kv_heads) == ("GPTBigCodeForCausalLM", 1 if multi_query else 3)
+    assert "GPTBigCodeForCausalLM" in supported_architectures()
     with torch.inference_mode():
         truth = theirs(torch.tensor([TOKENS])).logits[0]
     found = [forward.step({0: part})[0] for part in (TOKENS[:6], TOKENS[6:7], TOKENS[7:])]
@@ -95,7 +92,7 @@ def test_logits_are_those_of_transformers(installed: None, tmp_path: Path, paral
 
 def test_it_is_served(installed: None, tmp_path: Path) -> None:
     """In processes of its own, on torch's executor: the native kernels have no layer norm."""
-    theirs = make(tmp_path / "model", parallel=True)
+    theirs = make(tmp_path / "model", multi_query=True)
     given = torch.tensor([TOKENS])
     expected = theirs.generate(given, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
     with bough.Engine(model_path=str(tmp_path / "model"), skip_tokenizer_init=True, max_total_tokens=256) as engine:
@@ -104,30 +101,18 @@ def test_it_is_served(installed: None, tmp_path: Path) -> None:
     assert answer["output_ids"] == expected[0, len(TOKENS) :].tolist()
 
 
-def test_the_native_kernels_say_what_they_lack(installed: None, tmp_path: Path) -> None:
-    make(tmp_path / "model", parallel=True)
-    config = read_config(locate(str(tmp_path / "model")))
-    assert "layer_norm" in (why_not_recorded(config) or "")
-    llama = replace(config, architecture="LlamaForCausalLM", norm="rms", mlp="gated", activation="silu")
-    whole = replace(llama, rope=replace(config.rope, partial_rotary_factor=1.0))
-    assert why_not_recorded(whole) is None
-    assert why_not_recorded(replace(whole, attention_sinks=True)) is not None
-    assert why_not_recorded(replace(whole, logit_scale=0.5)) is not None
-    assert why_not_recorded(llama) is not None  # a part of each head rotates
-
-
 def test_without_the_package_it_is_unknown(tmp_path: Path) -> None:
-    make(tmp_path, parallel=True)
-    with pytest.raises(ModelError, match=r"'GPTNeoXForCausalLM' is not supported; .*LlamaForCausalLM.*bough\.models"):
+    make(tmp_path, multi_query=True)
+    with pytest.raises(ModelError, match=r"'GPTBigCodeForCausalLM' is not supported; .*Llama.*bough\.models"):
         read_config(locate(str(tmp_path)))
 
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch)
-    (tmp_path / "bough_gpt_neox.py").write_text("raise ValueError('no such layer')")
-    sys.modules.pop("bough_gpt_neox", None)
+    (tmp_path / "bough_gpt_bigcode.py").write_text("raise ValueError('no such layer')")
+    sys.modules.pop("bough_gpt_bigcode", None)
     try:
-        with pytest.raises(ModelError, match=r"package bough-gpt-neox .*no such layer.*uninstall"):
+        with pytest.raises(ModelError, match=r"package bough-gpt-bigcode .*no such layer.*uninstall"):
             supported_architectures()
     finally:
         registry._registered.cache_clear()

@@ -1,0 +1,56 @@
+"""Command R: attention and MLP side by side after one layer norm, neighbours rotate, logits have a scale. Cohere 2 has
+windows in most layers, and no rotation in the others."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily, rotating_windows
+from bough.models.fields import Fields
+from bough.models.names import Names, projections_apart
+
+
+class Cohere(ModelFamily):
+    architectures = ("CohereForCausalLM",)
+    model_types = ("cohere",)
+    pairs_apart = True
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 8192,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 5,
+        "eos_token_id": 255_001,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.boolean("use_qk_norm"):
+            raise ModelError(f"{config.where}: use_qk_norm is not supported; models without it are, as Command R is.")
+        return {
+            "norm": "layer",
+            "norm_eps": config.number("layer_norm_eps", 1e-5),
+            "logit_scale": config.number("logit_scale", 0.0625),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        return projections_apart(config, neighbours=True)
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.ParallelBlock(config, layer, placement, one_norm=True)
+
+
+class Cohere2(Cohere):
+    architectures = ("Cohere2ForCausalLM",)
+    model_types = ("cohere2",)
+    defaults: ClassVar[dict[str, Any]] = {
+        **Cohere.defaults,
+        "rope_theta": 10_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        pattern = config.integer("sliding_window_pattern")
+        return {**super().fields(config), **rotating_windows(config, lambda layer: (layer + 1) % pattern != 0)}

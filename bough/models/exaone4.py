@@ -1,0 +1,32 @@
+"""EXAONE 4: norms after attention and MLP only, and on each head; layers that see everything beside windows do not
+rotate."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily, rotating_windows
+from bough.models.fields import Fields
+
+
+class Exaone4(ModelFamily):
+    architectures = ("Exaone4ForCausalLM",)
+    model_types = ("exaone4",)
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.optional_integer("sliding_window") is None:
+            return {"qk_norm": True}
+        pattern = config.values.get("sliding_window_pattern", 4)  # checkpoints whose pattern is a text have layer_types
+        return {"qk_norm": True, **rotating_windows(config, lambda layer: (layer + 1) % pattern != 0)}
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.SandwichBlock(config, layer, placement, before=False)

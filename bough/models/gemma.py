@@ -1,0 +1,68 @@
+"""Gemma and Gemma 2: scaled embeddings, norms that store their weight minus one. Gemma 2 has norms after attention and
+MLP as well, caps on scores and logits, and a window in every other layer. VaultGemma is Gemma 2 without those norms."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.model_config import Activation, ModelConfig
+from bough.models.family import GATED, ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.names import Names
+
+ACTIVATIONS: dict[str, Activation] = {**GATED, "gelu": "gelu_tanh"}  # first checkpoints name the one, mean the other
+
+
+class Gemma(ModelFamily):
+    architectures = ("GemmaForCausalLM",)
+    model_types = ("gemma",)
+    activations = ACTIVATIONS
+    defaults: ClassVar[dict[str, Any]] = {
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"embedding_scale": config.integer("hidden_size") ** 0.5, "norm_plus_one": True}
+
+
+class Gemma2(Gemma):
+    architectures = ("Gemma2ForCausalLM",)
+    model_types = ("gemma2",)
+    activation_field = "hidden_activation"
+    defaults: ClassVar[dict[str, Any]] = {
+        **Gemma.defaults,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {
+            **super().fields(config),
+            "query_scale": config.number("query_pre_attn_scalar") ** -0.5,
+            "attention_softcap": config.optional_number("attn_logit_softcapping"),
+            "logit_softcap": config.optional_number("final_logit_softcapping"),
+            **window_fields(config, lambda layer: layer % 2 == 0),
+        }
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.SandwichBlock(config, layer, placement)
+
+
+class VaultGemma(Gemma2):
+    architectures = ("VaultGemmaForCausalLM",)
+    model_types = ("vaultgemma",)
+
+    def names(self, config: ModelConfig) -> Names:
+        return {"model.layers.*.pre_feedforward_layernorm": "model.layers.*.post_attention_layernorm"}
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.PreNormBlock(config, layer, placement)

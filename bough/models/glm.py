@@ -1,0 +1,49 @@
+"""GLM and GLM-4: half of each head rotates, in pairs of neighbours, and the MLP is fused. GLM-4 has norms after
+attention and MLP as well."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily
+from bough.models.fields import Fields
+from bough.models.names import Names, fused_gate_up, projections_apart
+
+
+class Glm(ModelFamily):
+    architectures = ("GlmForCausalLM",)
+    model_types = ("glm",)
+    partial_rotation = pairs_apart = True
+    defaults: ClassVar[dict[str, Any]] = {
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-7,
+        "attention_bias": True,
+        "eos_token_id": [151_329, 151_336, 151_338],
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"output_bias": False}
+
+    def names(self, config: ModelConfig) -> Names:
+        return {**projections_apart(config, neighbours=True), **fused_gate_up(config)}
+
+
+class Glm4(Glm):
+    architectures = ("Glm4ForCausalLM",)
+    model_types = ("glm4",)
+
+    def names(self, config: ModelConfig) -> Names:
+        layer = "model.layers.*"
+        return {
+            **super().names(config),
+            f"{layer}.post_self_attn_layernorm": f"{layer}.post_attention_layernorm",
+            f"{layer}.post_attention_layernorm": f"{layer}.pre_feedforward_layernorm",
+            f"{layer}.post_mlp_layernorm": f"{layer}.post_feedforward_layernorm",
+        }
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.SandwichBlock(config, layer, placement)

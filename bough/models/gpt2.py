@@ -1,0 +1,67 @@
+"""GPT-2: learned positions instead of rotation, layer norms, a plain MLP, matrices stored [inputs, outputs]."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.errors import ModelError
+from bough.core.model_config import NO_ROPE, ModelConfig
+from bough.models.family import PLAIN, ModelFamily
+from bough.models.fields import Fields
+from bough.models.names import Names, Piece, fused
+
+
+class Gpt2(ModelFamily):
+    architectures = ("GPT2LMHeadModel",)
+    model_types = ("gpt2",)
+    activation_field = "activation_function"
+    activations = PLAIN
+    renamed_fields: ClassVar = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+        "n_inner": "intermediate_size",
+    }
+    defaults: ClassVar[dict[str, Any]] = {
+        "n_positions": 1024,
+        "activation_function": "gelu_new",
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "bos_token_id": 50_256,
+        "eos_token_id": 50_256,
+    }
+
+    def read_config(self, config: Fields) -> ModelConfig:
+        inner = config.optional_integer("n_inner") or 4 * config.integer("n_embd")
+        return super().read_config(Fields(config.where, {**config.values, "n_inner": inner}))
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.boolean("scale_attn_by_inverse_layer_idx"):
+            raise ModelError(f"{config.where}: scale_attn_by_inverse_layer_idx is not supported.")
+        return {
+            "rope": NO_ROPE,
+            "learned_positions": True,
+            "norm": "layer",
+            "norm_bias": True,
+            "norm_eps": config.number("layer_norm_epsilon", 1e-5),
+            "mlp": "plain",
+            "mlp_bias": True,
+            "query_scale": None if config.boolean("scale_attn_weights", True) else 1.0,
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        ours = "model.layers.*"
+        qkv = fused([f"{ours}.self_attn.{part}_proj" for part in "qkv"], (config.hidden_size,) * 3, transposed=True)
+        names: Names = {
+            "wte": "model.embed_tokens",
+            "wpe": "model.embed_positions",
+            "ln_f": "model.norm",
+            "h.*.ln_1": f"{ours}.input_layernorm",
+            "h.*.ln_2": f"{ours}.post_attention_layernorm",
+            "h.*.attn.c_attn": qkv,
+            "h.*.attn.c_proj": Piece(f"{ours}.self_attn.o_proj", transposed=True),
+            "h.*.mlp.c_fc": Piece(f"{ours}.mlp.up_proj", transposed=True),
+            "h.*.mlp.c_proj": Piece(f"{ours}.mlp.down_proj", transposed=True),
+        }
+        return {**names, **{f"transformer.{name}": piece for name, piece in names.items()}}

@@ -1,0 +1,37 @@
+"""Nemotron: layer norms that store their weight minus one, a plain MLP of squared ReLUs, half of each head rotates."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig
+from bough.models.family import PLAIN, ModelFamily
+from bough.models.fields import Fields
+from bough.models.names import Names, projections_apart
+
+
+class Nemotron(ModelFamily):
+    architectures = ("NemotronForCausalLM",)
+    model_types = ("nemotron",)
+    activations = PLAIN
+    partial_rotation = pairs_apart = True
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.5,
+        "hidden_act": "relu2",
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {
+            "norm": "layer",
+            "norm_bias": True,
+            "norm_plus_one": True,
+            "norm_eps": config.number("norm_eps", 1e-5),
+            "mlp": "plain",
+            "mlp_bias": config.boolean("mlp_bias"),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        return projections_apart(config)

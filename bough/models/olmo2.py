@@ -1,0 +1,39 @@
+"""OLMo 2 and 3: norms after attention and MLP only, and one over all query heads and all key heads. OLMo 3 has windows
+in three of four layers, which its rotation for long contexts spares."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.rope_config import read_local_rope
+
+
+class Olmo2(ModelFamily):
+    architectures = ("Olmo2ForCausalLM",)
+    model_types = ("olmo2",)
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 50_279,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"qk_norm": True, "qk_norm_whole": True}
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.SandwichBlock(config, layer, placement, before=False)
+
+
+class Olmo3(Olmo2):
+    architectures = ("Olmo3ForCausalLM",)
+    model_types = ("olmo3",)
+    defaults: ClassVar[dict[str, Any]] = {**Olmo2.defaults, "sliding_window": 4096, "rope_theta": 500_000.0}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        local = read_local_rope(config.renamed({"rope_theta": "rope_local_base_freq"}))
+        windows = window_fields(config, lambda layer: (layer + 1) % 4 != 0)
+        return {**super().fields(config), "local_rope": local, **windows}

@@ -1,0 +1,33 @@
+"""Phi-3 and Phi-4: Llama with fused projections, of which a part of each head may rotate, stretched by LongRoPE."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.names import Names, fused, fused_gate_up, pairs_apart
+
+
+class Phi3(ModelFamily):
+    architectures = ("Phi3ForCausalLM",)
+    model_types = ("phi3",)
+    partial_rotation = pairs_apart = True
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 32000,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return window_fields(config, lambda layer: True)
+
+    def names(self, config: ModelConfig) -> Names:
+        modules = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
+        sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        query, key, value = fused(modules, sizes)
+        qkv = [*pairs_apart(query, key, config), value]
+        return {"model.layers.*.self_attn.qkv_proj": qkv, **fused_gate_up(config)}

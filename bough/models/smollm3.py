@@ -1,0 +1,33 @@
+"""SmolLM3: Llama with layers that do not rotate, every fourth unless the checkpoint lists them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.errors import ModelError
+from bough.models.family import ModelFamily, window_fields
+from bough.models.fields import Fields
+
+
+class SmolLM3(ModelFamily):
+    architectures = ("SmolLM3ForCausalLM",)
+    model_types = ("smollm3",)
+    defaults: ClassVar[dict[str, Any]] = {
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 128_000,
+        "eos_token_id": 128_001,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        count, interval = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+        given = config.values.get("no_rope_layers")
+        rotates = [(layer + 1) % interval for layer in range(count)] if given is None else given
+        if not isinstance(rotates, list) or len(rotates) < count:
+            raise ModelError(f"{config.where}: no_rope_layers must list 0 or 1 for each of {count} layers.")
+        unrotated = tuple(not rotates[layer] for layer in range(count))
+        slide = config.boolean("use_sliding_window")
+        windows = window_fields(config, lambda layer: unrotated[layer]) if slide else {}
+        return {"unrotated_layers": unrotated, "mlp_bias": config.boolean("mlp_bias"), **windows}

@@ -1,0 +1,40 @@
+"""StarCoder 2: layer norms, a plain MLP, biases throughout; where there is a window, it holds for all layers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig
+from bough.models.family import PLAIN, ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.names import Names
+
+
+class Starcoder2(ModelFamily):
+    architectures = ("Starcoder2ForCausalLM",)
+    model_types = ("starcoder2",)
+    activations = PLAIN
+    renamed_fields: ClassVar = {"use_bias": "attention_bias"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": True,
+        "tie_word_embeddings": True,
+        "bos_token_id": 50_256,
+        "eos_token_id": 50_256,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {
+            "norm": "layer",
+            "norm_bias": True,
+            "norm_eps": config.number("norm_epsilon", 1e-5),
+            "mlp": "plain",
+            "mlp_bias": config.boolean("use_bias"),
+            **window_fields(config, lambda layer: True),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        mlp = "model.layers.*.mlp"
+        return {f"{mlp}.c_fc": f"{mlp}.up_proj", f"{mlp}.c_proj": f"{mlp}.down_proj"}

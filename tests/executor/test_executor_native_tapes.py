@@ -1,0 +1,46 @@
+"""Which models the tapes compute, and what they say of others: nothing may be left out of a tape silently."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bough.core.model_config import ModelConfig, RopeConfig
+from bough.executor.native_tapes import why_not_recorded
+
+LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeConfig(10000.0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"qk_norm": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True, "tied_embeddings": True},
+        {"unrotated_layers": (True, False)},
+        {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5, apart=True)},
+        {"attention_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 8, "sliding_layers": (True, False)},
+    ],
+)
+def test_what_is_recorded(fields: dict[str, Any]) -> None:
+    assert why_not_recorded(replace(LLAMA, **fields)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "lacks"),
+    [
+        ({"norm": "layer"}, "layer_norm"),
+        ({"mlp": "plain"}, "silu"),
+        ({"rope": RopeConfig(10000.0, partial_rotary_factor=0.5)}, "__getitem__"),
+        ({"qk_norm": True, "qk_norm_whole": True}, "__getitem__"),
+        ({"qk_norm": True, "qk_norm_last": True}, "__getitem__"),
+        ({"query_growth": (0.1, 16)}, "__getitem__"),
+        ({"attention_sinks": True}, "attention sinks"),
+        ({"learned_positions": True}, "index_select"),
+        ({"logit_scale": 0.5}, "mul"),
+        ({"head_bias": True}, "add"),
+    ],
+)
+def test_what_is_not_recorded_is_named(fields: dict[str, Any], lacks: str) -> None:
+    assert lacks in (why_not_recorded(replace(LLAMA, **fields)) or "")

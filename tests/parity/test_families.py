@@ -1,0 +1,353 @@
+"""Every family against transformers, from a folder of config.json and safetensors: the same logits, and the same tokens
+through scheduler and executor, with prompts in chunks, pages of several tokens and cached prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import bough
+from bough.core.model_config import ModelConfig
+from bough.distributed.topology import Topology
+from bough.executor.native_tapes import why_not_recorded
+from bough.loader.config import read_config
+from bough.loader.load import load_weights, open_source
+from bough.loader.locate import locate
+from bough.messages.requests import LogprobRequest
+from bough.models.registry import BUILT_IN, build_model
+from tests.fakes.forward import CPU, Forward
+from tests.parity.engines import LocalEngine
+
+VOCAB, NEW, TOLERANCE = 97, 6, 1e-4
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model. `without` are fields that its configuration does not have."""
+
+    fields: dict[str, Any]
+    native: bool = True  # whether the native kernels compute it
+    model_type: str = ""  # where it is not the case's name
+    without: tuple[str, ...] = ()
+    triton: bool = True  # whether GPUs have kernels for it
+
+
+def longrope(original: int) -> dict[str, Any]:
+    factors = {"short_factor": [1.0 + i / 8 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, **factors}
+    return {"original_max_position_embeddings": original, "rope_parameters": rope}
+
+
+GQA = ("num_key_value_heads",)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+CASES: dict[str, Case] = {
+    "llama": Case({}),
+    "mistral": Case({"sliding_window": 9}),
+    "ministral": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+    "ministral3": Case({"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}}, native=False),
+    "mistral3": Case(
+        {
+            "text_config": {**SIZES, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
+            "vision_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16},
+            "tie_word_embeddings": False,
+        },
+        without=tuple(SIZES),
+    ),
+    "qwen2": Case({}),
+    "qwen3": Case({"head_dim": 16}),
+    "gemma": Case({"head_dim": 16}),
+    "gemma2": Case({"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9, "attn_logit_softcapping": 4.0}),
+    "gemma3_text": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+    "vaultgemma": Case({"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9}),
+    "phi": Case({}, native=False),
+    "phi3": Case({"sliding_window": 9}),
+    "phi3-long": Case(longrope(4), model_type="phi3"),
+    "phi3-short": Case(longrope(128), model_type="phi3"),
+    "glm": Case({"head_dim": 16, "attention_bias": True}),
+    "glm4": Case({"head_dim": 16, "attention_bias": True}),
+    "granite": Case(
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+        native=False,
+    ),
+    "olmo": Case({}, native=False),
+    "olmo2": Case({}, native=False),
+    "olmo3": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
+    "smollm3": Case({"no_rope_layer_interval": 2}),
+    "exaone4": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
+    "exaone4-full": Case({"sliding_window": None, "layer_types": ["full_attention"] * 3}, False, "exaone4"),
+    "seed_oss": Case({"head_dim": 16, "attention_out_bias": True}),
+    "hunyuan_v1_dense": Case(
+        {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+        native=False,
+    ),
+    "ernie4_5": Case({"head_dim": 16, "use_bias": True}),
+    "cohere": Case({}, native=False),
+    "cohere2": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
+    "starcoder2": Case({"sliding_window": 9}, native=False),
+    "gpt2": Case({"n_inner": 80}, native=False, without=GQA),
+    "gpt_neox": Case({}, native=False, without=GQA),
+    "gpt_neox-serial": Case({"use_parallel_residual": False}, False, "gpt_neox", GQA),
+    "opt": Case({"ffn_dim": 80}, native=False, without=GQA),
+    "stablelm": Case({"use_qkv_bias": True}, native=False),
+    "stablelm-parallel": Case({"use_parallel_residual": True}, False, "stablelm"),
+    "nemotron": Case({}, native=False),
+    "helium": Case({"head_dim": 16}),
+    "arcee": Case({}, native=False),
+    "jais2": Case({"head_dim": 16}, native=False),
+    "cwm": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+    "mixtral": Case({"num_local_experts": 4, "intermediate_size": 64}),
+    "mixtral-window": Case({"num_local_experts": 4, "sliding_window": 9}, model_type="mixtral"),
+    "qwen2_moe": Case({**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}),
+    "qwen3_moe": Case({**EXPERTS, "head_dim": 16, "num_experts": 5, "norm_topk_prob": True}),
+    "qwen3_moe-dense-layers": Case(
+        {**EXPERTS, "num_hidden_layers": 4, "num_experts": 5, "mlp_only_layers": [3], "decoder_sparse_step": 2},
+        model_type="qwen3_moe",
+    ),
+    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}, native=False, triton=False),
+    "gpt_oss-clamped": Case(
+        {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "swiglu_limit": 0.5},
+        False,
+        "gpt_oss",
+        triton=False,
+    ),
+    "glm4_moe": Case(
+        {
+            **EXPERTS,
+            "head_dim": 16,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        }
+    ),
+    "glm4_moe-groups": Case(
+        {
+            **EXPERTS,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+        },
+        model_type="glm4_moe",
+    ),
+    "olmoe": Case({"num_experts": 5, "num_experts_per_tok": 2}, native=False),
+    "granitemoe": Case(
+        {
+            "num_local_experts": 5,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+        native=False,
+    ),
+    "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}, native=False),
+    "phimoe-near": Case(
+        {"num_local_experts": 5, "router_jitter_noise": 0.4, "sliding_window": 9}, native=False, model_type="phimoe"
+    ),
+    "hunyuan_v1_moe": Case({"head_dim": 16, "num_experts": 5, "moe_topk": 2}, native=False),
+    "ernie4_5_moe": Case(
+        {
+            "moe_intermediate_size": 24,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "num_hidden_layers": 4,
+            "moe_layer_end_index": 2,
+            "use_bias": False,
+        }
+    ),
+    "minimax_m2": Case(
+        {
+            "head_dim": 16,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+        native=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    folder: Path
+    theirs: transformers.PreTrainedModel
+    config: ModelConfig
+    native: bool
+    triton: bool
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        found: torch.Tensor = self.theirs(torch.tensor([tokens])).logits[0]
+        return found
+
+    def continued(self, prompt: list[int]) -> list[int]:
+        """The most likely tokens, each of a pass over all that is before it."""
+        tokens = list(prompt)
+        for _ in range(NEW):
+            tokens.append(int(self.logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+
+def make(name: str, folder: Path) -> Model:
+    case = CASES[name]
+    fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(case.model_type or name, **fields)
+    kind = transformers.AutoModelForImageTextToText if "text_config" in fields else transformers.AutoModelForCausalLM
+    theirs = kind.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
+        corrections = [each for name, each in theirs.named_buffers() if "correction_bias" in name]
+        for weight in (*theirs.parameters(), *corrections):
+            weight.add_(torch.randn_like(weight) * 0.1)
+    theirs.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    return Model(folder, theirs, read_config(locate(str(folder))), case.native, case.triton)
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return make(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def forward(model: Model, dtype: torch.dtype = torch.float32) -> Forward:
+    ours = build_model(model.config, Topology(), dtype, CPU)
+    source = open_source(locate(str(model.folder)), model.config)
+    load_weights(ours.slots(), source, progress=False, device=CPU)
+    return Forward(ours, page_size=4, dtype=dtype)
+
+
+def in_chunks(forward: Forward, tokens: list[int], cuts: tuple[int, ...]) -> torch.Tensor:
+    steps = pairwise((0, *cuts, len(tokens)))
+    return torch.cat([forward.step({0: tokens[begin:end]})[0] for begin, end in steps])
+
+
+@pytest.mark.slow
+def test_logits_are_those_of_transformers(model: Model) -> None:
+    tokens = prompt(50, seed=2)
+    found = in_chunks(forward(model), tokens, (13, 14, 33, 48, 49))
+    torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_bfloat16_stays_near(model: Model) -> None:
+    tokens = prompt(50, seed=2)
+    truth = model.logits(tokens)
+    found = in_chunks(forward(model, torch.bfloat16), tokens, (13, 14, 33, 48, 49))
+    assert (found.float() - truth).norm() / truth.norm() < 0.1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU interprets no kernels")
+def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's, interpreted: those that the layers choose, and attention."""
+    from bough.attention.triton_backend import TritonAttention
+    from bough.kernels.decode_attention.work import DecodeWork
+    from bough.kernels.prefill_attention.triton import config_for
+    from bough.kernels.triton_ops import TRITON
+    from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
+
+    if not model.triton:
+        pytest.skip("what the layers choose is torch's")
+    monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
+    ours, config, tokens = forward(model), model.config, prompt(24, seed=2)
+    shape = (config.num_heads, config.num_kv_heads, config.head_dim)
+    work = partial(DecodeWork, 1, *shape, CPU, programs=INTERPRETED_PROGRAMS)
+    prefill = config_for(*shape, torch.float32)
+    ours.attention = TritonAttention(torch.from_numpy, lambda window: work(window=window), prefill)
+    found = in_chunks(ours, tokens, (13, 14, 23))
+    torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["native", "torch", pytest.param("triton", marks=pytest.mark.gpu)])
+def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
+    if backend == "native" and not model.native:
+        assert why_not_recorded(model.config) is not None
+        return
+    device = {"device": "cuda" if backend == "triton" else "cpu", "attention_backend": backend, "cpu_threads": 1}
+    sizes = {"context_length": None, "page_size": 4, "max_total_tokens": 400, "max_running_requests": 4}
+    engine = LocalEngine(model.folder, new=NEW, dtype="float32", quantization="none", **device, **sizes)
+    first = prompt(40, seed=3)
+    prompts = [first, prompt(5, seed=4), [*first[:24], *prompt(9, seed=5)]]
+    truth = [model.continued(tokens) for tokens in prompts]
+    assert [output for output, _ in engine.ask(*prompts)] == truth
+    again = [*first, *truth[0], 7]
+    output, cached = engine.ask(again, logprobs=LogprobRequest())[0]
+    assert (output, cached) == (model.continued(again), 44)
+    expected = model.logits([*again, *output]).log_softmax(-1)[len(again) - 1 : -1]
+    scores = torch.tensor(engine.out.scores[len(prompts)])
+    torch.testing.assert_close(
+        scores, expected.gather(1, torch.tensor(output)[:, None])[:, 0], atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["glm4", "gpt2"])
+def test_an_engine_serves_the_folder(tmp_path: Path, name: str) -> None:
+    model, tokens = make(name, tmp_path), prompt(20, seed=6)
+    with bough.Engine(model_path=str(tmp_path), skip_tokenizer_init=True, dtype="float32") as engine:
+        sampling = {"temperature": 0.0, "max_new_tokens": NEW, "ignore_eos": True}
+        answer = engine.generate(input_ids=tokens, sampling_params=sampling)
+    assert answer["output_ids"] == model.continued(tokens)
+
+
+def test_the_page_tells_what_was_compared() -> None:
+    """Its table has a line for each family, which has a case here."""
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    _, _, table = page.partition("|---|---|---|---|---|\n")
+    assert table.partition("\n\n")[0].splitlines() == list(lines())
+
+
+def lines() -> Iterator[str]:
+    """The page's table."""
+    for family in BUILT_IN:
+        cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
+        assert cases, f"{family.architectures} are not compared"
+        columns = (
+            ", ".join(f"`{name}`" for name in family.model_types),
+            ", ".join(f"`{name}`" for name in family.architectures),
+            "safetensors, GGUF" if family.gguf_architecture else "safetensors",
+            "torch and native" if all(case.native for case in cases) else "torch",
+            "torch attention"
+            if not all(case.triton for case in cases)
+            else "tokens"
+            if family.model_types == ("llama",)
+            else "interpreted",  # of SmolLM2, in test_golden_gpu.py
+        )
+        yield f"| {' | '.join(columns)} |"

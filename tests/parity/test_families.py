@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
     "minimax_m2": Case(
         {
             "head_dim": 16,
-            "num_local_experts": 5,
+            "num_local_experts": 6,
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },

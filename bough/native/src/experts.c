@@ -137,14 +137,19 @@ static piece find_piece(const sorted *s, int part, const linear_call *like, int6
 static void multiply(const sorted *s, int part, const linear_call *like, const linear_kernels *kernels,
                      bough_thread *thread) {
     const bough_weight *parts = like->parts + part;
-    int64_t active = s->active[s->experts->experts];
-    int64_t size = linear_run_size(parts, like->count, active, thread->threads);
-    int64_t runs = linear_count_runs(parts, like->count, size), items = runs * active;
+    int experts = s->experts->experts;
+    /* As many experts as may have tokens: how many have some can be looked at with a tile in hand only. */
+    int64_t most = at_most(s->pairs, experts);
+    int64_t size = linear_run_size(parts, like->count, most, thread->threads);
+    int64_t runs = linear_count_runs(parts, like->count, size), items = runs * most;
     for (int64_t item = bough_shared_out_tile(thread, items), following; item < items; item = following) {
         following = bough_shared_out_tile(thread, items);
+        int64_t there_are = runs * s->active[experts];
+        if (item >= there_are)
+            continue;
         piece own = find_piece(s, part, like, size, runs, item);
         const uint8_t *next = NULL;
-        if (following < items)
+        if (following < there_are)
             next = linear_run_start(find_piece(s, part, like, size, runs, following).run);
         linear_multiply_run(&own.call, kernels, &own.run, next, s->reduced + own.first * token_bytes(parts->k), 0,
                             own.call.m, thread);

@@ -197,13 +197,11 @@ class Recorder:
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, group)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
-        if layer.sinks is not None:
-            raise NotRecordedError("attention sinks")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
         caches = (self._address(keys), self._address(values), CACHE_NUMBERS[keys.dtype])
-        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, layer.ends_only)
+        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, self._address(layer.sinks), layer.ends_only)
         self._add("attention", *shape, *caches, *limits, self.place(q), q.stride(0), layer.group, self.place(out))
         return out.view(-1, layer.heads, layer.head_dim)
 

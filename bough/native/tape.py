@@ -24,7 +24,7 @@ ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "rms_norm": (Address, Address, Address, Float, Bool, Size, Address, Address),
     "linear": (Address, Int, Address, Size, Address, Address, Size),
     "norm_rope_store": (Address, Int, Int, Int, Address, Address, Float, Bool, *[Address] * 4, Int, Int),
-    "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Bool, Address, Size, Int, Address),
+    "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Address, Bool, Address, Size, Int, Address),
     "gate": (Address, Int, Size, Address),
     "take_rows": (Address, Size, Size, Address),
     "softcap": (Address, Size, Float),

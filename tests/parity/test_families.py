@@ -130,11 +130,10 @@ CASES: dict[str, Case] = {
         {**EXPERTS, "num_hidden_layers": 4, "num_experts": 5, "mlp_only_layers": [3], "decoder_sparse_step": 2},
         model_type="qwen3_moe",
     ),
-    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}, native=False, triton=False),
+    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}, triton=False),
     "gpt_oss-clamped": Case(
         {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "swiglu_limit": 0.5},
-        False,
-        "gpt_oss",
+        model_type="gpt_oss",
         triton=False,
     ),
     "glm4_moe": Case(

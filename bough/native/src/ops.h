@@ -29,6 +29,7 @@ typedef struct {
     int64_t position;            /* of the first query, whose last key that is; the next one sees one more */
     int64_t window;              /* keys that a query sees; 0: all */
     float scale, softcap;        /* softcap 0: none */
+    const float *sinks;          /* [group] logits that join the softmax, or NULL */
     float *out;                  /* like q: [queries][group][dim] */
     int64_t out_stride;
     /* NULL, or for one run and one query [2 * group]: the scores' maxima and sums; `out` is then undivided, and one head

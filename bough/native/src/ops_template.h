@@ -379,8 +379,8 @@ static void attend(const bough_attend *task) {
     for (int i = 0; i < a.vectors; i++) {
         const float *q = task->q + i / task->group * task->q_stride + i % task->group * task->dim;
         widen(q, BOUGH_FLOAT32, task->dim, a.dim, a.q + i * a.dim);
-        a.peak_before[i] = LEAST;
-        a.total_before[i] = 0.0f;
+        a.peak_before[i] = task->sinks == NULL ? LEAST : task->sinks[i % task->group];
+        a.total_before[i] = task->sinks == NULL ? 0.0f : 1.0f;
     }
     memset(a.before, 0, (size_t)(a.vectors * a.dim) * sizeof(float));
     for (int64_t first = task->first_key, end; first < task->last_key; first = end) {
@@ -409,7 +409,7 @@ static void join(const bough_attend *task, int64_t runs, const float *results, i
     int64_t dim = (task->dim + LANES - 1) / LANES * LANES, apart = bough_run_dim(task->dim);
     for (int head = 0; head < task->group; head++) {
         _Alignas(64) float all[MAX_DIM] = {0};
-        float peak = LEAST, total = 0.0f;
+        float peak = task->sinks == NULL ? LEAST : task->sinks[head], total = task->sinks == NULL ? 0.0f : 1.0f;
         for (int64_t run = 0; run < runs; run++) {
             const float *result = results + run * floats, *weight = result + task->group * apart;
             fold(all, &peak, &total, result + head * apart, weight[head], weight[task->group + head], dim);

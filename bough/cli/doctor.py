@@ -15,6 +15,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,34 @@ import msgspec
 import psutil
 
 from bough.cli.commands import Parser
-from bough.cli.flags import add_engine_flags, settings_from
+from bough.cli.flags import add_engine_flags, settings_with_model
 from bough.core.errors import ResourceError
+from bough.core.model_config import ModelConfig
 from bough.core.settings import ModelSettings, Settings
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
-from bough.executor.sizing import CacheShape, size_cpu_cache
+from bough.executor.sizing import (
+    GPU_ROWS,
+    CacheShape,
+    default_gpu_chunk,
+    size_cpu_cache,
+    size_gpu_cache,
+)
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, locate
 from bough.native.library import instruction_sets, load_library, use_instruction_set
 from bough.version import __version__
 
+STEP_WIDTHS = 24  # times the hidden size, that each token of a step takes on a GPU
+USUAL_TOKENS = 2048  # prompt and answer of a request
+# --quantization and --kv-cache-dtype with which a model fits that does not as it was asked for, the least loss first.
+REMEDIES = {
+    "cpu": ({"quantization": "int8"}, {"quantization": "int4"}),
+    "cuda": (
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"quantization": "fp8"},
+        {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"},
+    ),
+}
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -68,6 +87,7 @@ class Fit(msgspec.Struct, frozen=True):
     weight_bytes: int | None = None
     kv_bytes_per_token: int | None = None
     kv_tokens: int | None = None
+    flags: str = ""  # with which it fits; empty: as it was asked for
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -93,10 +113,11 @@ def run(argv: Sequence[str]) -> int:
         about="Shows what this machine offers, what an engine with the given flags would use, what would fit, and what "
         "is missing.",
     )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path; a config.json is enough")
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON object")
     add_engine_flags(parser)
     parsed = parser.parse(argv)
-    settings = settings_from(parsed)
+    settings = settings_with_model(parsed)
     fit, findings = look_at_fit(settings)
     missing = (*look_for_missing(), *findings)
     ok = not any(finding.needed for finding in missing)
@@ -127,7 +148,10 @@ def _page(report: Report) -> Iterator[str]:
     if fit.kv_tokens is not None and fit.context_length is not None:
         contexts = fit.kv_tokens / fit.context_length
         yield _line("room", f"{fit.kv_tokens:,} tokens, {contexts:.1f} times the context of {fit.context_length:,}")
+        yield _line("batch", f"{fit.kv_tokens // USUAL_TOKENS:,} requests of {USUAL_TOKENS:,} tokens at once")
     yield _line("why", fit.note)
+    if fit.flags:
+        yield _line("flags", fit.flags)
     yield "\nMissing" if report.missing else "\nNothing is missing."
     for finding in report.missing:
         yield f"  {'needed:  ' if finding.needed else 'optional:'} {finding.what}"
@@ -162,8 +186,8 @@ def look_at_use(settings: Settings) -> Use:
     model = settings.model
     torch = load_torch()
     return Use(
-        device="cpu",
-        dtype=_dtype_name(settings),
+        device=_device(model, torch),
+        dtype=_dtype_name(settings, torch),
         threads=model.cpu_threads or compute_cores(),
         torch=None if torch is None else str(torch.__version__),
         attention_backend=_attention_backend(model),
@@ -228,8 +252,15 @@ def _cpu_name() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _dtype_name(settings: Settings) -> str:
-    return "float32" if settings.model.dtype == "auto" else settings.model.dtype
+def _device(model: ModelSettings, torch: Any | None) -> str:
+    sees_gpu = torch is not None and torch.cuda.is_available()
+    return "cuda" if sees_gpu and model.device in ("auto", "cuda") else "cpu"
+
+
+def _dtype_name(settings: Settings, torch: Any | None) -> str:
+    if settings.model.dtype != "auto":
+        return settings.model.dtype
+    return "bfloat16" if _device(settings.model, torch) == "cuda" else "float32"
 
 
 def _attention_backend(model: ModelSettings) -> str:
@@ -256,6 +287,8 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
     if entry is not None:
         return None if catalogue.local_path(entry) is None else locate(entry.name)
     assert model is not None
+    if Path(model).name == "config.json":
+        model = str(Path(model).expanduser().parent)
     if Path(model).expanduser().exists() or not REPOSITORY.fullmatch(model):
         return locate(model)  # or its error, which says what would be right
     from huggingface_hub import errors, snapshot_download
@@ -267,40 +300,81 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
 
 
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
+    """What fits with the settings as they are, or else with the first remedy that helps."""
+    from bough.executor.load_model import resolve_config
+
+    config, device = resolve_config(files, settings), _device(settings.model, torch)
+    fit, error = _try(name, files, settings, config, torch)
+    if error is None:
+        return fit, []
+    for remedy in REMEDIES[device]:
+        changed = replace(
+            settings,
+            model=replace(settings.model, quantization=remedy.get("quantization", settings.model.quantization)),
+            memory=replace(
+                settings.memory, kv_cache_dtype=remedy.get("kv_cache_dtype", settings.memory.kv_cache_dtype)
+            ),
+        )
+        other, still = _try(name, files, changed, config, torch)
+        if still is None and (other.kv_tokens or 0) >= min(config.context_length, USUAL_TOKENS):
+            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in remedy.items())
+            missing = Finding(True, str(error), f"add {flags}")
+            return msgspec.structs.replace(other, note=f"only with {flags}: {other.note}", flags=flags), [missing]
+    return fit, [Finding(True, str(error), "choose a smaller model, or free some memory")]
+
+
+def _try(
+    name: str, files: ModelFiles, settings: Settings, config: ModelConfig, torch: Any
+) -> tuple[Fit, ResourceError | None]:
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
-    from bough.executor.load_model import resolve_chunk, resolve_config
+    from bough.executor.load_model import resolve_chunk
     from bough.loader.load import open_source, packed_size
     from bough.loader.source import DummySource
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
-    config, dtype = resolve_config(files, settings), getattr(torch, _dtype_name(settings))
-    weight_bytes, cache_like = DummySource(config, dtype).nbytes(), dtype
-    if (files.gguf or files.safetensors) and dtype == torch.float32 and _attention_backend(settings.model) == "native":
-        packed = packed_size(open_source(files, config), settings.model.quantization)
+    on_gpu = _device(settings.model, torch) == "cuda"
+    dtype = getattr(torch, _dtype_name(settings, torch))
+    shapes = DummySource(config, dtype)
+    weight_bytes, cache_like = shapes.nbytes(), dtype
+    if on_gpu and settings.model.quantization == "fp8":
+        tables = 2 * config.vocab_size * config.hidden_size * dtype.itemsize
+        weight_bytes = min(weight_bytes, tables) + max(0, weight_bytes - tables) // dtype.itemsize
+    on_disk, fewer_bits = files.gguf or files.safetensors, settings.model.quantization in ("int8", "int4")
+    packs = not on_gpu and dtype == torch.float32 and _attention_backend(settings.model) == "native"
+    if packs and (on_disk or fewer_bits):
+        packed = packed_size(open_source(files, config) if on_disk else shapes, settings.model.quantization)
         weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
-    held = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
-    of_groups = KVPool.bytes_per_token(config, held, Topology())
-    per_token, rows = sum(of_groups), settings.scheduler.max_running_requests or CPU_ROWS
-    chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
-    free = free_memory_bytes()
+    of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), Topology())
+    fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups))
+    rows = settings.scheduler.max_running_requests or (GPU_ROWS if on_gpu else CPU_ROWS)
+    chunk = resolve_chunk(settings, config, default_gpu_chunk(config) if on_gpu else CPU_CHUNK_TOKENS)
+    shape = CacheShape.of(config, of_groups, settings.memory, rows, chunk)
+    free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)
     try:
         if weight_bytes > free:
-            raise ResourceError(f"The weights of {name} take {weight_bytes / 2**30:.2f} GiB, more than is free.")
-        size = size_cpu_cache(
-            settings.memory,
-            free_bytes=free - weight_bytes,
-            weight_bytes=weight_bytes,
-            shape=CacheShape.of(config, of_groups, settings.memory, rows, chunk),
-            context_length=config.context_length,
-        )
+            raise ResourceError(
+                f"The weights of {name} take {_gib(weight_bytes)}, more than the {_gib(free)} that are free."
+            )
+        left = free - weight_bytes
+        if on_gpu:
+            # An engine measures its largest step; here that is what such steps were seen to take.
+            step = STEP_WIDTHS * (rows + chunk) * config.hidden_size * dtype.itemsize
+            size = size_gpu_cache(
+                settings.memory, free_bytes=left, total_bytes=total, activation_bytes=step, shape=shape
+            )
+        else:
+            size = size_cpu_cache(
+                settings.memory,
+                free_bytes=left,
+                weight_bytes=weight_bytes,
+                shape=shape,
+                context_length=config.context_length,
+            )
     except ResourceError as error:
-        fix = "choose a smaller model or --dtype bfloat16, or free some memory"
-        return Fit(name, "does not fit", config.context_length, weight_bytes, per_token), [
-            Finding(True, str(error), fix)
-        ]
+        return fit, error
     tokens = size.pages[0] * settings.memory.page_size
-    return Fit(name, size.note, config.context_length, weight_bytes, per_token, tokens), []
+    return msgspec.structs.replace(fit, note=size.note, kv_tokens=tokens), None
 
 
 def _absent_packages() -> list[str]:

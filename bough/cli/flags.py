@@ -112,6 +112,16 @@ def settings_from(parsed: argparse.Namespace, environ: Mapping[str, str] | None 
     return Settings.from_flat(given_settings(parsed, environ))
 
 
+def settings_with_model(parsed: argparse.Namespace) -> Settings:
+    """The same for commands that take the model as an argument, too."""
+    given = given_settings(parsed)
+    if parsed.model is not None:
+        if vars(parsed).get("model_path", parsed.model) != parsed.model:
+            raise SettingsError("The model was given twice: as an argument and with --model-path; give it once.")
+        given["model_path"] = parsed.model
+    return Settings.from_flat(given)
+
+
 def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     return {
         **_from_file(parsed.config),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bough.cli.commands import Parser
-from bough.cli.flags import add_engine_flags, given_settings
-from bough.core.errors import SettingsError
-from bough.core.settings import Settings
+from bough.cli.flags import add_engine_flags, settings_with_model
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,12 +17,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path")
     add_engine_flags(parser, server=True)
     parsed = parser.parse(argv)
-    given = given_settings(parsed)
-    if parsed.model is not None:
-        if vars(parsed).get("model_path", parsed.model) != parsed.model:
-            raise SettingsError("The model was given twice: as an argument and with --model-path; give it once.")
-        given["model_path"] = parsed.model
-    settings = Settings.from_flat(given)
+    settings = settings_with_model(parsed)
     from bough.launch.service import serve
 
     serve(settings)

@@ -29,7 +29,7 @@ class RopeConfig:
     factors: tuple[float, ...] | None = None
     short_factors: tuple[float, ...] | None = None  # longrope: instead of `factors`, up to the original context
     partial_rotary_factor: float = 1.0  # the share of each head that rotates, its first coordinates
-    apart: bool = False  # those that rotate as a pair stand half a head apart, as kernels take them
+    apart: bool = False  # coordinates that rotate as a pair stand half a head apart, as kernels take them
     sections: tuple[int, ...] | None = None  # pairs of coordinates that rotate by the first, second, third position
 
     def rotary_dim(self, head_dim: int) -> int:

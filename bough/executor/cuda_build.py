@@ -18,7 +18,15 @@ from bough.executor.graphs import GraphSizes
 from bough.executor.kernel_makers import KernelMakers
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.plain_plans import decode_plan, padding_batch, prompt_plan
-from bough.executor.sizing import GRAPH_BYTES, LIBRARY_BYTES, CacheShape, StepShape, size_gpu_cache
+from bough.executor.sizing import (
+    GPU_ROWS,
+    GRAPH_BYTES,
+    LIBRARY_BYTES,
+    CacheShape,
+    StepShape,
+    default_gpu_chunk,
+    size_gpu_cache,
+)
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import MOST_ROWS
@@ -26,9 +34,6 @@ from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
 
-GPU_ROWS = 512
-GPU_CHUNK_TOKENS = 8192
-MOE_CHUNK_TOKENS = 16384  # of which each of many experts gets rows enough for whole tiles
 # Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
 # take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
 GPU_EVEN_TOKENS = 512
@@ -41,8 +46,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
             f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
         )
     rows = settings.scheduler.max_running_requests or GPU_ROWS
-    default = min(GPU_CHUNK_TOKENS, config.context_length) if config.moe is None else MOE_CHUNK_TOKENS
-    chunk = resolve_chunk(settings, config, default)
+    chunk = resolve_chunk(settings, config, default_gpu_chunk(config))
     forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
     widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
     step = StepShape(

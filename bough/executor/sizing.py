@@ -20,6 +20,9 @@ from bough.sampling.logprobs import INPUT_BLOCK
 CPU_POOL_SHARE = 0.25  # of the free memory: several engines live side by side on one machine
 CPU_POOL_CONTEXTS = 32
 GPU_FRACTION = 0.9
+GPU_ROWS = 512
+GPU_CHUNK_TOKENS = 8192
+MOE_CHUNK_TOKENS = 16384  # of which each of many experts gets rows enough for whole tiles
 MOST_TOKENS = 1 << 22  # of full attention, where no layer has it: page numbers alone take memory then
 
 
@@ -74,6 +77,11 @@ class CacheSize:
         window = shape.window_tokens(tokens)
         note += f"; layers with a sliding window keep {window}"
         return CacheSize((tokens // page_size, -(-window // page_size)), note)
+
+
+def default_gpu_chunk(config: ModelConfig) -> int:
+    """Prompt tokens of a step on a GPU, where the user does not say."""
+    return min(GPU_CHUNK_TOKENS, config.context_length) if config.moe is None else MOE_CHUNK_TOKENS
 
 
 def size_cpu_cache(

@@ -18,6 +18,7 @@ from bough.gateway.responses import JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
+from bough.server.http_protocol import EXCHANGE_KEY
 
 LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
 PREFIXES = ("/v1/", "/api/")
@@ -70,7 +71,7 @@ class GatewayApp:
             if peeked.not_json is not None and takes_json(path, scope["headers"]):
                 raise HttpError(400, f"The body is not a valid JSON object: {peeked.not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)
-            await self._proxied(call, Outlet(call, send), receive)
+            await self._proxied(call, Outlet(call, send, scope.get(EXCHANGE_KEY)), receive)
         except ClientLeftError:
             return
         except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback

@@ -17,6 +17,7 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.headers import RawHeaders
 from bough.gateway.peek import FIELDS, LARGE, Peek, peek
 from bough.server.errors import HttpError
+from bough.server.http_protocol import EXCHANGE_KEY, Exchange
 
 MIB = 1 << 20
 PAUSE_S = 60.0  # for the next piece of a body; who sends nothing holds memory for nothing
@@ -56,6 +57,10 @@ class HeldBody:
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
                 self._check(int(value), most)
+        exchange: Exchange | None = scope.get(EXCHANGE_KEY)
+        if exchange is not None and (whole := exchange.take_whole()) is not None:  # as nearly always
+            self._hold(whole, most)
+            return whole
         chunks: list[bytes] = []
         while True:
             try:
@@ -67,12 +72,15 @@ class HeldBody:
             if message["type"] == "http.disconnect":
                 raise ClientLeftError
             chunk = message.get("body", b"")
-            self._check(self._size + len(chunk), most)
-            self._size += len(chunk)
-            self._bodies.held += len(chunk)
+            self._hold(chunk, most)
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _hold(self, chunk: bytes, most: int) -> None:
+        self._check(self._size + len(chunk), most)
+        self._size += len(chunk)
+        self._bodies.held += len(chunk)
 
     def release(self) -> None:
         self._bodies.held -= self._size

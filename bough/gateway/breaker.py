@@ -32,8 +32,9 @@ class Breaker:
         return self._state
 
     def admits(self, now_s: float) -> bool:
-        state = self.state(now_s)
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._trials)
+        if self._state is BreakerState.CLOSED:
+            return True
+        return self.state(now_s) is BreakerState.HALF_OPEN and not self._trials
 
     def begin(self, now_s: float) -> None:
         """A request is sent. One that was sent before the breaker opened is no trial."""

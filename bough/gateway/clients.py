@@ -56,6 +56,8 @@ class Clients:
     def count(self, client: ClientKey | None, now_s: float) -> None:
         """Counts a request, or raises a 429 without counting it."""
         own = self._buckets.get(client.key) if client is not None else None
+        if own is None and not self._common:
+            return
         wait_s = take_from_all([*self._common, *([own] if own is not None else ())], now_s)
         if wait_s:
             seconds = max(1, math.ceil(wait_s))

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499  # what the log shows of a request whose client has left
 TICK_S, QUEUE_TICKS = 1.0, 10
-PRESENCE_DELAY_S = 0.005  # so that watching a client does not stand between it and its worker
 
 
 class Gateway:
@@ -54,7 +53,7 @@ class Gateway:
             self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky
         )
         self._traces = traces_to(settings.otlp_endpoint)
-        self._running: set[asyncio.Timeout] = set()  # one for each call, which ends it
+        self._running: dict[asyncio.Timeout, float] = {}  # the scope of each call, and when its time is up
         self._stopping = False
         self._ticking: asyncio.Task[None] | None = None
 
@@ -87,14 +86,14 @@ class Gateway:
             call.span = self._traces.begin(call)
         presence: Presence | None = None
         try:
-            async with asyncio.timeout(self.settings.request_timeout_secs) as scope:
-                self._running.add(scope)
+            async with asyncio.timeout(None) as scope:
+                self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
                 presence = Presence(receive, outlet, scope)
                 try:
                     await self._proxy.answer(call, outlet)
                 finally:
                     presence.end()
-                    self._running.discard(scope)
+                    del self._running[scope]
         except TimeoutError:
             if presence is not None and presence.left:
                 call.status = CLIENT_GONE
@@ -132,10 +131,20 @@ class Gateway:
             try:
                 for _ in range(QUEUE_TICKS):
                     await asyncio.sleep(TICK_S / QUEUE_TICKS)
+                    self._look_at_times(time.monotonic())
                     self.dispatch.serve_waiting()
                 self.policies.tick(time.monotonic())
             except Exception:  # not swallowed: logged with its traceback, and the next tick comes
                 log.exception("the gateway's housekeeping failed")
+
+    def _look_at_times(self, now_s: float) -> None:
+        """One look at all requests costs less than a timer for each."""
+        for scope, end_s in self._running.items():
+            if end_s > now_s:
+                break  # later ones have more time
+            end_scope(scope)
+        for worker in self.registry:
+            worker.look_for_silence(now_s, self.settings.health_check_timeout_secs)
 
 
 class Presence:
@@ -143,24 +152,24 @@ class Presence:
 
     def __init__(self, receive: Receive, outlet: Outlet, scope: asyncio.Timeout) -> None:
         self.left = False
-        self._receive = receive
         self._outlet = outlet
         self._scope = scope
         self._listening: asyncio.Future[Message] | None = None
-        self._timer = asyncio.get_running_loop().call_later(PRESENCE_DELAY_S, self._listen)
+        exchange = outlet.exchange
+        if exchange is None:  # the whole body was received, so the next message is the disconnect
+            self._listening = asyncio.ensure_future(receive())
+            self._listening.add_done_callback(self._leave)
+        else:
+            exchange.on_leave = self._leave
+            if exchange.gone:
+                self._leave()
 
     def end(self) -> None:
-        self._timer.cancel()
         if self._listening is not None:
             self._listening.remove_done_callback(self._leave)
             self._listening.cancel()
 
-    def _listen(self) -> None:
-        """The whole body was received, so the next message is the disconnect."""
-        self._listening = asyncio.ensure_future(self._receive())
-        self._listening.add_done_callback(self._leave)
-
-    def _leave(self, listening: asyncio.Future[Message]) -> None:
-        if not self._outlet.ended and not listening.cancelled():  # else it leaves with its whole response
+    def _leave(self, _: object = None) -> None:
+        if not self._outlet.ended:  # else it leaves with its whole response
             self.left = True
             end_scope(self._scope)

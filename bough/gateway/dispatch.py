@@ -51,11 +51,11 @@ class Dispatch(RegistryListener):
 
     async def lease(self, call: Call) -> Lease:
         """A worker for the call's next attempt. Raises a 408, 429 or 503 where there is none."""
-        self._check_model(call)
         if call.admitted or not self._is_waited_for(call.peek.model):
             lease = self.try_lease(call)
             if lease is not None:
                 return lease
+        self._check_model(call)
         return await self._wait(call)
 
     def finish(self, call: Call) -> None:

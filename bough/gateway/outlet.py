@@ -13,6 +13,7 @@ from bough.gateway.call import Call
 from bough.gateway.responses import Response, error_shape
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
+from bough.server.http_protocol import Exchange
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
 MOST_RECENT = 1 << 16
@@ -21,9 +22,13 @@ LINES = b"application/x-ndjson"
 
 
 class Outlet:
-    def __init__(self, call: Call, send: Send) -> None:
+    """`exchange`: the client's connection, where the application has it to itself; pieces then take a short way."""
+
+    def __init__(self, call: Call, send: Send, exchange: Exchange | None = None) -> None:
         self._call = call
         self._send = send
+        self.exchange = exchange
+        self._unsent = b""  # without an exchange
         self._of_lines = False
         self._half_line = b""
         self._gone = b""  # the end of what has gone out
@@ -46,7 +51,13 @@ class Outlet:
         self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def piece(self, data: bytes) -> None:
+    @property
+    def writable(self) -> bool:
+        """Whether the client takes what is written at once."""
+        return self.exchange is not None and self.exchange.writable
+
+    def write(self, data: bytes) -> None:
+        """Sends a piece of the stream; `flush` must follow unless it was `writable`."""
         self._recent.append(data)
         self._recent_bytes += len(data)
         if self._recent_bytes > MOST_RECENT:
@@ -55,11 +66,19 @@ class Outlet:
         if self._half_line or not data.endswith(b"\n"):
             data = self._whole_lines(data)
         if data:
-            await self._pass(data)
+            self._pass(data)
+
+    async def flush(self) -> None:
+        if self.exchange is not None:
+            await self.exchange.until_writable()
+        elif self._unsent:
+            data, self._unsent = self._unsent, b""
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         if self._half_line:
-            await self._pass(self._half_line)
+            self._pass(self._half_line)
+        await self.flush()
         self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -70,11 +89,11 @@ class Outlet:
         self._half_line = b""
         if self._of_lines:
             gap = b"" if self._gone.endswith(b"\n") or not self._gone else b"\n"
-            await self._pass(gap + error + b"\n")
+            self._pass(gap + error + b"\n")
         else:
             gap = b"" if self._gone.endswith((b"\n\n", b"\r\n\r\n")) or not self._gone else b"\n\n"
             name = b"event: error\n" if self._call.path == "/v1/messages" else b""
-            await self._pass(gap + name + b"data: " + error + b"\n\n")
+            self._pass(gap + name + b"data: " + error + b"\n\n")
         await self.end()
 
     def _whole_lines(self, data: bytes) -> bytes:
@@ -85,10 +104,13 @@ class Outlet:
         self._half_line = data[end:]
         return data[:end]
 
-    async def _pass(self, data: bytes) -> None:
+    def _pass(self, data: bytes) -> None:
         self._call.sent_bytes += len(data)
         self._gone = data[-4:]
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if self.exchange is not None:
+            self.exchange.write(data)
+        else:
+            self._unsent += data
 
     def _begin(self, status: int) -> None:
         self._call.status = status

@@ -29,7 +29,7 @@ from bough.gateway.policy_table import PolicyTable
 from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.upstream_response import ReadInterruptedError, UpstreamResponse
-from bough.gateway.worker import Lease, SilenceTimer, Worker, WorkerLostError
+from bough.gateway.worker import Lease, Worker, WorkerLostError
 from bough.server.errors import HttpError
 
 BUDGET_RESERVE = 100.0  # retries that may follow each other at once: a worker with many requests may die
@@ -183,7 +183,6 @@ class Proxy:
         self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
         resumable = call.peek.streams and call.path in RESUMABLE_PATHS
         headers = [*call.headers, RESUME_HEADER] if resumable else call.headers
-        silence = SilenceTimer(worker, self.settings.health_check_timeout_secs)
         response: UpstreamResponse | None = None
         try:
             async with lease.bounded(self.settings.attempt_timeout_secs):
@@ -208,8 +207,6 @@ class Proxy:
                 lease.abandon()
             await self._note_end(call, worker, error)
             raise failure from None
-        finally:
-            silence.cancel()
         call.worker = worker
         if isinstance(result, Response):
             lease.succeed()
@@ -271,27 +268,38 @@ class Proxy:
         """One worker's part of a stream, until its end."""
         lease, response = stream.lease, stream.response
         lease.interrupt = response.interrupt
-        silence = SilenceTimer(lease.worker, self.settings.health_check_timeout_secs)
-        chunk = stream.first
+        key = lease.worker.api_key
+        if call.path == RESPONSES:
+            self._learn(call, _last_event(stream.first))
+
+        def pass_on(chunk: bytes) -> None:
+            lease.heard = True
+            piece = text.feed(chunk if key is None else scrubbed(chunk, key))
+            lease.resumable = text.resumable
+            if text.delivered:
+                lease.prove()
+            if piece:
+                outlet.write(piece)
+
+        def tap(chunk: bytes) -> bool:
+            if not outlet.writable:
+                return False
+            pass_on(chunk)
+            return True
+
+        chunk, response.tap = stream.first, tap
         try:
             while chunk:
-                piece = text.feed(scrubbed(chunk, lease.worker.api_key))
-                lease.resumable = text.resumable
-                if text.delivered:
-                    lease.prove()
-                if call.path == RESPONSES and chunk is stream.first:
-                    self._learn(call, _last_event(piece))
-                if piece:
-                    await outlet.piece(piece)
+                pass_on(chunk)
+                await outlet.flush()
                 chunk = await _next_chunk(stream)
-                silence.heard = True
         finally:
-            silence.cancel()
+            response.tap = None
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
         by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
         rest = text.rest(cut_off=by_connection and not text.resumable)
         if rest:
-            await outlet.piece(rest)
+            outlet.write(rest)
 
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText) -> OpenStream:
         call.failovers += 1

@@ -89,7 +89,9 @@ class AttemptFailedError(Exception):
 async def read_response(call: Call, lease: Lease, response: UpstreamResponse) -> Response | OpenStream:
     """Reads until the response is whole or, for a stream, until its first bytes."""
     key = lease.worker.api_key
-    headers = [(name, scrubbed(value, key)) for name, value in downstream_headers(response.headers)]
+    headers = downstream_headers(response.headers)
+    if key is not None:
+        headers = [(name, scrubbed(value, key)) for name, value in headers]
     if response.status == 200 and response.content_type in STREAM_TYPES:
         first = await response.read_some()
         if not first.startswith(EVENT_BEGINNINGS):

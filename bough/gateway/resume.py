@@ -70,6 +70,7 @@ TAIL = 256
 SEED, IDS, EVENTS = b": seed", b": ids", b": events"
 SIGN = re.compile(rb": (?:ids(?: [\d, ]*)?|seed -?\d+|events \d+)")  # a whole line; others are somebody's own comments
 PLAIN = re.compile(rb": ids [\d,]+\n(?:data: \{|event: content)")  # how nearly every event begins
+ONE_EVENT = re.compile(rb": ids ([\d,]+)\n((?:event: content[^\n]*\n)?data: \{[^\n]*\n\n)")
 ENDINGS = (b"data: [DONE]", b"event: message_stop")
 ERRORS = (b'data: {"error"', b"event: error")
 # What a worker says when it, and not the request, is the reason for the end of a stream.
@@ -113,6 +114,10 @@ class ResumableText:
             self.delivered = self.delivered or bool(data)
             self._tail = (self._tail + data)[-TAIL:]
             return data
+        if not (self._buffer or self._undecided or self._earlier) and (event := ONE_EVENT.fullmatch(data)):
+            self.output_ids += _ids(event[1])
+            self._last = event[2]
+            return self._last
         self._buffer += data
         ready: list[bytes] = []
         while (group := self._next_group()) is not None:

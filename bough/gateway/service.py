@@ -21,6 +21,7 @@ import msgspec
 import uvloop
 
 from bough.core.errors import BoughError, SettingsError
+from bough.core.garbage import settle_garbage
 from bough.core.gateway_settings import GatewaySettings
 from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
@@ -74,6 +75,7 @@ async def serve(
         front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), settings))
         grpc = await _open_grpc(front, settings)
         serving = asyncio.create_task(http.run_here())
+        settle_garbage()
         on_ready(url_of(listener, settings))
         await _until(ending, serving)
         if children is not None:

@@ -35,14 +35,16 @@ class UpstreamResponse:
         self._transport = transport
         self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
         self._on_close = on_close
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._headed = self._interim = False
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
         self._paused = self._closed = self._interrupted = False
-        self._error: ConnectionError | None = None
+        self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
+        # Takes what comes while the reader waits, which then need not wake up; returns False to leave it to the reader.
+        self.tap: Callable[[bytes], bool] | None = None
 
     # ---- for its reader
 
@@ -60,11 +62,14 @@ class UpstreamResponse:
     async def read_some(self) -> bytes:
         """The body's next bytes, empty at its end. Raises a `ConnectionError` if it ends too early."""
         while not self._pieces:
-            if self.complete:
+            if self.complete and self._error is None:
                 return b""
             await self._more()
-        pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
         self._go_on()
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
@@ -82,6 +87,7 @@ class UpstreamResponse:
         """Returns a finished connection to the pool; closes any other, so that the worker aborts the request."""
         if not self._closed:
             self._closed = True
+            self._parser = None  # it holds this response: without a circle, both go without the garbage collector
             self._go_on()
             self._on_close(self)
 
@@ -111,7 +117,7 @@ class UpstreamResponse:
 
     def feed(self, data: bytes) -> None:
         self.begun = True
-        if self.complete:
+        if self.complete or self._parser is None:
             self.reusable = False  # nobody has asked for more
             return
         try:
@@ -122,10 +128,23 @@ class UpstreamResponse:
             self._head_bytes += len(data)
             if self._head_bytes > LARGEST_HEAD:
                 self._fail(ProtocolError("an answer whose headers are too long"))
+        reader = self._reader
+        if self.tap is not None and self._pieces and reader is not None and not reader.done():
+            self._pass_on(self.tap)
+            if not (self._pieces or self.complete or self._error is not None):
+                return
         if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
         self._wake()
+
+    def _pass_on(self, tap: Callable[[bytes], bool]) -> None:
+        data = self._taken()
+        try:
+            if not tap(data):
+                self._pieces, self._waiting_bytes = [data], len(data)
+        except Exception as error:  # noqa: BLE001  (not swallowed: the reader gets it)
+            self._error = error
 
     def lost(self, error: Exception | None) -> None:
         if error is None and self._headed and self.ends_with_connection and self._error is None:
@@ -151,7 +170,7 @@ class UpstreamResponse:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._headed:
+        if self._headed or self._parser is None:
             return
         status = self._parser.get_status_code()
         if status < 200:  # the real one follows
@@ -172,7 +191,7 @@ class UpstreamResponse:
     def on_message_complete(self) -> None:
         if self._interim:
             self._interim = False
-        elif not self.complete:
+        elif not self.complete and self._parser is not None:
             self.complete, self.reusable = True, self._parser.should_keep_alive()
 
 

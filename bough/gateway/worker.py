@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 from weakref import WeakSet
 
 from bough.gateway.breaker import Breaker
@@ -115,6 +118,15 @@ class Worker:
         self.reported_load, self.speed = load, speed
         self.other_load = max(0.0, load - max(own_before, self.load))
 
+    def look_for_silence(self, now_s: float, after_s: float) -> None:
+        """Asks for a health check once for each silence of `after_s` in an attempt."""
+        for lease in self.leases:
+            if lease.heard:
+                lease.heard, lease.silent_since_s = False, now_s
+            elif now_s - lease.silent_since_s >= after_s:
+                lease.silent_since_s = math.inf
+                self.suspect()
+
     def expel(self) -> None:
         for lease in list(self.leases):
             lease.call_back()
@@ -130,6 +142,8 @@ class Lease:
         # False once the client has a part of the answer that no other worker can continue: such an attempt is left to
         # a worker that is called dead as long as it is not silent.
         self.resumable = True
+        self.heard = True  # something came since the last look
+        self.silent_since_s = 0.0
         self.called_back = False
         self.interrupt: Callable[[], None] = lambda: None  # of a reader that waits outside of any scope
         self._on_release = on_release
@@ -189,49 +203,39 @@ class Lease:
         else:
             end_scope(self._scope, None if self.resumable else SILENCE_LIMIT_S)
 
-    @contextlib.asynccontextmanager
-    async def bounded(self, timeout_s: float | None) -> AsyncIterator[None]:
+    def bounded(self, timeout_s: float | None) -> AbstractAsyncContextManager[None]:
         """A scope for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called
         back."""
         if self.called_back:
             if self.resumable:
                 raise WorkerLostError
             timeout_s = None if self.worker.in_rotation else SILENCE_LIMIT_S
+        self._scope = asyncio.timeout(timeout_s)
+        return _LeaseScope(self, self._scope)
+
+    def unbound(self) -> None:
+        self._scope = None
+
+
+class _LeaseScope(AbstractAsyncContextManager[None]):
+    def __init__(self, lease: Lease, scope: asyncio.Timeout) -> None:
+        self._lease = lease
+        self._scope = scope
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(self, *failure: Any) -> None:
+        self._lease.unbound()
         try:
-            async with asyncio.timeout(timeout_s) as self._scope:
-                yield
+            await self._scope.__aexit__(*failure)
         except TimeoutError:
-            if self.called_back:
+            if self._lease.called_back:
                 raise WorkerLostError from None
             raise
-        finally:
-            self._scope = None
 
 
 def end_scope(scope: asyncio.Timeout, after_s: float | None = None) -> None:
     """Ends a scope with a `TimeoutError`, at once or after a time. No effect on one that is ending."""
     with contextlib.suppress(RuntimeError):
         scope.reschedule(0.0 if after_s is None else asyncio.get_running_loop().time() + after_s)  # 0 has passed
-
-
-class SilenceTimer:
-    """Asks for a health check once for each silence of `after_s` in an attempt. One timer per attempt keeps chunks
-    cheap."""
-
-    def __init__(self, worker: Worker, after_s: float) -> None:
-        self._worker = worker
-        self._after_s = after_s
-        self.heard = False  # set by the reader for each chunk
-        self._asked = False
-        self._timer = asyncio.get_running_loop().call_later(after_s, self._check)
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-
-    def _check(self) -> None:
-        if self.heard:
-            self.heard = self._asked = False
-        elif not self._asked:
-            self._asked = True
-            self._worker.suspect()
-        self._timer = asyncio.get_running_loop().call_later(self._after_s, self._check)

@@ -9,7 +9,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
-from bough.kernels.experts.tiling import MAX_TOKENS_UNSORTED
+from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, Norm, Ops
 from bough.kernels.rms_norm.triton import rms_norm
@@ -78,7 +78,7 @@ class TritonOps(Ops):
         down: torch.Tensor,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if x.shape[0] <= MAX_TOKENS_UNSORTED:
+        if x.shape[0] <= MAX_TOKENS_NORMED:
             return experts.normed_experts(x, residual, norm, router, bias, moe, gate_up, down, activation)
         return Ops.normed_experts(self, x, residual, norm, router, bias, moe, gate_up, down, activation)
 

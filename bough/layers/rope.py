@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from bough.core.errors import ModelError
 from bough.core.model_config import RopeConfig
 
 
@@ -45,6 +46,8 @@ def frequencies(config: RopeConfig, rotary_dim: int) -> torch.Tensor:
     """Radians per position of each pair of coordinates. [rotary_dim / 2] float32"""
     base = 1.0 / config.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
     if config.factors is not None:
+        if len(config.factors) != len(base):
+            raise ModelError(f"The rotation has {len(config.factors)} factors, but {len(base)} frequencies.")
         return base / torch.tensor(config.factors, dtype=torch.float32)
     if config.kind == "linear":
         return base / config.factor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from bough.models.family import PLAIN, ModelFamily
+from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
 
 
@@ -37,5 +37,4 @@ class Jais2(Arcee):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        norm = {"norm": "layer", "norm_bias": True, "norm_eps": config.number("layer_norm_eps", 1e-5)}
-        return {**super().fields(config), **norm}
+        return {**super().fields(config), **layer_norms(config)}

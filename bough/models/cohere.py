@@ -52,5 +52,5 @@ class Cohere2(Cohere):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        pattern = config.integer("sliding_window_pattern")
-        return {**super().fields(config), **rotating_windows(config, lambda layer: (layer + 1) % pattern != 0)}
+        windows = rotating_windows(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern") != 0)
+        return {**super().fields(config), **windows}

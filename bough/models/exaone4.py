@@ -25,8 +25,8 @@ class Exaone4(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_integer("sliding_window") is None:
             return {"qk_norm": True}
-        pattern = config.values.get("sliding_window_pattern", 4)  # checkpoints whose pattern is a text have layer_types
-        return {"qk_norm": True, **rotating_windows(config, lambda layer: (layer + 1) % pattern != 0)}
+        windows = rotating_windows(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern", 4) != 0)
+        return {"qk_norm": True, **windows}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.SandwichBlock(config, layer, placement, before=False)

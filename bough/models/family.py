@@ -115,6 +115,11 @@ class ModelFamily:
         return known[name]
 
 
+def layer_norms(config: Fields, epsilon: str = "layer_norm_eps") -> dict[str, Any]:
+    """Layer norms with biases, in place of RMS norms; `epsilon` is the field that has theirs."""
+    return {"norm": "layer", "norm_bias": True, "norm_eps": config.number(epsilon, 1e-5)}
+
+
 def window_fields(config: Fields, slides: Callable[[int], bool]) -> dict[str, Any]:
     """The sliding window and the layers it holds for: those that `layer_types` lists, or else those that `slides`."""
     window, layers = config.optional_integer("sliding_window"), config.integer("num_hidden_layers")

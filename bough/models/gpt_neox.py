@@ -1,5 +1,5 @@
-"""GPT-NeoX (Pythia) and StableLM: layer norms with biases, attention and MLP side by side or not, a quarter of each
-head rotates. GPT-NeoX has a plain MLP and fused projections."""
+"""GPT-NeoX (Pythia): layer norms with biases, attention and a plain MLP side by side or not, a quarter of each head
+rotates, projections are fused."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bough import layers
-from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.family import PLAIN, ModelFamily
+from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, pairs_apart, projections_apart
+from bough.models.names import Names, fused, pairs_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,8 @@ class GptNeoX(ModelFamily):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {**_norms(config), "mlp": "plain", "mlp_bias": True}
+        parallel = config.boolean("use_parallel_residual")
+        return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "parallel_residual": parallel}
 
     def names(self, config: ModelConfig) -> Names:
         ours, theirs = "model.layers.*", "gpt_neox.layers.*"
@@ -60,33 +60,3 @@ class GptNeoX(ModelFamily):
         if isinstance(config, GptNeoXConfig) and config.parallel_residual:
             return layers.ParallelBlock(config, layer, placement, one_norm=self.one_norm)
         return layers.PreNormBlock(config, layer, placement)
-
-
-class StableLm(GptNeoX):
-    architectures = ("StableLmForCausalLM",)
-    model_types = ("stablelm",)
-    one_norm = True
-    renamed_fields: ClassVar = {}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "partial_rotary_factor": 0.25,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        if config.boolean("qk_layernorm"):
-            raise ModelError(f"{config.where}: qk_layernorm is not supported; StableLM models up to 3B have none.")
-        return {**_norms(config), "qkv_bias": config.boolean("use_qkv_bias"), "output_bias": False}
-
-    def names(self, config: ModelConfig) -> Names:
-        return projections_apart(config)
-
-
-def _norms(config: Fields) -> dict[str, Any]:
-    return {
-        "norm": "layer",
-        "norm_bias": True,
-        "norm_eps": config.number("layer_norm_eps", 1e-5),
-        "parallel_residual": config.boolean("use_parallel_residual"),
-    }

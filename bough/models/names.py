@@ -59,7 +59,7 @@ def interleaved(module: str, heads: int, head_dim: int) -> Piece:
 
 def pairs_apart(query: Piece, key: Piece, config: ModelConfig, *, neighbours: bool = False) -> list[Piece]:
     """Queries and keys whose heads rotate their first coordinates, in pairs of neighbours or of the halves of that
-    part; here pairs stand half a head apart (`RopeConfig.apart`). To attention, the order is the same to all ends."""
+    part; here pairs stand half a head apart (`RopeConfig.apart`). Attention does not depend on the order."""
     dim, rotary_dim = config.head_dim, config.rope.rotary_dim(config.head_dim)
     queries = _apart(query, config.num_heads, dim, rotary_dim, neighbours)
     return [queries, _apart(key, config.num_kv_heads, dim, rotary_dim, neighbours)]

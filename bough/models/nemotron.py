@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig
-from bough.models.family import PLAIN, ModelFamily
+from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
 from bough.models.names import Names, projections_apart
 
@@ -24,14 +24,8 @@ class Nemotron(ModelFamily):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {
-            "norm": "layer",
-            "norm_bias": True,
-            "norm_plus_one": True,
-            "norm_eps": config.number("norm_eps", 1e-5),
-            "mlp": "plain",
-            "mlp_bias": config.boolean("mlp_bias"),
-        }
+        mlp = {"mlp": "plain", "mlp_bias": config.boolean("mlp_bias")}
+        return {**layer_norms(config, "norm_eps"), "norm_plus_one": True, **mlp}
 
     def names(self, config: ModelConfig) -> Names:
         return projections_apart(config)

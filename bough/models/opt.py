@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import PLAIN, ModelFamily
+from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 
@@ -37,9 +37,7 @@ class Opt(ModelFamily):
         return {
             "rope": NO_ROPE,
             "learned_positions": True,
-            "norm": "layer",
-            "norm_bias": True,
-            "norm_eps": 1e-5,
+            **layer_norms(config),
             "mlp": "plain",
             "mlp_bias": config.boolean("enable_bias"),
         }

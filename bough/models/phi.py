@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.family import PLAIN, ModelFamily
+from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
 from bough.models.names import Names, projections_apart
 
@@ -30,14 +30,7 @@ class Phi(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("qk_layernorm"):
             raise ModelError(f"{config.where}: qk_layernorm is not supported; no published Phi has it.")
-        return {
-            "norm": "layer",
-            "norm_bias": True,
-            "norm_eps": config.number("layer_norm_eps", 1e-5),
-            "mlp": "plain",
-            "mlp_bias": True,
-            "head_bias": True,
-        }
+        return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "head_bias": True}
 
     def names(self, config: ModelConfig) -> Names:
         layer = "model.layers.*"

@@ -25,7 +25,7 @@ from bough.models.gemma3 import Gemma3
 from bough.models.glm import Glm, Glm4
 from bough.models.glm4_moe import Glm4Moe
 from bough.models.gpt2 import Gpt2
-from bough.models.gpt_neox import GptNeoX, StableLm
+from bough.models.gpt_neox import GptNeoX
 from bough.models.gpt_oss import GptOss
 from bough.models.granite import Granite
 from bough.models.granitemoe import GraniteMoe
@@ -50,6 +50,7 @@ from bough.models.qwen3 import Qwen3
 from bough.models.qwen3_moe import Qwen3Moe
 from bough.models.seed_oss import SeedOss
 from bough.models.smollm3 import SmolLM3
+from bough.models.stablelm import StableLm
 from bough.models.starcoder2 import Starcoder2
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig
-from bough.models.family import PLAIN, ModelFamily, window_fields
+from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names
 
@@ -26,14 +26,8 @@ class Starcoder2(ModelFamily):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {
-            "norm": "layer",
-            "norm_bias": True,
-            "norm_eps": config.number("norm_epsilon", 1e-5),
-            "mlp": "plain",
-            "mlp_bias": config.boolean("use_bias"),
-            **window_fields(config, lambda layer: True),
-        }
+        mlp = {"mlp": "plain", "mlp_bias": config.boolean("use_bias")}
+        return {**layer_norms(config, "norm_epsilon"), **mlp, **window_fields(config, lambda layer: True)}
 
     def names(self, config: ModelConfig) -> Names:
         mlp = "model.layers.*.mlp"

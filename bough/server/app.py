@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import time
-import uuid
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -41,7 +41,7 @@ ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that c
 def assign_request_id(scope: Scope) -> str:
     """The client's own `X-Request-Id`, or a fresh one; it goes back with the response and stands in the log."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    chosen = given.decode() if ALLOWED_ID.fullmatch(given) else uuid.uuid4().hex
+    chosen = given.decode() if ALLOWED_ID.fullmatch(given) else os.urandom(16).hex()
     scope[REQUEST_ID_KEY] = chosen
     return chosen
 
@@ -195,10 +195,7 @@ class Front:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (REQUEST_ID_HEADER.lower().encode(), identity.encode()),
-                ]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode())]
             await send(message)
 
         counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began

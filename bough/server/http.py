@@ -1,7 +1,7 @@
 """The listening socket, uvicorn on it, and the lines that show its address.
 
 The socket is opened before anything slow happens, so that its errors come first. Signals, logs and the order of
-shutdown belong to the owner; uvicorn only speaks HTTP.
+shutdown belong to the owner; uvicorn accepts connections, and `http_protocol` speaks HTTP on them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from bough.core.errors import SettingsError
 from bough.core.settings import EdgeSettings, ServerSettings
+from bough.server.http_protocol import HttpProtocol
 
 BACKLOG = 2048
 
@@ -111,7 +112,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -137,7 +138,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _take_logs() -> None:
-    """uvicorn's errors go to Bough's log. Its warnings concern malformed requests, which are answered with an error."""
+    """uvicorn's errors go to Bough's log; its advice does not."""
     theirs = logging.getLogger("uvicorn")
     theirs.handlers[:] = logging.getLogger("bough").handlers
     theirs.propagate = not theirs.handlers

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import PLAIN, ModelFamily
+from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
@@ -53,9 +53,7 @@ class GptBigCode(ModelFamily):
             "num_kv_heads": 1 if one else heads,
             "rope": NO_ROPE,
             "learned_positions": True,
-            "norm": "layer",
-            "norm_bias": True,
-            "norm_eps": config.number("layer_norm_epsilon", 1e-5),
+            **layer_norms(config, "layer_norm_epsilon"),
             "mlp": "plain",
             "mlp_bias": True,
             "query_scale": None if config.boolean("scale_attn_weights", True) else 1.0,

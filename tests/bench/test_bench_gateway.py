@@ -102,12 +102,12 @@ def test_exact_knowledge_helps_where_caches_are_too_small() -> None:
 
 @pytest.mark.parametrize("load", ["shared-prefix", "multi-turn"])
 def test_cost_finds_as_much_cached_as_cache_aware_and_answers_as_many(load: str) -> None:
-    """At the size of the documented benchmark. The hit rates differ by which prompts met on which worker."""
+    """At the size of the documented benchmark."""
     runs = {
         policy: summarise(Simulation(policy, 8, Costs(), users=128).run(LOADS[load](LoadOptions())), 8)
         for policy in ("cache_aware", "cost")
     }
-    assert runs["cost"]["hit_rate"] > 0.999 * runs["cache_aware"]["hit_rate"]
+    assert runs["cost"]["hit_rate"] >= runs["cache_aware"]["hit_rate"]
     assert runs["cost"]["requests_per_s"] >= runs["cache_aware"]["requests_per_s"]
 
 

@@ -109,6 +109,49 @@ def test_what_does_not_fit_is_a_failure(free: int, capsys: Capture, tiny: str, m
     assert [finding["needed"] for finding in report["missing"]][-1] is True
 
 
+def test_the_model_may_be_an_argument_and_a_configuration_alone(capsys: Capture, tiny: str) -> None:
+    named, alone = (examine(capsys, path)["fit"] for path in (tiny, f"{tiny}/config.json"))
+    assert {**named, "model": ""} == {**alone, "model": ""} and named["kv_tokens"] > 0
+    assert main(["doctor", tiny, "--model-path", "other"]) == 2
+    assert "given twice" in capsys.readouterr().err
+
+
+def test_what_fits_with_fewer_bits_is_said_with_its_flags(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**TINY, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    whole = examine(capsys, str(tmp_path))["fit"]["weight_bytes"]
+    monkeypatch.setattr(doctor, "free_memory_bytes", lambda: int(0.6 * whole))
+    report = examine(capsys, str(tmp_path), code=1)
+    assert report["fit"]["flags"] == "--quantization int8"
+    assert report["fit"]["weight_bytes"] < 0.4 * whole
+    assert report["missing"][-1]["fix"] == "add --quantization int8"
+    fitting = examine(capsys, str(tmp_path), "--quantization", "int8")
+    assert fitting["fit"]["flags"] == "" and fitting["fit"]["kv_tokens"] == report["fit"]["kv_tokens"]
+
+
+@pytest.mark.parametrize(("free_gib", "flags"), [(140, ""), (64, "--quantization fp8"), (20, None)])
+def test_a_gpu_is_counted_with_its_own_memory(
+    free_gib: int, flags: str | None, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-30B-A3B has 61.1 GB of weights in 16 bits, a little more than half of that in 8."""
+    import torch
+
+    shape = Path(doctor.__file__).parents[1] / "loader" / "shapes" / "qwen3-30b-a3b" / "config.json"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 141 << 30))
+    report = examine(capsys, str(shape), code=0 if flags == "" else 1)
+    assert report["use"]["device"] == "cuda" and report["use"]["dtype"] == "bfloat16"
+    if flags is None:
+        assert report["fit"]["note"] == "does not fit" and report["fit"]["kv_tokens"] is None
+    else:
+        assert report["fit"]["flags"] == flags
+        assert report["fit"]["weight_bytes"] == pytest.approx(61.1e9 if flags == "" else 31e9, rel=0.02)
+        assert report["fit"]["kv_tokens"] > 10_000
+
+
 def test_missing_packages_are_a_failure_with_its_cure(
     capsys: Capture, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

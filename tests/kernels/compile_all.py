@@ -40,13 +40,14 @@ from bough.kernels.invariant_linear import tiling as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
+from bough.kernels.ops import Norm
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm
-from bough.kernels.routing.triton import route
+from bough.kernels.routing.triton import norm_route, route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
@@ -222,12 +223,13 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
 def launch_experts(dtype: torch.dtype, arch: str) -> None:
     moe = MoEConfig(32, 4, 256, scores="sigmoid", correction_bias=True, groups=4, top_groups=2)
     gate_up, down = torch.zeros(32, 512, 256, dtype=dtype), torch.zeros(32, 256, 256, dtype=dtype)
-    bias = torch.zeros(32)
+    bias, norm = torch.zeros(32), Norm(torch.ones(256, dtype=dtype), 1e-6, False)
     for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
         x = torch.zeros(tokens, 256, dtype=dtype)
         routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), dtype.itemsize, SHARED_BYTES[arch])
         multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
+        norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
 
 
 def launch_step(dtype: torch.dtype) -> None:

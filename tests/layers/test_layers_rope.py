@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bough.core.errors import ModelError
 from bough.core.model_config import RopeConfig
 from bough.layers.rope import frequencies, rope_table
 
@@ -72,3 +73,15 @@ def test_stored_factors_divide_the_frequencies() -> None:
     divisors = frequencies(RopeConfig(LLAMA3.theta), 64) / frequencies(LLAMA3, 64)
     stored = RopeConfig(LLAMA3.theta, factors=tuple(divisors.tolist()))
     torch.testing.assert_close(frequencies(stored, 64), frequencies(LLAMA3, 64), atol=0.0, rtol=1e-6)
+
+
+def test_the_context_decides_between_two_sets_of_factors() -> None:
+    rope = RopeConfig(10000.0, "longrope", original_context=32, factors=(4.0, 8.0), short_factors=(1.0, 2.0))
+    for context, factors in ((32, rope.short_factors), (33, rope.factors)):
+        expected = rope_table(RopeConfig(10000.0, factors=factors), 4, context, torch.device("cpu"))
+        assert torch.equal(rope_table(rope, 4, context, torch.device("cpu")).sin, expected.sin)
+
+
+def test_factors_must_be_as_many_as_frequencies() -> None:
+    with pytest.raises(ModelError, match="has 3 factors, but 2 frequencies"):
+        frequencies(RopeConfig(10000.0, factors=(1.0, 2.0, 3.0)), 4)

@@ -21,6 +21,7 @@ NEAR_TOKENS = 32  # costs that differ by less are equal: a few tokens take as lo
 NEAR_SPEED = 0.8  # speeds are measured, so this share of the mean, or its inverse, is no difference
 STEP_TOKENS = 256  # that a step computes beside its decodes in little more time
 OTHERS_WEIGHT = 0.5  # what others had there a second ago is partly gone, and all who read it avoid the same workers
+ALIKE = 0.9  # of the most that a worker holds of a prompt: who has that much holds it as well
 HOME_CHARS = 256  # of the beginning of a prompt, by which processes agree on a worker
 
 
@@ -47,8 +48,7 @@ class CostPolicy(TextTreePolicy):
         speeds = [worker.speed for worker in workers if worker.speed]
         mean_speed = sum(speeds) / len(speeds) if speeds else 1.0
         loads = [load_of(worker) for worker in workers]
-        idle = [worker for worker, load in zip(workers, loads, strict=True) if is_idle(load, sum(loads) / len(loads))]
-        if idle:
+        if idle := self._idle(workers, loads, cached):
             workers, loads = idle, [load_of(worker) for worker in idle]
         costs: list[float] = []
         for worker, load in zip(workers, loads, strict=True):
@@ -64,6 +64,23 @@ class CostPolicy(TextTreePolicy):
         self._turns[taken.id] = next(self._numbers)
         share = cached.get(taken.id, 0.0)
         return Choice(taken.id, share, tokens * (1.0 - share))
+
+    def _idle(
+        self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]
+    ) -> list[WorkerView]:
+        """Workers with so little to do beside the others that one of them gets the request whatever it has cached. One
+        that has just joined fills up this way. One that was sent as much as the others has a quiet moment: it gets a
+        copy only of what is hot, so that the caches hold different things."""
+        mean = sum(loads) / len(loads)
+        if 2.0 * min(loads) + 2.0 >= mean:
+            return []
+        idle = [worker for worker, load in zip(workers, loads, strict=True) if 2.0 * load + 2.0 < mean]
+        held = [cached.get(worker.id, 0.0) for worker in workers]
+        holders = [load for load, share in zip(loads, held, strict=True) if share >= ALIKE * max(held)]
+        if 2 * len(holders) + 1 >= len(workers) or min(holders) > 2.0 * mean:
+            return idle
+        sent = [self._sent.size(worker.id) for worker in workers]
+        return [worker for worker in idle if 2 * self._sent.size(worker.id) < sum(sent) / len(sent)]
 
     def _with_home(
         self, workers: Sequence[WorkerView], request: RoutingRequest, cached: Mapping[str, float]
@@ -85,9 +102,3 @@ class CostPolicy(TextTreePolicy):
 
 def load_of(worker: WorkerView) -> float:
     return worker.load + OTHERS_WEIGHT * worker.other_load
-
-
-def is_idle(load: float, mean: float) -> bool:
-    """Whether a worker has so little to do beside the others that it gets the request whatever it has cached. One that
-    has just joined gets the beginnings that all requests share this way, and with them its part of the load."""
-    return 2.0 * load + 2.0 < mean

@@ -47,6 +47,10 @@ class TextTree:
         self._ends: dict[str, OrderedDict[TextNode, None]] = {}
         self._stamp = 0.0
 
+    def size(self, worker: str) -> int:
+        """How many characters the worker was sent and is taken to hold."""
+        return self._sizes.get(worker, 0)
+
     def match(self, text: str, since: float = 0.0) -> dict[str, int]:
         """How many leading characters of `text` each worker was sent at `since` or later."""
         held: dict[str, int] = {}

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 MAX_TOKENS_BY_ROWS = 2  # beyond, an expert that two tokens share would be read twice
 MAX_TOKENS_UNSORTED = 16  # rows of the smallest tile
 
+MAX_TOKENS_NORMED = 512  # beyond, norm and router are faster as launches of their own
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -38,7 +40,7 @@ class RowCut:
 
 
 GATE_UP_BY_ROWS = RowCut(4, 4)
-DOWN_BY_ROWS = RowCut(4, 4)
+DOWN_BY_ROWS = RowCut(4, 2)
 
 
 INVARIANT_TILING = Tiling(64, False, True, Cut(64, 64, 4, 4), Cut(128, 64, 4, 3))  # for any number of tokens

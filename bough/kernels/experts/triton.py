@@ -52,7 +52,7 @@ def routed_experts(
 
 
 def normed_experts(
-    x: torch.Tensor,  # [tokens, hidden], at most 16
+    x: torch.Tensor,  # [tokens, hidden], at most 512
     residual: torch.Tensor | None,
     norm: Norm,
     router: torch.Tensor,  # [experts, hidden], contiguous
@@ -63,7 +63,8 @@ def normed_experts(
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The experts' sum for the norm of x + residual, that norm, and x + residual, which is the next residual."""
-    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe)
+    few = x.shape[0] <= MAX_TOKENS_UNSORTED
+    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=not few)
     return multiply(normed, gate_up, down, routed, activation), normed, stream
 
 

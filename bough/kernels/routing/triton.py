@@ -21,8 +21,10 @@ from bough.kernels.overlap import overlap, take_turn
 MAX_EXPERTS = 1024
 PAIRS = 1024  # that a program puts in order
 TILES = 128  # that a program describes
-PART = 4  # experts whose logits a program computes for one of a few tokens
-MOST_FEW = 64
+FEW_ROWS = 4  # each of which is multiplied with the router by itself
+PART = 4  # experts whose logits a program then computes
+TILE = 16  # tokens and experts of a program on tensor cores
+MOST_TILES = 64
 
 
 class Routed(NamedTuple):
@@ -52,25 +54,35 @@ def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None, *, co
 
 
 def norm_route(
-    x: torch.Tensor,  # [rows, hidden], a few
+    x: torch.Tensor,  # [rows, hidden], at most 1,024
     residual: torch.Tensor | None,  # like x
     norm: Norm,
     router: torch.Tensor,  # [experts, hidden], contiguous
     bias: torch.Tensor | None,
     moe: MoEConfig,
+    *,
+    count: bool,
 ) -> tuple[Routed, torch.Tensor, torch.Tensor]:
     """The choices by the norm of x + residual, that norm, and the sum, which is the next residual; one launch.
     `residual` stays as it is."""
     rows, hidden = x.shape
-    routed = _empty(rows, moe, x.device, count=False)
+    routed = _empty(rows, moe, x.device, count)
     normed, stream = x.new_empty((rows, hidden)), x if residual is None else x.new_empty((rows, hidden))
     logits = torch.empty((rows, moe.experts), dtype=torch.float32, device=x.device)
-    _norm_route[(triton.cdiv(moe.experts, PART), rows)](
-        x, residual, norm.weight, router, bias, logits, _arrivals(x.device), stream, normed, routed.ids,
-        routed.weights, x.stride(0), 0 if residual is None else residual.stride(0), norm.eps, moe.scale,
-        H=hidden, BLOCK_H=triton.next_power_of_2(hidden), PLUS_ONE=norm.plus_one, PART=PART, **_constants(moe),
-        num_warps=4, **overlap(rows),
-    )  # fmt: skip
+    strides = (x.stride(0), 0 if residual is None else residual.stride(0))
+    common = (x, residual, norm.weight, router, bias, logits, _arrivals(x.device), stream, normed)
+    if rows <= FEW_ROWS and not count:
+        _norm_route[(triton.cdiv(moe.experts, PART), rows)](
+            *common, routed.ids, routed.weights, *strides, norm.eps, moe.scale,
+            H=hidden, BLOCK_H=triton.next_power_of_2(hidden), PLUS_ONE=norm.plus_one, PART=PART, **_constants(moe),
+            num_warps=4, **overlap(rows),
+        )  # fmt: skip
+    else:
+        _norm_route_tiles[(triton.cdiv(moe.experts, TILE), triton.cdiv(rows, TILE))](
+            *common, *routed, counters(x.device), rows, *strides, norm.eps, moe.scale,
+            H=hidden, BLOCK_H=256, PLUS_ONE=norm.plus_one, ROWS=TILE, PART=TILE, **_constants(moe),
+            num_warps=4, num_stages=3, **overlap(rows),
+        )  # fmt: skip
     return routed, normed, stream
 
 
@@ -122,8 +134,8 @@ def counters(device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def _arrivals(device: torch.device) -> torch.Tensor:
-    """How many programs have computed their part of a token's logits: zero between layers."""
-    return torch.zeros(MOST_FEW, dtype=torch.int32, device=device)
+    """How many programs have computed their part of a tile's logits: zero between layers."""
+    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -133,11 +145,11 @@ def _route(
     RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
     UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    row, expert = tl.program_id(0), tl.arange(0, BLOCK_E)
+    row, expert = tl.program_id(0) + tl.arange(0, 1), tl.arange(0, BLOCK_E)[None, :]
     take_turn(OVERLAP)
-    values = tl.load(logits + row.to(tl.int64) * stride + expert, mask=expert < E, other=float("-inf"))
+    values = tl.load(logits + row.to(tl.int64)[:, None] * stride + expert, mask=expert < E, other=float("-inf"))
     _choose(
-        values, row, bias, ids, weights, ranks, counts, scale,
+        values, row, row >= 0, bias, ids, weights, ranks, counts, scale,
         E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
     )  # fmt: skip
 
@@ -173,57 +185,116 @@ def _norm_route(
     tl.debug_barrier()  # all threads of the program have written before one of them says so
     if tl.atomic_add(arrivals + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         tl.store(arrivals + row, 0)  # as the next layer finds it
-        expert = tl.arange(0, BLOCK_E)
-        all_values = tl.load(logits + row * E + expert, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
+        expert, rows = tl.arange(0, BLOCK_E)[None, :], row + tl.arange(0, 1)
+        places = logits + rows[:, None] * E + expert
+        all_values = tl.load(places, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
         _choose(
-            all_values, row, bias, ids, weights, None, None, scale,
+            all_values, rows, rows >= 0, bias, ids, weights, None, None, scale,
+            E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _norm_route_tiles(
+    x, residual, norm_weight, router, bias, logits, arrivals, stream, normed, ids, weights, ranks, counts, rows,
+    x_stride, residual_stride, eps, scale,
+    H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
+    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The same for a tile of tokens, on tensor cores."""
+    part, tile = tl.program_id(0), tl.program_id(1)
+    row, own = tile * ROWS + tl.arange(0, ROWS), part * PART + tl.arange(0, PART)
+    there = (row < rows)[:, None]
+    take_turn(OVERLAP)
+    squares = tl.zeros((ROWS,), dtype=tl.float32)
+    for start in range(0, H, BLOCK_H):
+        h = (start + tl.arange(0, BLOCK_H))[None, :]
+        values = _summed(x, residual, row, h, x_stride, residual_stride, there & (h < H))
+        if residual is not None:
+            tl.store(stream + row[:, None] * H + h, values, mask=there & (h < H) & (part == 0))
+        squares += tl.sum(values.to(tl.float32) * values.to(tl.float32), axis=1)
+    shrink = tl.rsqrt(squares / H + eps)[:, None]
+    acc = tl.zeros((ROWS, PART), dtype=tl.float32)
+    for start in range(0, H, BLOCK_H):
+        h = (start + tl.arange(0, BLOCK_H))[None, :]
+        w = tl.load(router + own[:, None] * H + h, mask=(own < E)[:, None] & (h < H), other=0.0)
+        gain = tl.load(norm_weight + h, mask=h < H, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            gain += 1.0
+        values = _summed(x, residual, row, h, x_stride, residual_stride, there & (h < H))
+        values = (values.to(tl.float32) * shrink * gain).to(values.dtype)
+        tl.store(normed + row[:, None] * H + h, values, mask=there & (h < H) & (part == 0))
+        acc = tl.dot(values, w.T, acc, input_precision="ieee")
+    tl.store(logits + row[:, None] * E + own[None, :], acc, mask=there & (own < E)[None, :])
+    tl.debug_barrier()  # all threads of the program have written before one of them says so
+    if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(arrivals + tile, 0)  # as the next layer finds it
+        expert = tl.arange(0, BLOCK_E)[None, :]
+        places = logits + row[:, None] * E + expert
+        all_values = tl.load(places, mask=there & (expert < E), other=float("-inf"), cache_modifier=".cg")
+        # Rows that are not there get some value to choose by: infinities would give none.
+        all_values = tl.where(there, all_values, 0.0)
+        _choose(
+            all_values, row, row < rows, bias, ids, weights, ranks, counts, scale,
             E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
         )  # fmt: skip
 
 
 @triton.jit
+def _summed(x, residual, row, h, x_stride, residual_stride, mask):
+    """x + residual, rounded as the next layer will read it."""
+    values = tl.load(x + row[:, None] * x_stride + h, mask=mask, other=0.0)
+    if residual is not None:
+        held = tl.load(residual + row[:, None] * residual_stride + h, mask=mask, other=0.0)
+        values = (values.to(tl.float32) + held.to(tl.float32)).to(values.dtype)
+    return values
+
+
+@triton.jit
 def _choose(
-    values, row, bias, ids, weights, ranks, counts, scale,
+    values, row, there, bias, ids, weights, ranks, counts, scale,
     E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
     RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
     UNIFORM: tl.constexpr,
 ):  # fmt: skip
-    """Writes the experts of one token, by their logits `values`."""
-    expert, slot = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    """Writes the experts of tokens `row` where they are `there`, by their logits `values` [rows, experts]."""
+    expert, slot = tl.arange(0, BLOCK_E)[None, :], tl.arange(0, BLOCK_K)[None, :]
     if UNIFORM:
-        mixed = (row + 1).to(tl.uint32) * 0x9E3779B1
+        mixed = (row + 1).to(tl.uint32)[:, None] * 0x9E3779B1
         mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA6B
         mixed = mixed ^ (mixed >> 13)
         step = 1 + (mixed >> 16) % (E // K)
         chosen = (((mixed & 0xFFFF) % E + slot.to(tl.uint32) * step) % E).to(tl.int32)
-        kept = tl.full((BLOCK_K,), 1.0 / K, dtype=tl.float32)
+        kept = tl.full(chosen.shape, 1.0 / K, dtype=tl.float32)
     else:
         values = values.to(tl.float32)
         if SIGMOID:
             scores = tl.where(expert < E, tl.sigmoid(values), 0.0)
         else:
-            raised = tl.exp(values - tl.max(values, axis=0))
-            scores = raised / tl.sum(raised, axis=0)
+            raised = tl.where(expert < E, tl.exp(values - tl.max(values, axis=1)[:, None]), 0.0)
+            scores = raised / tl.sum(raised, axis=1)[:, None]
         choice = scores
         if bias is not None:
             choice += tl.load(bias + expert, mask=expert < E, other=0.0).to(tl.float32)
         choice = tl.where(expert < E, choice, float("-inf"))
         if GROUPS > 1:
             choice = _best_groups(choice, expert, E // GROUPS, GROUPS, TOP_GROUPS, BEST_TWO)
-        chosen = tl.zeros((BLOCK_K,), dtype=tl.int32)
-        kept = tl.zeros((BLOCK_K,), dtype=tl.float32)
+        chosen = tl.zeros((values.shape[0], BLOCK_K), dtype=tl.int32)
+        kept = tl.zeros((values.shape[0], BLOCK_K), dtype=tl.float32)
         for k in tl.static_range(K):
-            best = tl.argmax(choice, axis=0)
+            best = tl.argmax(choice, axis=1)[:, None]
             chosen = tl.where(slot == k, best, chosen)
-            kept = tl.where(slot == k, tl.sum(tl.where(expert == best, scores, 0.0), axis=0), kept)
+            kept = tl.where(slot == k, tl.sum(tl.where(expert == best, scores, 0.0), axis=1)[:, None], kept)
             choice = tl.where(expert == best, float("-inf"), choice)
         if RENORMALISE:
-            kept = kept / tl.sum(kept, axis=0)
-    place = row * K + slot
-    tl.store(ids + place, chosen, mask=slot < K)
-    tl.store(weights + place, kept * scale, mask=slot < K)
+            kept = kept / tl.sum(kept, axis=1)[:, None]
+    place, wanted = row[:, None] * K + slot, there[:, None] & (slot < K)
+    tl.store(ids + place, chosen, mask=wanted)
+    tl.store(weights + place, kept * scale, mask=wanted)
     if ranks is not None:
-        tl.store(ranks + place, tl.atomic_add(counts + chosen, 1, mask=slot < K, sem="relaxed"), mask=slot < K)
+        tl.store(ranks + place, tl.atomic_add(counts + chosen, 1, mask=wanted, sem="relaxed"), mask=wanted)
 
 
 @triton.jit
@@ -235,16 +306,15 @@ def _best_groups(
     score = tl.full(choice.shape, float("-inf"), dtype=tl.float32)
     for g in tl.static_range(GROUPS):
         own = tl.where(group == g, choice, float("-inf"))
-        value = tl.max(own, axis=0)
+        value = tl.max(own, axis=1)[:, None]
         if BEST_TWO:
-            value += tl.max(tl.where(expert == tl.argmax(own, axis=0), float("-inf"), own), axis=0)
+            without = tl.where(expert == tl.argmax(own, axis=1)[:, None], float("-inf"), own)
+            value += tl.max(without, axis=1)[:, None]
         score = tl.where(group == g, value, score)
-    allowed = choice
-    taken = score
     for _ in tl.static_range(TOP_GROUPS):
-        best = tl.argmax(taken, axis=0) // SIZE
-        taken = tl.where(group == best, float("-inf"), taken)
-    return tl.where(taken == float("-inf"), allowed, float("-inf"))
+        best = tl.argmax(score, axis=1)[:, None] // SIZE
+        score = tl.where(group == best, float("-inf"), score)
+    return tl.where(score == float("-inf"), choice, float("-inf"))
 
 
 @triton.jit(do_not_specialize=["pairs", "tiles"])

@@ -96,3 +96,22 @@ def test_a_worker_that_left_is_forgotten() -> None:
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(SettingsError):
         build_policy("cost", **options)
+
+
+def test_a_worker_that_has_just_joined_gets_what_the_others_hold() -> None:
+    policy = build_policy("cost", seed=0)
+    for name in "abc":
+        policy.routed(name, request(f"{name} {LONG}"))
+    assert policy.choose(fleet(9, 9, 9, 0), request(f"a {LONG}")).worker_id == "d"
+
+
+def test_a_worker_in_a_quiet_moment_gets_only_what_is_hot() -> None:
+    policy = build_policy("cost", seed=0)
+    for name in "abcd":
+        policy.routed(name, request(f"{name} {LONG}"))
+    assert policy.choose(fleet(9, 9, 9, 0), request(f"a {LONG}")).worker_id == "a"
+    assert policy.choose(fleet(27, 9, 9, 0), request(f"a {LONG}")).worker_id == "d"  # all that hold it are busy
+    for name in "ab":
+        policy.routed(name, request(f"shared {LONG}"))
+    assert policy.choose(fleet(9, 9, 9, 0), request(f"shared {LONG}")).worker_id == "d"  # many hold it
+    assert policy.choose(fleet(9, 9, 9, 0), request(f"new {LONG}")).worker_id == "d"  # nobody holds it

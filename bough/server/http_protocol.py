@@ -1,0 +1,371 @@
+"""HTTP/1.1 on one connection, for uvicorn's server: httptools (in C) parses requests, an ASGI application answers them.
+
+What happens for each request and each piece of a stream is kept small: a head leaves with the first bytes of its body,
+one timer watches a connection, and an application that knows its `Exchange` can write without awaiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp, Message, Scope
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
+
+log = logging.getLogger(__name__)
+
+EXCHANGE_KEY = "bough.exchange"  # of the scope
+MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
+BODILESS = (204, 304)
+PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
+STATUS_LINES = {code: f"HTTP/1.1 {code} {PHRASES.get(code, '')}\r\n".encode() for code in range(100, 600)}
+CLOSE = b"connection: close\r\n"
+BAD_REQUEST = STATUS_LINES[400] + b"content-type: text/plain\r\ncontent-length: 29\r\n" + CLOSE
+BAD_REQUEST += b"\r\nThis is not an HTTP request.\n"
+FAILED = [(b"content-type", b"text/plain"), (b"content-length", b"21"), (b"connection", b"close")]
+
+
+class HttpProtocol(asyncio.Protocol):
+    """One connection: requests one after the other. The parser calls the `on_` methods."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, **_: Any) -> None:
+        self.state = server_state
+        self.drained: asyncio.Future[None] | None = None  # while the client is slower than its response
+        self._app: ASGIApp = cast(ASGIApp, config.loaded_app)
+        self._keep_alive_s = config.timeout_keep_alive
+        self._parser = httptools.HttpRequestParser(self)
+        self._deaf = False  # what comes is not read any more
+        self._paused = False
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._incoming: Exchange | None = None  # whose body arrives
+        self._current: Exchange | None = None  # that is answered
+        self._waiting: deque[Exchange] = deque()  # that came before the one in front had its answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.loop = asyncio.get_running_loop()
+        self._addresses = get_local_addr(self.transport), get_remote_addr(self.transport)
+        self._scheme = "https" if is_ssl(self.transport) else "http"
+        self._active_s = self.loop.time()
+        self._timer = self.loop.call_later(self._keep_alive_s, self._check_idle)
+        self.state.connections.add(self)  # type: ignore[arg-type]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.state.connections.discard(self)
+        self._timer.cancel()
+        self._waiting.clear()
+        if self._current is not None:
+            self._current.leave()
+        self.resume_writing()
+
+    def shutdown(self) -> None:
+        """The server ends: so does the connection, with its response."""
+        if self._current is None:
+            self.transport.close()
+        else:
+            self._current.keep_alive = False
+
+    def _check_idle(self) -> None:
+        left_s = float(self._keep_alive_s)
+        if self._current is None:
+            left_s += self._active_s - self.loop.time()
+            if left_s <= 0:
+                self.transport.close()
+                return
+        self._timer = self.loop.call_later(left_s, self._check_idle)
+
+    # ---- requests
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._active_s = self.loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # to a protocol that is not spoken here: the request is answered as it is
+            self._stop_reading()
+        except httptools.HttpParserError:
+            self._refuse()
+
+    def _stop_reading(self) -> None:
+        """The connection ends with the last response."""
+        self._deaf = True
+        last = self._waiting[-1] if self._waiting else self._current
+        if last is not None:
+            last.keep_alive = False
+
+    def _refuse(self) -> None:
+        if self._waiting and not self._waiting[-1].whole:
+            self._waiting.pop()
+        self._stop_reading()
+        if self._current is None or not self._current.whole:
+            if self._current is None or not self._current.started:
+                self.transport.write(BAD_REQUEST)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers = b"", []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        version = self._parser.get_http_version()
+        headers, self._headers = self._headers, []  # what follows the body is left out
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": self._scheme,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": headers,
+            "server": self._addresses[0],
+            "client": self._addresses[1],
+        }
+        keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        self._incoming = exchange = Exchange(self, scope, keep_alive)
+        if self._current is None:
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+            self.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        assert self._incoming is not None
+        if self._incoming.take(body) > MOST_WAITING:
+            self.pause_reading()
+
+    def on_message_complete(self) -> None:
+        assert self._incoming is not None
+        self._incoming.whole = True
+        self._incoming.take(b"")
+
+    def pause_reading(self) -> None:
+        if not self._paused and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused and not self._waiting and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    # ---- responses
+
+    def _start(self, exchange: Exchange) -> None:
+        self._current = exchange
+        task = self.loop.create_task(exchange.run(self._app))
+        self.state.tasks.add(task)
+        task.add_done_callback(self.state.tasks.discard)
+
+    def answered(self, exchange: Exchange) -> None:
+        self.state.total_requests += 1
+        self._active_s = self.loop.time()
+        self._current = None
+        if not exchange.keep_alive:
+            self._deaf = True
+            self._waiting.clear()
+            self.transport.close()
+        elif self._waiting:
+            self._start(self._waiting.popleft())
+        self.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.drained = self.loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self.drained is not None:
+            if not self.drained.done():
+                self.drained.set_result(None)
+            self.drained = None
+
+
+def _nothing() -> None:
+    pass
+
+
+class Exchange:
+    """One request and its response."""
+
+    def __init__(self, connection: HttpProtocol, scope: Scope, keep_alive: bool) -> None:
+        scope[EXCHANGE_KEY] = self
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.whole = False  # the request has arrived
+        self.started = False
+        self.complete = False
+        self.gone = False  # the client has left
+        self.on_leave: Callable[[], None] = _nothing
+        self._connection = connection
+        self._transport = connection.transport
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._news: asyncio.Event | None = None  # for an application that waits
+        self._read = False  # the application has the end of the body
+        self._head = b""  # that has not left
+        self._chunked = False
+        self._left: int | None = None  # bytes of the body that are declared and not sent
+
+    # ---- for its connection
+
+    def take(self, body: bytes) -> int:
+        """A part of the request's body; returns how many bytes wait for the application."""
+        if body and not self.complete:
+            self._body.append(body)
+            self._body_bytes += len(body)
+        self._wake()
+        return self._body_bytes
+
+    def leave(self) -> None:
+        self.gone = True
+        self._wake()
+        self.on_leave()
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+    async def run(self, app: ASGIApp) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+            if not self.complete and not self.gone:
+                raise RuntimeError("the application ended before its response did")
+        except Exception:  # not swallowed: logged with its traceback, and the client sees that the response is broken
+            log.exception("a request failed")
+            if self.gone or (self.started and not self._head):
+                self._transport.close()
+            else:
+                self._start(500, FAILED)
+                self.write(b"Internal Server Error", more=False)
+        except asyncio.CancelledError:
+            self._transport.close()
+            raise
+        finally:  # nothing holds itself, so that all goes without the garbage collector
+            self.on_leave = _nothing
+            self.scope.pop(EXCHANGE_KEY)
+
+    # ---- for the application
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client keeps up, so that `write` need not wait."""
+        return self._connection.drained is None
+
+    async def until_writable(self) -> None:
+        while (drained := self._connection.drained) is not None:
+            await asyncio.shield(drained)
+
+    def take_whole(self) -> bytes | None:
+        """The body, if all of it is here and nothing of it was read."""
+        if not self.whole or self._read:
+            return None
+        self._read = True
+        return self._taken()
+
+    async def receive(self) -> Message:
+        if self.scope["http_version"] == "1.1" and not (self.whole or self._body or self.started or self._read):
+            self._let_continue()
+        self._connection.resume_reading()
+        while not (self.gone or self.complete or self._body or (self.whole and not self._read)):
+            if self._news is None:
+                self._news = asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+        if self.gone or self.complete:
+            return {"type": "http.disconnect"}
+        self._read = self.whole
+        return {"type": "http.request", "body": self._taken(), "more_body": not self.whole}
+
+    def _taken(self) -> bytes:
+        pieces, self._body, self._body_bytes = self._body, [], 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _let_continue(self) -> None:
+        if any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.scope["headers"]):
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if self.started:
+                raise RuntimeError("a response starts once")
+            self._start(message["status"], message.get("headers", ()))
+            return
+        await self.until_writable()
+        self.write(message.get("body", b""), message.get("more_body", False))
+
+    def _start(self, status: int, headers: Any) -> None:
+        self._chunked, self._left = False, None
+        lines = [STATUS_LINES[status]]
+        for name, value in (*self._connection.state.default_headers, *headers):
+            if name == b"connection":
+                self.keep_alive = self.keep_alive and b"close" not in value.lower()
+                continue
+            if name == b"content-length":
+                self._left = int(value)
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if self.scope["method"] == "HEAD" or status in BODILESS:
+            self._left = 0
+        elif self._left is None and self.scope["http_version"] == "1.1":
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        elif self._left is None:
+            self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(CLOSE)
+        head = b"".join(lines)
+        if not head.count(b"\n") == head.count(b"\r") == len(lines):
+            raise RuntimeError("a header with a line break cannot be sent")
+        self._head, self.started = head + b"\r\n", True
+        self._connection.loop.call_soon(self._send_head)
+
+    def _send_head(self) -> None:
+        """The body is not there yet."""
+        if self._head and not self.gone:
+            self._transport.write(self._head)
+        self._head = b""
+
+    def write(self, data: bytes, more: bool = True) -> None:
+        """Sends a part of the body. What the client does not take waits in memory: see `writable`."""
+        if self.gone:
+            return
+        if self.complete or not self.started:
+            raise RuntimeError("a part of a body belongs to no response")
+        if self._chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if not more:
+                data += b"0\r\n\r\n"
+        elif self._left is not None:
+            if self.scope["method"] == "HEAD":
+                data = b""
+            self._left -= len(data)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("the body has not the length that its head declares")
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            self._transport.write(data)
+        if not more:
+            self.complete = True
+            self._wake()
+            self._connection.answered(self)

@@ -1,0 +1,72 @@
+"""What families refuse, in a sentence, and how they read fields that no other has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig
+from bough.models.fields import Fields
+from bough.models.registry import find_family
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "max_position_embeddings": 512,
+}
+
+
+def read(model_type: str, **fields: Any) -> ModelConfig:
+    family = find_family(model_type)
+    return family.read_config(Fields("config.json", {**family.defaults, **SIZES, **fields}))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "text"),
+    [
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm is not supported"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm is not supported"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm is not supported"),
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
+        ("gpt2", {"n_embd": 64, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is not"),
+        ("opt", {"ffn_dim": 80, "do_layer_norm_before": False}, r"\(opt-350m\) are not supported"),
+        ("opt", {"ffn_dim": 80, "word_embed_proj_dim": 32}, r"\(opt-350m\) are not supported"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for each of 4 layers"),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a whole number"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "long_factor is missing"),
+    ],
+)
+def test_what_is_refused(model_type: str, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ModelError, match=rf"config\.json.*{text}"):
+        read(model_type, **fields)
+
+
+def test_layers_that_slide_or_do_not_rotate_where_the_checkpoint_lists_none() -> None:
+    assert read("gemma2").sliding_layers == (True, False, True, False)
+    assert read("olmo3").sliding_layers == (True, True, True, False)
+    assert read("cwm").sliding_layers == (False, True, True, True)
+    for name in ("cohere2", "exaone4"):
+        config = read(name)
+        assert (config.sliding_layers, config.unrotated_layers) == ((True,) * 3 + (False,), (False,) * 3 + (True,))
+    assert read("exaone4", sliding_window=None).unrotated_layers == ()
+    assert read("smollm3").unrotated_layers == (False, False, False, True)
+    windows = read("smollm3", use_sliding_window=True, sliding_window=16, no_rope_layers=[1, 0, 1, 1])
+    assert (windows.sliding_layers, windows.unrotated_layers) == ((False, True, False, False),) * 2
+
+
+def test_scaling_for_long_contexts_spares_the_windows_of_olmo3() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    config = read("olmo3", rope_theta=7e5, rope_scaling=yarn)
+    assert (config.rope_of(3).kind, config.rope_of(3).theta) == ("yarn", 7e5)
+    assert (config.rope_of(0).kind, config.rope_of(0).theta) == ("default", 7e5)
+
+
+def test_queries_grow_where_the_rotation_says_so() -> None:
+    assert read("ministral3").query_growth == (0.1, 16_384)
+    assert read("mistral3", rope_parameters={"rope_theta": 1e6}).query_growth is None

@@ -1,0 +1,216 @@
+"""HTTP/1.1 as bytes on a socket: requests in any pieces, and what becomes of bad ones and of clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bough.core.settings import ServerSettings
+from bough.server.http import HttpServer, open_listener
+from bough.server.http_protocol import EXCHANGE_KEY
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Open = Callable[[], Awaitable[Client]]
+POST = b"POST /a%20b?c=d HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+LAST = b"Connection: close\r\n"
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the method, the path, the query, and the body."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    answer = f"{scope['method']} {scope['path']} {scope['query_string'].decode()} ".encode() + body
+    headers = [(b"content-length", str(len(answer)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+
+
+async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+    """A stream of three pieces."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for piece in (b"1", b"2", b"3"):
+        await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[Open]:
+    settings = ServerSettings(port=0)
+    listener = open_listener(settings)
+    port = listener.getsockname()[1]
+    server = HttpServer(app, listener, settings)
+    running = asyncio.create_task(server.run_here())
+    try:
+        yield lambda: asyncio.open_connection("127.0.0.1", port)
+    finally:
+        server.should_exit = True
+        await running
+
+
+def answers(app: ASGIApp, *pieces: bytes) -> bytes:
+    """All that comes until the server closes the connection."""
+
+    async def play() -> bytes:
+        async with served(app) as connect, asyncio.timeout(30):
+            reader, writer = await connect()
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.002 if len(pieces) > 1 else 0)
+            raw = await reader.read()
+            writer.close()
+            return raw
+
+    return asyncio.run(play())
+
+
+def body_of(raw: bytes) -> bytes:
+    assert raw.startswith(b"HTTP/1.1 200 OK\r\n"), raw
+    return raw.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("size", [1000, 7, 1])
+def test_a_request_may_come_in_any_pieces(size: int) -> None:
+    raw = POST.replace(b"Host", LAST + b"Host")
+    pieces = [raw[at : at + size] for at in range(0, len(raw), size)]
+    assert body_of(answers(echo, *pieces)) == b"POST /a b c=d hello"
+
+
+def test_a_body_may_come_in_chunks_and_what_follows_them_is_no_header() -> None:
+    seen: list[Scope] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await echo(scope, receive, send)
+
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + LAST + b"\r\n"
+    raw = answers(noting, head, b"3\r\nhel\r\n2\r\nlo\r\n0\r\nX-Late: 1\r\n\r\n")
+    assert body_of(raw) == b"POST /  hello"
+    assert b"x-late" not in dict(seen[0]["headers"])
+
+
+def test_requests_behind_each_other_are_answered_in_order() -> None:
+    second = b"GET /second HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n"
+    raw = answers(echo, POST + POST + second)
+    assert raw.count(b"HTTP/1.1 200 OK") == 3 and raw.count(b"POST /a b c=d hello") == 2
+    assert raw.endswith(b"GET /second  ")
+
+
+def test_a_stream_is_chunked_and_to_an_old_client_it_ends_with_the_connection() -> None:
+    new = answers(counting, b"GET / HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n")
+    assert body_of(new) == b"1\r\n1\r\n1\r\n2\r\n1\r\n3\r\n0\r\n\r\n" and b"transfer-encoding: chunked" in new
+    old = answers(counting, b"GET / HTTP/1.0\r\n\r\n")
+    assert body_of(old) == b"123" and b"chunked" not in old
+
+
+def test_head_gets_the_head_alone() -> None:
+    raw = answers(echo, b"HEAD / HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n")
+    assert body_of(raw) == b"" and b"content-length: 8" in raw
+
+
+def test_a_client_that_asks_first_is_told_to_go_on() -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n" + LAST + b"\r\n"
+    interim, _, raw = answers(echo, head, b"hello").partition(b"\r\n\r\n")
+    assert interim == b"HTTP/1.1 100 Continue" and body_of(raw) == b"POST /  hello"
+
+
+def test_a_wish_for_another_protocol_is_passed_over() -> None:
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    raw = answers(echo, b"GET / HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
+    assert body_of(raw) == b"GET /  " and b"connection: close" in raw
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(nonsense: bytes) -> None:
+    assert answers(echo, nonsense).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_nonsense_behind_a_request_costs_it_nothing() -> None:
+    raw = answers(echo, POST + b"nonsense\r\n\r\n")
+    assert body_of(raw) == b"POST /a b c=d hello"
+
+
+@pytest.mark.parametrize("header", [(b"x", b"a\r\nb: c"), (b"x\n", b"a"), (b"content-length", b"1")])
+def test_a_response_that_cannot_be_sent_is_never_half_of_another(header: tuple[bytes, bytes]) -> None:
+    async def bad(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [header]})
+        await send({"type": "http.response.body", "body": b"too long"})
+
+    raw = answers(bad, POST)
+    assert raw.startswith(b"HTTP/1.1 500 ") and raw.count(b"HTTP/1.1") == 1
+    assert b"b: c" not in raw and b"too long" not in raw
+
+
+def test_an_application_that_fails_is_a_500_or_a_broken_stream(caplog: pytest.LogCaptureFixture) -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/late":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("out of order")
+
+    assert answers(failing, POST).startswith(b"HTTP/1.1 500 ")
+    raw = answers(failing, b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert body_of(raw) == b"4\r\nhalf\r\n"  # and no last chunk
+    assert caplog.text.count("ValueError: out of order") == 2
+
+
+def test_a_client_that_leaves_is_noticed() -> None:
+    async def play() -> None:
+        left: list[str] = []
+
+        async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[EXCHANGE_KEY].on_leave = lambda: left.append("called")
+            await receive()
+            left.append((await receive())["type"])
+
+        async with served(waiting) as connect, asyncio.timeout(30):
+            _, writer = await connect()
+            writer.write(POST)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            writer.close()
+            while len(left) < 2:
+                await asyncio.sleep(0.01)
+            assert sorted(left) == ["called", "http.disconnect"]
+
+    asyncio.run(play())
+
+
+def test_an_application_waits_for_a_client_that_reads_slowly() -> None:
+    async def play() -> None:
+        sent = 0
+
+        async def flooding(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal sent
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(256):
+                await send({"type": "http.response.body", "body": b"x" * (1 << 18), "more_body": True})
+                sent += 1
+            await send({"type": "http.response.body"})
+
+        async with served(flooding) as connect, asyncio.timeout(60):
+            reader, writer = await connect()
+            writer.write(POST.replace(b"Host", LAST + b"Host"))
+            await asyncio.sleep(0.5)
+            assert sent < 256
+            assert (await reader.read()).endswith(b"0\r\n\r\n") and sent == 256
+            writer.close()
+
+    asyncio.run(play())

@@ -30,8 +30,14 @@ SWEPT = ("tests/kernels/", "tests/attention/", "tests/executor/test_executor_cud
 LONG_FILES = ("tests/system/", "tests/parity/", "tests/kernels/")
 
 
+LONG_TIMEOUT_S = 3600
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG_FILES))
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
     if HAS_GPU:
         return
     cases: dict[str, list[pytest.Item]] = {}

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 
 from bough.attention.batch import AttentionBatch
+from bough.core.errors import ModelError
+from bough.core.model_config import LatentConfig
 from bough.memory.pools.kv_pool import KVPool
 
 
@@ -34,6 +36,52 @@ class AttentionSpec:
     def writes_scores(self) -> bool:
         """Whether scores are computed one by one, because no library has the layer's kind of softmax."""
         return self.softcap is not None or self.sinks is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """What is constant about one layer's latent attention on this rank.
+
+    It is computed in either of two forms. Expanded, every head has keys and values of its own, products of the
+    latents. Absorbed, the queries are multiplied with the keys' matrix instead and attend to the latents themselves,
+    which all heads share; what they find is multiplied with the values' matrix.
+    """
+
+    layer: int  # index into the pool
+    scale: float
+    latent: LatentConfig
+    weight: torch.Tensor  # [heads, nope_dim + value_dim, rank]: of each head the keys' rows, then the values'
+    group: int = 0
+    ends_only: bool = False  # as in `AttentionSpec`
+
+    @property
+    def heads(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
+    def absorbed(self) -> AttentionSpec:
+        return self._as_plain(self.heads, 1, self.latent.width)
+
+    def expanded(self, heads: int) -> AttentionSpec:
+        """Of so many of the heads."""
+        return self._as_plain(heads, heads, self.latent.nope_dim + self.latent.rope_dim)
+
+    def _as_plain(self, heads: int, kv_heads: int, head_dim: int) -> AttentionSpec:
+        return AttentionSpec(self.layer, self.scale, None, None, heads, kv_heads, head_dim, self.group, self.ends_only)
+
+    def worth_expanding(self, queries: int) -> bool:
+        """Whether a row of so many queries is computed faster in the expanded form: expanding takes as long for one
+        query as for many, and each then multiplies shorter rows."""
+        latent = self.latent
+        per_head = latent.nope_dim + latent.value_dim
+        return queries * (2 * latent.rank - per_head) > per_head * latent.rank
+
+    def head_parts(self, keys: int, most: int) -> list[slice]:
+        """The heads in parts, of each of which the expanded keys and values are at most `most` numbers."""
+        latent = self.latent
+        of_head = keys * (latent.nope_dim + latent.rope_dim + latent.value_dim)
+        size = max(1, most // max(1, of_head))
+        return [slice(first, min(first + size, self.heads)) for first in range(0, self.heads, size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +114,14 @@ class AttentionBackend(Protocol):
         of one tensor.
         """
         ...
+
+    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+        """Attends with q [tokens, heads, nope_dim + rope_dim] and gives [tokens, heads, value_dim] back, contiguous.
+
+        The latents of all tokens of the step stand in the pool already; `latents` [tokens, width] are the same once
+        more. Both may be strided in their first dimension.
+        """
+        raise ModelError(f"{type(self).__name__} has no latent attention; choose another attention back end.")
 
     def run_projected(
         self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool

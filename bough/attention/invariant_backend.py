@@ -13,11 +13,14 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
+from bough.kernels.latent_attention.triton import absorb, lift
 from bough.memory.pools.kv_pool import KVPool
+
+ANY_TOKENS = 16  # of a tile, however many tokens there are
 
 
 class InvariantAttention(AttentionBackend):
@@ -58,8 +61,9 @@ class InvariantAttention(AttentionBackend):
     ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "prepare() comes before run()"
-        work = self._work(batch, layer, q.device)
-        out = torch.empty((q.shape[0], layer.heads, layer.head_dim), dtype=q.dtype, device=q.device)
+        width = pool.values[layer.layer].shape[2]
+        work = self._work(batch, layer, width, q.device)
+        out = torch.empty((q.shape[0], layer.heads, width), dtype=q.dtype, device=q.device)
         launches = []  # items, programs, rows that may be split, configuration
         if batch.decodes:
             programs = work.programs(batch.decodes, layer.heads // self._config.pack)
@@ -90,13 +94,19 @@ class InvariantAttention(AttentionBackend):
             )
         return out
 
-    def _work(self, batch: AttentionBatch, layer: AttentionSpec, device: torch.device) -> DecodeItems:
+    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+        """All rows in the absorbed form, whose arithmetic does not depend on how many queries a row has."""
+        weight, nope_dim = layer.weight, layer.latent.nope_dim
+        queries = absorb(q, weight, nope_dim, block_t=ANY_TOKENS)
+        return lift(self.run(queries, latents, latents, layer.absorbed, pool), weight, nope_dim, block_t=ANY_TOKENS)
+
+    def _work(self, batch: AttentionBatch, layer: AttentionSpec, width: int, device: torch.device) -> DecodeItems:
         """The items of this step's decodes; planned by the first layer with this window."""
         window = layer.window
         work = self._works.get(window)
         if work is None:
             work = self._works[window] = DecodeItems(
-                self._max_batch, layer.heads, layer.head_dim, device, chunk=self._config.chunk, window=window
+                self._max_batch, layer.heads, width, device, chunk=self._config.chunk, window=window
             )
         if batch.decodes and window not in self._planned:
             work.plan(batch.lengths[: batch.decodes])

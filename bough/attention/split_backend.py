@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, QKNormRope
+from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, QKNormRope
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
 
@@ -40,6 +40,15 @@ class SplitAttention(AttentionBackend):
         if not n:
             return prompts
         return torch.cat((self._decode.run(q[:n], k[:n], v[:n], layer, pool), prompts))
+
+    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+        n = self._decodes
+        if n == len(q):
+            return self._decode.run_latent(q, latents, layer, pool)
+        prompts = self._prefill.run_latent(q[n:], latents[n:], layer, pool)
+        if not n:
+            return prompts
+        return torch.cat((self._decode.run_latent(q[:n], latents[:n], layer, pool), prompts))
 
     def run_projected(
         self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool

@@ -8,17 +8,21 @@ graph.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
-from bough.attention.base import AttentionBackend, AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
+from bough.kernels.latent_attention.reference import absorb, expand, lift
 from bough.memory.pools.kv_pool import KVPool
 
 QUERY_BLOCK = 256  # queries of a prefill row attended at once: bounds the mask, and skips keys in the block's future
 DISTANCE_BYTES = 9  # of a distance between query and key, and of whether it is hidden
 MAX_SCORES = 1 << 26  # that exist at once where they are computed one by one
+MAX_EXPANDED = 1 << 26  # numbers of keys and values that are expanded from latents at once
 
 
 def scratch_bytes(context: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, writes_scores: bool) -> int:
@@ -68,20 +72,48 @@ class TorchAttention(AttentionBackend):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
         """With everything in the pool's type."""
-        assert self._batch is not None, "prepare() comes before run()"
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
-        key = layer.group, layer.window
-        reads = self._reads.get(key)
-        if reads is None:
-            reads = self._reads[key] = plan_reads(self._batch, *key, pool.dtype, self._to_device)
+        reads = self._plan(layer.group, layer.window, pool)
         if reads.single_group is not None:
             return self._decode(q, reads.single_group, layer, keys, values)
         out = torch.empty_like(q)
         for group in reads.decodes:
             out[group.tokens] = self._decode(q[group.tokens], group, layer, keys, values)
         for row in reads.prefills:
-            self._prefill(q, out, row, layer, keys, values)
+            self._prefill(q, out, row, layer, *self._gather(row.index, keys, values))
         return out
+
+    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+        keys, values = pool.keys[layer.layer], pool.values[layer.layer]
+        reads = self._plan(layer.group, None, pool)
+        out = q.new_empty((len(q), layer.heads, layer.latent.value_dim))
+        for group in reads.decodes:
+            queries = absorb(q[group.tokens], layer.weight, layer.latent.nope_dim).to(pool.dtype)
+            attended = self._decode(queries, group, layer.absorbed, keys, values)
+            out[group.tokens] = lift(attended.to(q.dtype), layer.weight, layer.latent.nope_dim)
+        for row in reads.prefills:
+            own, k, v = slice(row.first_token, row.last_token), *self._gather(row.index, keys, values)
+            if not layer.worth_expanding(row.last_token - row.first_token):
+                queries = absorb(q[own], layer.weight, layer.latent.nope_dim).to(pool.dtype)
+                attended = queries.new_empty((*queries.shape[:2], layer.latent.rank))
+                moved = replace(row, first_token=0, last_token=len(queries))
+                self._prefill(queries, attended, moved, layer.absorbed, k, v)
+                out[own] = lift(attended.to(q.dtype), layer.weight, layer.latent.nope_dim)
+                continue
+            read = k[:, 0].to(q.dtype)
+            for part in layer.head_parts(len(read), MAX_EXPANDED):
+                expanded = expand(read, layer.weight[part], layer.latent)
+                self._prefill(q[:, part], out[:, part], row, layer.expanded(part.stop - part.start), *expanded)
+        return out
+
+    def _plan(self, group: int, window: int | None, pool: KVPool) -> Reads:
+        """What the rows of this step read in layers of this group and window."""
+        assert self._batch is not None, "prepare() comes before run()"
+        reads = self._reads.get((group, window))
+        if reads is None:
+            reads = plan_reads(self._batch, group, window, pool.dtype, self._to_device)
+            self._reads[group, window] = reads
+        return reads
 
     def _decode(
         self, q: torch.Tensor, group: DecodeRead, layer: AttentionSpec, keys: torch.Tensor, values: torch.Tensor
@@ -92,15 +124,14 @@ class TorchAttention(AttentionBackend):
         """
         rows, shared = group.rows, layer.heads // layer.kv_heads
         k, v = self._gather(group.index, keys, values)
-        paged = (rows, -1, layer.kv_heads, layer.head_dim)
         out = attend(
             q.view(rows, layer.kv_heads, shared, layer.head_dim),
-            k.view(paged).transpose(1, 2),
-            v.view(paged).transpose(1, 2),
+            k.view(rows, -1, *k.shape[1:]).transpose(1, 2),
+            v.view(rows, -1, *v.shape[1:]).transpose(1, 2),
             group.mask,
             layer,
         )
-        return out.reshape(rows, layer.heads, layer.head_dim)
+        return out.reshape(rows, layer.heads, -1)
 
     def _prefill(
         self,
@@ -111,9 +142,8 @@ class TorchAttention(AttentionBackend):
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> None:
-        """Several queries of one row, block by block, written to their place in `out`."""
-        gathered_k, gathered_v = self._gather(row.index, keys, values)
-        k, v = gathered_k.transpose(0, 1)[None], gathered_v.transpose(0, 1)[None]  # [1, kv_heads, keys, head_dim]
+        """Several queries of one row over all keys that it reads, block by block, written to their place in `out`."""
+        k, v = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, kv_heads, keys, head_dim]
         most = max(1, MAX_SCORES // (layer.heads * k.shape[2]))
         size = min(QUERY_BLOCK, most) if layer.writes_scores else QUERY_BLOCK
         blocks = range(row.first_token, row.last_token, size)
@@ -133,12 +163,16 @@ class TorchAttention(AttentionBackend):
         if isinstance(index, slice):
             return keys[index], values[index]
         size = index.shape[0]
+        shared = values.data_ptr() == keys.data_ptr()  # latents
         if self._scratch is None or self._scratch[0].shape[0] < size or self._scratch[0].shape[1:] != keys.shape[1:]:
             self._scratch = None  # first, so that old and new need not fit in memory together
             room = (max(size, 1024) * 5 // 4, *keys.shape[1:])  # lengths grow by one a step: some for the next ones
-            self._scratch = (keys.new_empty(room), values.new_empty(room))
-        k, v = self._scratch[0][:size], self._scratch[1][:size]
+            self._scratch = (keys.new_empty(room), values.new_empty((0,) if shared else room))
+        k = self._scratch[0][:size]
         torch.index_select(keys, 0, index, out=k)
+        if shared:
+            return k, k[..., : values.shape[-1]]
+        v = self._scratch[1][:size]
         torch.index_select(values, 0, index, out=v)
         return k, v
 

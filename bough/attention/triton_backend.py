@@ -15,25 +15,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, QKNormRope
+from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, QKNormRope
 from bough.attention.batch import AttentionBatch, ChunkPlaces
+from bough.attention.latent_prompts import LatentPrompts
 from bough.core.plan import IntArray
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
-from bough.kernels.prefill_attention.triton import PrefillConfig, prefill_attention, query_blocks
+from bough.kernels.latent_attention.triton import absorb, lift
+from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, prefill_attention, query_blocks
 from bough.kernels.projected_decode.triton import projected_decode, projects
 from bough.memory.pools.kv_pool import KVPool
 
 
 class TritonAttention(AttentionBackend):
-    """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of a window."""
+    """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of a window;
+    `latents` is for models with latent attention."""
 
     def __init__(
         self,
         to_device: Callable[[npt.NDArray[Any]], torch.Tensor],
         make_work: Callable[[int | None], DecodeWork],
         prefill: PrefillConfig,
+        latents: LatentPrompts | None = None,
     ) -> None:
+        self._latents = latents
+        self._block_queries = prefill.block_queries if latents is None else latents.block_queries
         self._to_device = to_device
         self._make_work = make_work
         self._prefill = prefill
@@ -45,6 +51,8 @@ class TritonAttention(AttentionBackend):
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._planned.clear()
+        if self._latents is not None:
+            self._latents.prepare()
         self._chunks = batch.chunks
         if self._chunks is None and len(batch.query_lens) > batch.decodes:
             self._chunks = self._lay_out_chunks(batch)
@@ -98,6 +106,43 @@ class TritonAttention(AttentionBackend):
             )
         return out
 
+    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+        batch, chunks, nope_dim = self._batch, self._chunks, layer.latent.nope_dim
+        assert batch is not None, "prepare() comes before run_latent()"
+        out = torch.empty((len(q), layer.heads, layer.latent.value_dim), dtype=q.dtype, device=q.device)
+        n = batch.decodes
+        short = chunks if chunks is not None and self._prompts.absorbs(batch, layer) else None
+        if n or short is not None:
+            own = slice(n) if short is None else slice(None)
+            queries = absorb(q[own], layer.weight, nope_dim)
+            attended = torch.empty((*queries.shape[:2], layer.latent.rank), dtype=q.dtype, device=q.device)
+            if n:
+                decode_attention(
+                    queries[:n],
+                    pool.keys[layer.layer],
+                    pool.values[layer.layer],
+                    batch.page_tables[layer.group],
+                    batch.rows[:n],
+                    batch.lengths[:n],
+                    self._plan(batch, layer.absorbed),
+                    page_size=batch.page_size,
+                    scale=layer.scale,
+                    k_scale=pool.key_scales[layer.layer],
+                    v_scale=pool.key_scales[layer.layer],
+                    out=attended[:n],
+                )
+            if short is not None:
+                self._prompts.run_absorbed(queries, layer, pool, batch, short, attended)
+            lift(attended, layer.weight, nope_dim, out=out[own])
+        if chunks is not None and short is None:
+            self._prompts.run_expanded(q, latents, layer, pool, batch, chunks, out)
+        return out
+
+    @property
+    def _prompts(self) -> LatentPrompts:
+        assert self._latents is not None, "the back end was made for another kind of model"
+        return self._latents
+
     def run_projected(
         self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor | None:
@@ -142,7 +187,7 @@ class TritonAttention(AttentionBackend):
         return work
 
     def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:
-        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._prefill.block_queries)
+        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._block_queries)
         return ChunkPlaces(
             query_starts=self._to_device(batch.query_starts),
             context_lens=self._to_device(batch.context_lens),
@@ -158,4 +203,4 @@ def chunk_blocks(
     hold a row's last query. [blocks, 2] each"""
     blocks = query_blocks(query_lens[decodes:], block_queries, context_lens[decodes:])
     blocks += np.array([decodes, 0], dtype=np.int32)
-    return blocks, blocks[blocks[:, 1] + block_queries >= query_lens[blocks[:, 0]]]
+    return blocks, ends_of(blocks, query_lens, block_queries)

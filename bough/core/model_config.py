@@ -90,6 +90,24 @@ class MoEConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Latent attention: a token keeps one vector for all heads, of which their keys and values are products, and one
+    rotated key that they share."""
+
+    rank: int  # of that vector
+    rope_dim: int
+    nope_dim: int  # of a head's own key, which does not rotate
+    value_dim: int  # of a head
+    query_rank: int | None = None  # of the vector that the queries are products of; None: of the hidden states
+    interleaved: bool = True  # checkpoints have the rotated coordinates in neighbouring pairs
+
+    @property
+    def width(self) -> int:
+        """Numbers that a token keeps in a layer."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
@@ -113,6 +131,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     moe: MoEConfig | None = None
+    latent: LatentConfig | None = None  # of all layers; `num_kv_heads` is then 1, and `head_dim` that of queries
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads at once, not of each
     qk_norm_last: bool = False  # after the rotation

@@ -15,7 +15,7 @@ from typing import Any
 
 from bough.core.errors import SettingsError
 
-MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
+MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite")
 CPU_INSTRUCTION_SETS = ("auto", "plain", "avx2", "avx512", "amx", "neon")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from bough.attention import latent_prompts
 from bough.attention.base import AttentionBackend
 from bough.attention.invariant_backend import InvariantAttention
+from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
@@ -22,9 +24,10 @@ from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
-from bough.kernels.decode_attention.triton import MIN_DOT
+from bough.kernels.decode_attention.triton import LATENT_PROGRAMS, MIN_DOT, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
+from bough.kernels.latent_attention import triton as expanded
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
 from bough.memory.pools.kv_pool import KVPool
@@ -32,6 +35,9 @@ from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
 
+# A captured step attends to latents themselves, because it cannot know how many keys it would make of them. In larger
+# steps that takes longer than launching their kernels one by one.
+MOST_ABSORBED = 1024
 RING_DEPTH = 4  # steps whose pinned memory may still be in use: one in flight, one being launched, and some to spare
 
 
@@ -45,7 +51,7 @@ def assemble(
     """An executor with a cache of as many pages as the limits say."""
     staging = Staging(loaded.device, RING_DEPTH)
     inputs = CudaInputs(limits, loaded.device, staging)
-    block_queries = _prefill_config(loaded).block_queries
+    block_queries = _block_queries(loaded)
     return CudaExecutor(
         loaded.model,
         build_pool(loaded, limits.pages, limits.page_size),
@@ -87,7 +93,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
         if names.prefills_capturable:
             chunk = shape.chunk_tokens
             mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
-        if projects(loaded.dtype, loaded.cache_dtype):
+        if loaded.config.latent is not None:
+            mixed = [size for size in mixed if size <= MOST_ABSORBED]
+        if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
             few_keys = [size for size in decode if size <= MOST_ROWS]
     return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
 
@@ -123,13 +131,17 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
             f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "
             f"{config.head_dim}; use --attention-backend torch."
         )
-    heads = loaded.topology.share(config.num_heads, "num_heads")
+    heads, latent = loaded.topology.share(config.num_heads, "num_heads"), config.latent
     if settings.model.enable_deterministic_inference:
-        shape = (heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
+        width = config.head_dim if latent is None else latent.rank
+        shape = (heads, kv_heads.stop - kv_heads.start, width, loaded.dtype)
         configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
         return InvariantAttention(staging.to_device, limits.rows, *configs, loaded.device)
 
     def make_work(window: int | None) -> DecodeWork:
+        if latent is not None:
+            shape = (limits.rows, heads, head_blocks(heads), latent.rank, loaded.device)
+            return DecodeWork(*shape, window=window, programs=LATENT_PROGRAMS)
         return DecodeWork(
             max_batch=limits.rows,
             heads=heads,
@@ -139,7 +151,19 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
             window=window,
         )
 
-    return TritonAttention(staging.to_device, make_work, _prefill_config(loaded))
+    prompts = None
+    if latent is not None:
+        short = invariant.config_for(heads, 1, latent.rank, loaded.dtype)
+        prompts = LatentPrompts(staging.to_device, expanded.config_for(loaded.dtype), short)
+    return TritonAttention(staging.to_device, make_work, _prefill_config(loaded), prompts)
+
+
+def _block_queries(loaded: LoadedWeights) -> int:
+    """Of the blocks of chunks in captured steps."""
+    latent, heads = loaded.config.latent, loaded.topology.share(loaded.config.num_heads, "num_heads")
+    if latent is None:
+        return _prefill_config(loaded).block_queries
+    return invariant.config_for(heads, 1, latent.rank, loaded.dtype).block_queries
 
 
 def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:
@@ -149,18 +173,22 @@ def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:
 
 
 def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
-    """What the torch back end, if it is used, takes for contexts longer than the profile's."""
-    names, config = choose_backends(settings.model, "cuda"), loaded.config
+    """What the torch back end, if it is used, takes for contexts longer than the profile's, and what gathered latents
+    take."""
+    names, config, latent = choose_backends(settings.model, "cuda"), loaded.config, loaded.config.latent
+    gathered = 0
+    if latent is not None and not settings.model.enable_deterministic_inference:
+        gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
     if "torch" not in (names.prefill, names.decode):
-        return 0
+        return gathered
     heads = loaded.topology.share(config.num_heads, "num_heads")
     kv_heads = loaded.topology.kv_slice_of(config.num_kv_heads)
     writes_scores = config.attention_softcap is not None or config.attention_sinks
-    return scratch_bytes(
+    return gathered + scratch_bytes(
         config.context_length,
         heads,
         kv_heads.stop - kv_heads.start,
-        config.head_dim,
+        config.head_dim if latent is None else latent.width,
         loaded.dtype.itemsize,
         writes_scores,
     )

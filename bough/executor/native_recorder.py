@@ -100,6 +100,7 @@ class Recorder:
             norm_rope_store_=self._norm_rope_store,
             take_rows=self._take_rows,
             softcap=self._softcap,
+            latent_store_=_no_latents,
             packed_embedding=self._embedding,
             packed_linear=self._linear,
             packed_experts=self._experts,
@@ -329,6 +330,10 @@ class NotRecordedError(Exception):
 def _storage(tensor: torch.Tensor) -> int:
     """What views of one tensor have in common."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def _no_latents(*arguments: Any) -> None:
+    raise NotRecordedError("latent attention")
 
 
 def _not_recorded(*arguments: Any) -> torch.Tensor:

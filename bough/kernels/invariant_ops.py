@@ -16,6 +16,7 @@ from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.tiling import INVARIANT_TILING, fitted
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_linear.triton import invariant_linear
+from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
 from bough.kernels.ops import Activation, Ops
 from bough.kernels.rms_norm import triton as norm_kernel
@@ -80,4 +81,5 @@ INVARIANT = InvariantOps(
     silu_mul=silu_mul,
     gelu_tanh_mul=gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
+    latent_store_=latent_store_,
 )

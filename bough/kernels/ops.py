@@ -16,6 +16,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import experts
+from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.rms_norm.reference import rms_norm
@@ -71,6 +72,7 @@ class Ops:
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
     experts: Callable[..., torch.Tensor] = experts
     add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
+    latent_store_: Callable[..., None] = latent_store_
 
     def norm_linear(
         self,

@@ -10,6 +10,7 @@ from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
 from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
+from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, Norm, Ops
 from bough.kernels.rms_norm.triton import rms_norm
@@ -90,4 +91,5 @@ TRITON = TritonOps(
     silu_mul=activation.silu_mul,
     gelu_tanh_mul=activation.gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
+    latent_store_=latent_store_,
 )

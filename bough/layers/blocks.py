@@ -14,6 +14,7 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.attention import SelfAttention
+from bough.layers.latent_attention import LatentAttention
 from bough.layers.moe import make_mlp
 from bough.layers.norm import NO_NORM, make_norm
 from bough.layers.placement import Placement
@@ -37,7 +38,8 @@ class PreNormBlock(Block):
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
         self._input_norm = make_norm(config, placement)
-        self._attention = SelfAttention(config, layer, placement)
+        attention = SelfAttention if config.latent is None else LatentAttention
+        self._attention = attention(config, layer, placement)
         self._mlp_norm = make_norm(config, placement)
         self._mlp = make_mlp(config, layer, placement)
 

@@ -7,7 +7,7 @@ transposed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bough.core.model_config import ModelConfig
@@ -85,6 +85,15 @@ def _apart(piece: Piece, heads: int, head_dim: int, rotary_dim: int, neighbours:
     rows = piece.rows or slice(0, heads * head_dim)
     taken = range(rows.start, rows.stop) if isinstance(rows, slice) else rows
     return replace(piece, rows=tuple(taken[head * head_dim + at] for head in range(heads) for at in order))
+
+
+def interleaved_rows(heads: int, head_dim: int, still: int) -> Iterator[int]:
+    """The rows of such a module in the order in which halves are rotated, behind the first `still` of each head, which
+    do not rotate."""
+    for start in range(0, heads * head_dim, head_dim):
+        yield from range(start, start + still)
+        for side in (0, 1):
+            yield from range(start + still, start + head_dim)[side::2]
 
 
 def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> dict[str, Stored]:

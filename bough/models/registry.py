@@ -16,6 +16,8 @@ from bough.core.model_config import ModelConfig
 from bough.models.arcee import Arcee, Jais2
 from bough.models.cohere import Cohere, Cohere2
 from bough.models.cwm import Cwm
+from bough.models.deepseek_v2 import DeepseekV2
+from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.ernie4_5 import Ernie45, Helium
 from bough.models.ernie4_5_moe import Ernie45Moe
 from bough.models.exaone4 import Exaone4
@@ -67,7 +69,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
     *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
-    *(Ernie45Moe(), MiniMaxM2()),
+    *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
 )
 GROUP = "bough.models"
 

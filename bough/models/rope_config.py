@@ -47,6 +47,14 @@ def trained_context(config: Fields, rope: RopeConfig) -> int:
     return max(stated, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else stated
 
 
+def score_factor(config: Fields) -> float:
+    """What DeepSeek's models multiply all scores with where YaRN stretches their context: the rotation alone would
+    sharpen only the part of each head that rotates."""
+    given = _parameters(config, "full_attention")
+    weight = given.optional_number("mscale_all_dim")
+    return 1.0 if weight is None else _temperature(weight, given.number("factor", 1.0)) ** 2
+
+
 def _parameters(config: Fields, layer_type: str) -> Fields:
     found = config.section("rope_parameters")
     if found is not None:
@@ -128,9 +136,9 @@ def _yarn_attention_factor(given: Fields, factor: float) -> float:
     stated = given.optional_number("attention_factor")
     if stated is not None:
         return stated
-
-    def temperature(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
     above, below = given.optional_number("mscale"), given.optional_number("mscale_all_dim")
-    return temperature(above) / temperature(below) if above and below else temperature(1.0)
+    return _temperature(above, factor) / _temperature(below, factor) if above and below else _temperature(1.0, factor)
+
+
+def _temperature(weight: float, factor: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -20,7 +20,7 @@ import torch
 
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
-from bough.core.model_config import ModelConfig, MoEConfig
+from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
@@ -87,6 +87,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "Captured", Rerun)
     monkeypatch.setattr(cuda_executor, "rare_pieces", lambda *args: [])
     monkeypatch.setattr(cuda_parts, "DecodeWork", partial(DecodeWork, programs=INTERPRETED_PROGRAMS))
+    monkeypatch.setattr(cuda_parts, "LATENT_PROGRAMS", INTERPRETED_PROGRAMS)
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +211,46 @@ def test_heads_that_triton_cannot_multiply_are_refused_with_what_to_do(
 
 def test_decodes_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWeights) -> None:
     check_outputs(lambda: build(loaded, GraphSizes()), 9, {1, 4}, near=5e-3)  # 16 bits
+
+
+LATENTS = replace(CONFIG, num_kv_heads=1, head_dim=20, latent=LatentConfig(20, 8, 12, 10))
+
+
+def latent_weights() -> LoadedWeights:
+    torch.manual_seed(0)
+    model = build_model(LATENTS, Topology(), torch.float16, CPU)
+    for slot in model.slots():
+        slot.target.normal_(0.0, 0.3)
+    return LoadedWeights(model, LATENTS, torch.float16, CPU, Topology(), 0, torch.float16)
+
+
+@pytest.mark.slow
+def test_latent_attention_gives_the_same_by_graphs_in_deterministic_mode_and_by_torch() -> None:
+    weights, lengths, wanted = latent_weights(), [9, 28], []
+    for flags in ({"attention_backend": "torch"}, {}, {"enable_deterministic_inference": True}):
+        settings = Settings.from_flat(flags)
+        mixed = () if flags else (16,)  # of the two prompts one is captured, the other is long enough to be expanded
+        sizes = GraphSizes() if "attention_backend" in flags else GraphSizes((1, 4), mixed)
+        executor = assemble(weights, settings, LIMITS, sizes)
+        while executor.idle():
+            pass
+        found = tokens_of(executor, lengths, decodes=2)
+        wanted = wanted or found
+        assert found == wanted
+    check_outputs(lambda: assemble(weights, SETTINGS, LIMITS, GraphSizes()), 9, {1, 4}, near=5e-3)
+
+
+def test_of_latents_only_short_steps_with_prompts_have_graphs() -> None:
+    model: Any = None
+    weights = LoadedWeights(model, LATENTS, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
+    step = StepShape(64, 8192, 60, 32, 64, 1, 2, 2)
+    sizes = graph_sizes(weights, SETTINGS, step, forward_bytes=0)
+    assert (sizes.decode[-1], sizes.mixed[-1], list(sizes.few_keys)) == (64, cuda_parts.MOST_ABSORBED, [])
+    by_triton, by_torch = (
+        cuda_parts.attention_bytes(weights, Settings.from_flat({"attention_backend": name}))
+        for name in ("triton", "torch")
+    )
+    assert by_torch > by_triton > 1 << 28
 
 
 QWEN = replace(CONFIG, hidden_size=1024, num_heads=16, num_kv_heads=8, head_dim=128, intermediate_size=3072)

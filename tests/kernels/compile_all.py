@@ -2,7 +2,7 @@
 """Compiles every Triton kernel ahead of time, through the very launches that the engine makes, for a device that need
 not be there, and checks that each fits its shared memory: `python tests/kernels/compile_all.py cuda 90`, or
 `... hip gfx942`. With `--sample largest`, only attention of wide heads, which needs the most of it; with
-`--sample usual`, every kernel once, in bfloat16 with heads of 128.
+`--sample usual`, every kernel once, in bfloat16 with heads of 128; with `--sample latents`, latent attention.
 
 The interpreter, in which the other tests run, checks no types and knows no device. Nothing is run here.
 """
@@ -38,6 +38,7 @@ from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems
 from bough.kernels.invariant_linear import tiling as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
+from bough.kernels.latent_attention import triton as latents
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Norm
@@ -58,6 +59,7 @@ ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
 HIDDEN, INNER = 4096, 14336
 HEAD_DIMS = (64, 80, 96, 128, 256)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
+LATENT_HEADS = (16, 128)
 SHARED_BYTES = {  # that a program may have
     "80": 166_912,
     "86": 101_376,
@@ -196,6 +198,34 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
             kind(dtype, window=64, softcap=30.0)
 
 
+def launch_latents(heads: int, arch: str) -> None:
+    """Latent attention of DeepSeek's widths, in bfloat16: the type of all its models."""
+    rank, rope, nope, value, dtype, room = 512, 64, 128, 128, torch.bfloat16, SHARED_BYTES[arch]
+    q = torch.zeros(ROWS, heads, nope + rope, dtype=dtype)
+    weight = torch.zeros(heads, nope + value, rank, dtype=dtype)
+    line, angles, places = torch.zeros(ROWS, rank + rope, dtype=dtype), torch.zeros(32, rope // 2), torch.arange(ROWS)
+    table, rows = torch.zeros(8, 16, dtype=torch.int32), torch.arange(ROWS, dtype=torch.int32)
+    lengths, starts = torch.ones(ROWS, dtype=torch.int32), torch.arange(ROWS + 1, dtype=torch.int32)
+    absorbed = latents.absorb(q, weight, nope)
+    latents.absorb(q.expand(ROWS, -1, -1).repeat(32, 1, 1), weight, nope)
+    latents.lift(absorbed[..., :rank], weight, nope)
+    for cache_type in (dtype, torch.float8_e4m3fn) if arch in EIGHT_BITS else (dtype,):
+        cache = torch.zeros(100, 1, rank + rope).to(cache_type)
+        latents.latent_store_(q, line, line[0, :rank], 1e-6, angles, angles, places, places, cache)
+        caches, reading = (cache, cache[..., :rank]), (table, rows)
+        config = decode.latent_config_for(heads // decode.head_blocks(heads), cache_type, room=room)
+        decode.decode_attention(absorbed, *caches, *reading, lengths, None, page_size=1, scale=0.1, config=config)
+        same = invariant.config_for(heads, 1, rank, dtype, room=room)
+        work = DecodeItems(ROWS, heads, rank, torch.device("cpu"), chunk=same.chunk)
+        shared = {"programs": 8, "partials": work.partials, "split_rows": ROWS, "page_size": 1, "scale": 0.1}
+        items: Any = work.items
+        invariant.invariant_attention(absorbed, *caches, *reading, starts, lengths, items, config=same, **shared)
+    made, blocks = torch.zeros(ROWS, heads, nope + value, dtype=dtype), torch.zeros(1, 2, dtype=torch.int32)
+    places = (starts, starts[:-1], lengths, blocks)
+    config = latents.config_for(dtype, room=room)
+    latents.expanded_attention(q, made, line[:, rank:], *places, scale=0.1, out=made[..., :value], config=config)
+
+
 def launch_layers(dtype: torch.dtype, arch: str) -> None:
     x, weight = torch.zeros(12, HIDDEN, dtype=dtype), torch.empty(VOCABULARY, HIDDEN, dtype=dtype)
     norm = weight[0]
@@ -255,6 +285,7 @@ def launch_all(arch: str) -> None:
         for head_dim in head_dims:
             print(f"heads of {head_dim}")
             launch_attention(dtype, head_dim, arch)
+    launch_of_latents(arch)
 
 
 def launch_largest(arch: str) -> None:
@@ -272,9 +303,15 @@ def launch_usual(arch: str) -> None:
     launch_attention(torch.bfloat16, 128, arch)
 
 
+def launch_of_latents(arch: str) -> None:
+    for heads in LATENT_HEADS:
+        launch_latents(heads, arch)
+
+
 LAUNCHES = {
     "all": launch_all,
     "experts": lambda arch: launch_experts(torch.bfloat16, arch),
+    "latents": launch_of_latents,
     "largest": launch_largest,
     "usual": launch_usual,
 }

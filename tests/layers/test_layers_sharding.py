@@ -14,9 +14,10 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import SettingsError
-from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.layers.attention import SelfAttention
+from bough.layers.latent_attention import LatentAttention
 from bough.layers.mlp import GatedMLP
 from bough.layers.moe import MoE
 from bough.layers.norm import RmsNorm
@@ -60,11 +61,15 @@ def fill(layer: Layer, checkpoint: dict[str, torch.Tensor]) -> None:
         slot.target.copy_(checkpoint[slot.name][slot.index])
 
 
+def attention_of(config: ModelConfig, place: Placement) -> SelfAttention | LatentAttention:
+    return (SelfAttention if config.latent is None else LatentAttention)(config, 0, place)
+
+
 def checkpoint_of(config: ModelConfig) -> dict[str, torch.Tensor]:
     """Whole tensors, drawn in the shapes of a single rank's slots."""
     torch.manual_seed(0)
     one = placement(Topology())
-    layers: tuple[Layer, ...] = (SelfAttention(config, 0, one), GatedMLP(config, one))
+    layers: tuple[Layer, ...] = (attention_of(config, one), GatedMLP(config, one))
     return {slot.name: torch.randn(slot.target.shape) for layer in layers for slot in layer.slots("")}
 
 
@@ -75,7 +80,7 @@ def norm_of(config: ModelConfig) -> RmsNorm:
 
 
 def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -> torch.Tensor:
-    layer = SelfAttention(config, 0, placement(topology))
+    layer = attention_of(config, placement(topology))
     fill(layer, checkpoint_of(config))
     batch = AttentionBatch(
         rows=torch.tensor([0]),
@@ -103,6 +108,16 @@ def test_attention_of_the_ranks_sums_to_the_whole(kv_heads: int, ranks: int) -> 
     whole = attention_output(config, Topology(), x)
     parts = [attention_output(config, Topology(rank, ranks), x) for rank in range(ranks)]
     torch.testing.assert_close(torch.stack(parts).sum(0), whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("query_rank", [None, 12])
+@pytest.mark.parametrize("value_dim", [3, 6])  # of either form of attention
+def test_latent_attention_of_the_ranks_sums_to_the_whole(query_rank: int | None, value_dim: int) -> None:
+    latent = LatentConfig(rank=6, rope_dim=2, nope_dim=4, value_dim=value_dim, query_rank=query_rank)
+    config = replace(CONFIG, num_kv_heads=1, latent=latent)
+    x = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    parts = [attention_output(config, Topology(rank, 4), x) for rank in range(4)]
+    torch.testing.assert_close(torch.stack(parts).sum(0), attention_output(config, Topology(), x), atol=1e-4, rtol=1e-4)
 
 
 def test_mlp_of_the_ranks_sums_to_the_whole() -> None:

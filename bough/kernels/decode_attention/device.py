@@ -23,7 +23,14 @@ def scaled(scores, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
     """Takes a block of keys and values into what was summed before: the largest score, the sum of weights, and that of
     weighted values. One of the block's keys, or one before it, must be present."""
-    scores = scaled(tl.dot(queries, tl.trans(k), input_precision=PRECISION), scale, softcap, HAS_SOFTCAP)
+    products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+    return fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+
+
+@triton.jit
+def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
+    """The same, by the products of queries and keys."""
+    scores = scaled(products, scale, softcap, HAS_SOFTCAP)
     scores = tl.where(present[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     shrink = tl.exp2(top - new_top)
@@ -34,6 +41,26 @@ def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: 
 
 
 @triton.jit
+def leave(
+    result,  # [BLOCK_G, BLOCK_D]
+    log_sum,  # [BLOCK_G]
+    place, item, parts, kv_head, out, partial, log_sums,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Stores the result of an item's query heads: where it belongs, or with the other parts of its row."""
+    member, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + member
+    valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    if parts == 1:
+        line = place.to(tl.int64) * (KV_HEADS * GROUP) + head
+        tl.store(out + line[:, None] * HEAD_DIM + d[None, :], result.to(out.dtype.element_ty), mask=valid)
+    else:
+        line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
+        tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
+        tl.store(log_sums + line, log_sum, mask=member < GROUP)
+
+
+@triton.jit
 def hand_in(
     result,  # [BLOCK_G, BLOCK_D]
     log_sum,  # [BLOCK_G]
@@ -41,22 +68,18 @@ def hand_in(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the result of an item's query heads. If the row was cut into parts, the last program to finish weighs all
-    of them, in their order, so that the result does not depend on who was last: BLOCK_PARTS at a time."""
-    member, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
-    head = kv_head * GROUP + member
-    valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
-    row = place.to(tl.int64) * (KV_HEADS * GROUP)
-    if parts == 1:
-        tl.store(out + (row + head)[:, None] * HEAD_DIM + d[None, :], result.to(out.dtype.element_ty), mask=valid)
-    else:
+    """The same, and if the row was cut into parts, the last program to finish weighs all of them, in their order, so
+    that the result does not depend on who was last: BLOCK_PARTS at a time."""
+    leave(
+        result, log_sum, place, item, parts, kv_head, out, partial, log_sums,
+        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
+    )  # fmt: skip
+    if parts > 1:
         begin = tl.load(first_item + place)
-        line = item.to(tl.int64) * (KV_HEADS * GROUP) + head
-        tl.store(partial + line[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
-        tl.store(log_sums + line, log_sum, mask=member < GROUP)
         tl.debug_barrier()  # all threads of the program have written before one of them says so
         counter = arrivals + place * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
+            row = place.to(tl.int64) * (KV_HEADS * GROUP)
             _weigh(
                 partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
                 KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, BLOCK_PARTS,

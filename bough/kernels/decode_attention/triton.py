@@ -4,6 +4,9 @@
 One program attends over one item (a range of a row's keys, see `work`) for all query heads of one kv head together, so
 that each key is read once and the tensor cores have at least a few real rows. The grid depends on the batch alone, so
 that the launch can be captured in a graph whatever the lengths.
+
+Latents are one kv head for all query heads, and their first columns are the values: a program reads each once, for a
+block of heads.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.decode_attention.device import absorb, hand_in
+from bough.kernels.decode_attention.device import fold, hand_in, leave
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
-from bough.kernels.shared_memory import LITTLE, shared_bytes
+from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
@@ -46,6 +49,25 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
     return DecodeConfig(block_n=block_n, num_warps=4, num_stages=3)
 
 
+MOST_HEADS = 64  # that attend to latents in one program: as many lines as the widest instructions take
+LATENT_PROGRAMS = 2 * 132  # of those a multiprocessor has room for two
+FEW_ROWS = 32  # whose parts are weighed by several programs for each head
+
+
+def head_blocks(heads: int) -> int:
+    """In how many equal blocks the heads attend to latents; `DecodeWork` takes them for kv heads."""
+    return next(blocks for blocks in range(-(-heads // MOST_HEADS), heads + 1) if heads % blocks == 0)
+
+
+def latent_config_for(group: int, kv_dtype: torch.dtype, *, room: int | None = None) -> DecodeConfig:
+    """As `config_for`, for latents of about 600 numbers and blocks of `group` heads."""
+    room = shared_bytes() if room is None else room
+    many, little = group > MOST_HEADS // 2, room < PLENTY
+    if kv_dtype.itemsize > 2 or room <= LITTLE or (many and little):
+        return DecodeConfig(block_n=MIN_DOT, num_warps=8, num_stages=2)
+    return DecodeConfig(block_n=32, num_warps=8 if many else 4, num_stages=2 if many or little else 3)
+
+
 def parts_at_once(group: int, head_dim: int) -> int:
     """How many parts of a row are read together when they are weighed."""
     numbers: int = triton.next_power_of_2(group) * triton.next_power_of_2(head_dim)
@@ -55,7 +77,7 @@ def parts_at_once(group: int, head_dim: int) -> int:
 def decode_attention(
     q: torch.Tensor,  # [batch, heads, head_dim], the last dimension contiguous
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
-    v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
+    v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]; of latents the first columns of k_cache
     page_table: torch.Tensor,  # [max_rows, max_pages] int32
     rows: torch.Tensor,  # [batch] int32, lines of page_table
     lengths: torch.Tensor,  # [batch] int32, keys the row's query sees, its own included
@@ -70,33 +92,51 @@ def decode_attention(
     out: torch.Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
-    """[batch, heads, head_dim] in q's type, accumulated in float32."""
-    batch, heads, head_dim = q.shape
-    kv_heads = k_cache.shape[1]
+    """[batch, heads, head_dim of the values] in q's type, accumulated in float32."""
+    batch, heads, head_dim = *q.shape[:2], v_cache.shape[2]
+    extra = q.shape[2] - head_dim  # columns of latents that are keys alone
+    kv_heads = head_blocks(heads) if extra else k_cache.shape[1]
     group = heads // kv_heads
     if work is None:
-        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window)
+        programs = {"programs": LATENT_PROGRAMS} if extra else {}
+        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window, **programs)
         plan_decode(lengths, work)
     assert work.window == window, "the work was planned for another window"
     assert q.stride(2) == 1
     assert k_cache.is_contiguous()
-    assert v_cache.is_contiguous()
+    assert v_cache.is_contiguous() if not extra else v_cache.data_ptr() == k_cache.data_ptr()
     if out is None:
         out = torch.empty((batch, heads, head_dim), dtype=q.dtype, device=q.device)
     # Keys and values of fewer bits are widened to the queries' type before they are multiplied.
-    chosen = config or config_for(head_dim, group, q.dtype if q.element_size() > 2 else k_cache.dtype)
+    wide = q.dtype if q.element_size() > 2 else k_cache.dtype
+    chosen = config or (latent_config_for(group, wide) if extra else config_for(head_dim, group, wide))
     _attend[(kv_heads, work.max_items(batch))](
         q, k_cache, v_cache, page_table, rows, work.items, work.first_item, out, work.partial, work.log_sums,
         work.arrivals, batch, q.stride(0), q.stride(1), page_table.stride(0),
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, PAGE_SIZE=page_size,
-        FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
-        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=chosen.block_n, BLOCK_PARTS=parts_at_once(group, head_dim),
+        HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, EXTRA=extra,
+        PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
+        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)),
+        BLOCK_N=chosen.block_n, BLOCK_PARTS=parts_at_once(group, head_dim),
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, **overlap(batch),
     )  # fmt: skip
+    if extra:
+        weigh_parts(work, out)
     return out
+
+
+def weigh_parts(work: DecodeWork, out: torch.Tensor) -> None:
+    """Makes one result of the parts of each row that was cut. Parts of latents are so large that the last program to
+    finish would take long with them."""
+    batch, heads, head_dim = out.shape
+    columns = min(triton.next_power_of_2(head_dim), 128 if batch <= FEW_ROWS else 512)
+    _weigh_parts[(heads * triton.cdiv(head_dim, columns), batch)](
+        work.first_item, work.partial, work.log_sums, out,
+        HEADS=heads, HEAD_DIM=head_dim, BLOCK_C=columns, BLOCK_PARTS=WEIGHED_NUMBERS // columns,
+        num_warps=4, **overlap(batch),
+    )  # fmt: skip
 
 
 # The kv heads of an item are neighbours in the grid: a token's heads are adjacent in memory, so their programs read
@@ -106,8 +146,9 @@ def _attend(
     q, k_cache, v_cache, page_table, rows, items, first_item, out, partial, log_sums, arrivals,
     batch: int, q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One item for the query heads of one kv head."""
     take_turn(OVERLAP)
@@ -127,6 +168,11 @@ def _attend(
     valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     q_offsets = place.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + d[None, :]
     queries = tl.load(q + q_offsets, mask=valid, other=0.0)
+    if EXTRA:
+        e = HEAD_DIM + tl.arange(0, BLOCK_E)
+        more_offsets = place.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + e[None, :]
+        more_valid = (member < GROUP)[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
+        more_queries = tl.load(q + more_offsets, mask=more_valid, other=0.0)
 
     key = tl.arange(0, BLOCK_N)
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)
@@ -137,7 +183,8 @@ def _attend(
         token = start + key
         present = token < last
         slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE  # a pool has more than 2^31 elements
-        offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+        line = slot * (HEAD_DIM + EXTRA) if EXTRA else (slot * KV_HEADS + kv_head) * HEAD_DIM
+        offsets = line[:, None] + d[None, :]
         # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
         ahead = token + BLOCK_N
         page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < last, other=0)
@@ -146,11 +193,56 @@ def _attend(
         if HEAD_DIM != BLOCK_D:
             held = held & (d < HEAD_DIM)[None, :]
         k = tl.load(k_cache + offsets, mask=held, other=0.0).to(queries.dtype)
-        v = tl.load(v_cache + offsets, mask=held, other=0.0).to(queries.dtype)
-        top, norm, acc = absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+        if EXTRA:
+            v = k
+            more_held = present[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
+            more_k = tl.load(k_cache + line[:, None] + e[None, :], mask=more_held, other=0.0).to(queries.dtype)
+        else:
+            v = tl.load(v_cache + offsets, mask=held, other=0.0).to(queries.dtype)
+        products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+        if EXTRA:
+            products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
+        top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
 
-    hand_in(
-        acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
-        out, partial, log_sums, arrivals, first_item,
-        KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
-    )  # fmt: skip
+    if EXTRA:
+        leave(
+            acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head, out, partial, log_sums,
+            KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
+        )  # fmt: skip
+    else:
+        hand_in(
+            acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
+            out, partial, log_sums, arrivals, first_item,
+            KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _weigh_parts(
+    first_item, partial, log_sums, out,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one head of a row, if it was cut into parts."""
+    take_turn(OVERLAP)
+    place = tl.program_id(1)
+    begin = tl.load(first_item + place)
+    parts = tl.load(first_item + place + 1) - begin
+    if parts <= 1:
+        return
+    blocks: tl.constexpr = (HEAD_DIM + BLOCK_C - 1) // BLOCK_C
+    head = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    top, norm, acc = -float("inf"), 0.0, tl.zeros([BLOCK_C], tl.float32)
+    for start in range(0, parts, BLOCK_PARTS):
+        part = start + tl.arange(0, BLOCK_PARTS)
+        line = (begin + part).to(tl.int64) * HEADS + head
+        log_sum = tl.load(log_sums + line, mask=part < parts, other=float("-inf"))
+        there = (part < parts)[:, None] & (column < HEAD_DIM)[None, :]
+        value = tl.load(partial + line[:, None] * HEAD_DIM + column[None, :], mask=there, other=0.0)
+        new_top = tl.maximum(top, tl.max(log_sum, 0))
+        shrink, weight = tl.exp2(top - new_top), tl.exp2(log_sum - new_top)
+        norm, acc = norm * shrink + tl.sum(weight, 0), acc * shrink + tl.sum(value * weight[:, None], 0)
+        top = new_top
+    target = out + (place.to(tl.int64) * HEADS + head) * HEAD_DIM + column
+    tl.store(target, (acc / norm).to(out.dtype.element_ty), mask=column < HEAD_DIM)

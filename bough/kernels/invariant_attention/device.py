@@ -28,8 +28,9 @@ def attend(
     q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, out, totals, log_sums,
     q_token_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, CHUNK: tl.constexpr,
+    PACK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Items by turns with the other programs of the same heads."""
     first_head = tl.program_id(0) * PACK
@@ -48,9 +49,13 @@ def attend(
         query = first + line // PACK  # inside the row
         token = row_start.to(tl.int64) + query
         valid = (query < queries)[:, None] & (d < HEAD_DIM)[None, :]
-        tile = tl.load(
-            q + token[:, None] * q_token_stride + head[:, None] * q_head_stride + d[None, :], mask=valid, other=0.0
-        )
+        lines = q + token[:, None] * q_token_stride + head[:, None] * q_head_stride
+        tile = tl.load(lines + d[None, :], mask=valid, other=0.0)
+        more = tile
+        if EXTRA:
+            e = tl.arange(0, BLOCK_E)
+            more_valid = (query < queries)[:, None] & (e < EXTRA)[None, :]
+            more = tl.load(lines + HEAD_DIM + e[None, :], mask=more_valid, other=0.0)
 
         oldest = tl.maximum(context + first - (WINDOW - 1), 0) if WINDOW else 0  # key that any line sees
         end = context + tl.minimum(first + BLOCK_M // PACK, queries)
@@ -64,9 +69,10 @@ def attend(
             begin = tl.maximum(chunk * CHUNK, oldest // BLOCK_N * BLOCK_N)
             stop = tl.minimum((chunk + 1) * CHUNK, end)
             part, log_sum = _attend_chunk(
-                tile, context + query, k_cache, v_cache, pages, kv_head, begin, stop, context + first + 1,
+                tile, more, context + query, k_cache, v_cache, pages, kv_head, begin, stop, context + first + 1,
                 scale, softcap,
-                HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION,
+                HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
+                PRECISION,
             )  # fmt: skip
             peak, shrink, fresh = weigh(peak, log_sum)
             weight = tl.fma(weight, shrink, fresh)
@@ -120,12 +126,12 @@ def weigh(peak: tl.tensor, log_sum: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl
 
 @triton.jit
 def _attend_chunk(
-    tile, position, k_cache, v_cache, pages, kv_head, begin, stop,
+    tile, more, position, k_cache, v_cache, pages, kv_head, begin, stop,
     common,  # the keys below it are seen by every line, unless there is a window
     scale, softcap,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attention over the keys begin..stop alone, and the log2 of its weights' sum; 0 and -inf where nothing is seen."""
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -135,12 +141,12 @@ def _attend_chunk(
     if not WINDOW:
         masked_from = tl.maximum(begin, tl.minimum(stop, common // BLOCK_N * BLOCK_N))
         acc, norm, top = _over_keys(
-            acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, begin, masked_from, scale, softcap,
-            False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+            acc, norm, top, tile, more, position, k_cache, v_cache, pages, kv_head, begin, masked_from, scale, softcap,
+            False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
         )  # fmt: skip
     acc, norm, top = _over_keys(
-        acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, masked_from, stop, scale, softcap,
-        True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+        acc, norm, top, tile, more, position, k_cache, v_cache, pages, kv_head, masked_from, stop, scale, softcap,
+        True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
     )  # fmt: skip
     seen = norm > 0.0
     norm = tl.where(seen, norm, 1.0)
@@ -150,10 +156,10 @@ def _attend_chunk(
 
 @triton.jit
 def _over_keys(
-    acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
+    acc, norm, top, tile, more, position, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys begin..end into the running softmax: weighted values, sum of weights, and greatest score."""
     d = tl.arange(0, BLOCK_D)
@@ -162,12 +168,20 @@ def _over_keys(
     for start in range(begin, end, BLOCK_N):
         key = start + offset
         slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE  # a pool has more than 2^31 elements
-        offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+        line = (slot * KV_HEADS + kv_head)[:, None] * (HEAD_DIM + EXTRA)
+        offsets = line + d[None, :]
         # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
         page = tl.load(pages + (key + BLOCK_N) // PAGE_SIZE, mask=key + BLOCK_N < end, other=0)
         k = fetch(k_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
-        v = fetch(v_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
+        if EXTRA:  # latents, whose first columns are the values
+            v = k
+            ends = k_cache + line + HEAD_DIM + tl.arange(0, BLOCK_E)[None, :]
+            more_k = fetch(ends, key < end, MASKED, EXTRA, BLOCK_E).to(tile.dtype)
+        else:
+            v = fetch(v_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
         scores = tl.dot(tile, tl.trans(k), input_precision=PRECISION)
+        if EXTRA:
+            scores = tl.dot(more, tl.trans(more_k), scores, input_precision=PRECISION)
         if HAS_SOFTCAP:
             scores = softcap * tl.fma(tl.sigmoid(2.0 * scale * scores), 2.0, -1.0)  # softcap * tanh
         if MASKED:

@@ -17,6 +17,7 @@ from bough.kernels.shared_memory import LITTLE, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MERGE_WIDTH = 256
+MIN_DOT = 16  # the smallest matrix that tl.dot takes
 DECODE_LINES = 64  # enough for the warp-group instructions; a decode, which uses few of them, still waits for memory
 PROMPT_LINES = 64  # may be another number only if `gpu_check_deterministic.py` finds the same bits
 
@@ -48,6 +49,10 @@ def config_for(
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
         return InvariantConfig(chunk=512, block_m=32, block_n=16, pack=pack, num_warps=4, num_stages=2)
+    if head_dim > 256:  # latents: two sums as wide as they are stay in registers
+        return InvariantConfig(
+            chunk=512, block_m=32, block_n=16 if room <= LITTLE else 32, pack=pack, num_warps=8, num_stages=2
+        )
     if head_dim > 128:
         return InvariantConfig(chunk=512, block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
     lines = PROMPT_LINES if prompts else DECODE_LINES
@@ -58,7 +63,7 @@ def config_for(
 def invariant_attention(
     q: torch.Tensor,  # [tokens, heads, head_dim], rows back to back, the last dimension contiguous
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim], the tokens' own keys included
-    v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
+    v_cache: torch.Tensor,  # [slots, kv_heads, head_dim]; of latents the first columns of k_cache
     page_table: torch.Tensor,  # [max_rows, max_pages] int32
     rows: torch.Tensor,  # [batch] int32, lines of page_table
     query_starts: torch.Tensor,  # [batch + 1] int32
@@ -77,14 +82,16 @@ def invariant_attention(
     out: torch.Tensor | None = None,
     config: InvariantConfig | None = None,
 ) -> torch.Tensor:
-    """[tokens, heads, head_dim] in q's type, accumulated in float32. Writes the tokens that the items name."""
-    tokens, heads, head_dim = q.shape
+    """[tokens, heads, head_dim of the values] in q's type, accumulated in float32. Writes the tokens that the items
+    name."""
+    tokens, heads, head_dim = *q.shape[:2], v_cache.shape[2]
+    extra = q.shape[2] - head_dim  # columns of latents that are keys alone
     kv_heads = k_cache.shape[1]
     chosen = config or config_for(heads, kv_heads, head_dim, q.dtype)
     assert chosen.chunk % chosen.block_n == 0
     assert q.stride(2) == 1
     assert k_cache.is_contiguous()
-    assert v_cache.is_contiguous()
+    assert v_cache.is_contiguous() if not extra else v_cache.data_ptr() == k_cache.data_ptr()
     if out is None:
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     attend[(heads // chosen.pack, programs)](
@@ -93,8 +100,9 @@ def invariant_attention(
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, CHUNK=chosen.chunk, PACK=chosen.pack, BLOCK_M=chosen.block_m,
-        BLOCK_N=chosen.block_n, BLOCK_D=triton.next_power_of_2(head_dim),
+        EXTRA=extra, PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, CHUNK=chosen.chunk, PACK=chosen.pack,
+        BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n, BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)),
         PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=False,
     )  # fmt: skip

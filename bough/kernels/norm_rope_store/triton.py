@@ -91,14 +91,14 @@ def _norm_rope_store(
         keys = row + (HEADS + head) * 2 * HALF
         k_first, k_second = _turn(keys, here, column, k_weight, eps, turn_cos, turn_sin, PLUS_ONE, HALF)
         slot = tl.load(slots + token) * slot_stride + head * head_stride + column
-        _keep(k_cache + slot, k_first, k_inverse_scale, LARGEST, here)
-        _keep(k_cache + slot + HALF, k_second, k_inverse_scale, LARGEST, here)
-        _keep(v_cache + slot, v_first, v_inverse_scale, LARGEST, here)
-        _keep(v_cache + slot + HALF, v_second, v_inverse_scale, LARGEST, here)
+        keep(k_cache + slot, k_first, k_inverse_scale, LARGEST, here)
+        keep(k_cache + slot + HALF, k_second, k_inverse_scale, LARGEST, here)
+        keep(v_cache + slot, v_first, v_inverse_scale, LARGEST, here)
+        keep(v_cache + slot + HALF, v_second, v_inverse_scale, LARGEST, here)
 
 
 @triton.jit
-def _keep(places, values, inverse_scale, LARGEST: tl.constexpr, here):
+def keep(places, values, inverse_scale, LARGEST: tl.constexpr, here):
     """Stores values in the cache's type; LARGEST is its largest number where it has 8 bits. NaN stays NaN."""
     if LARGEST is not None:
         scaled = values.to(tl.float32) * inverse_scale

@@ -26,7 +26,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
 ) -> torch.Tensor:
     """Causal attention of each row over its own pages, which already hold the queries' own keys and values."""
-    out = torch.empty_like(q)
+    out = torch.empty((*q.shape[:2], v_cache.shape[2]), dtype=q.dtype, device=q.device)
     group = q.shape[1] // k_cache.shape[1]
     for row, context in enumerate(context_lens):
         first, last = query_starts[row], query_starts[row + 1]
@@ -64,7 +64,7 @@ def invariant_attention(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[tokens, heads, head_dim] in q's type, computed in q's type. It promises no equal bits."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    out = torch.empty((*q.shape[:2], v_cache.shape[2]), dtype=q.dtype, device=q.device) if out is None else out
     for i, length in enumerate(lengths.tolist()):
         own = slice(int(query_starts[i]), int(query_starts[i + 1]))
         # Pages that no query sees may hold anything: behind a window they belong to other rows.

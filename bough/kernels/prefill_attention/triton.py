@@ -37,6 +37,11 @@ def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | No
     return np.stack((place, first), axis=1).astype(np.int32)[order]
 
 
+def ends_of(blocks: IntArray, query_lens: IntArray, block_m: int) -> IntArray:
+    """Those of the blocks that hold the last query of their row."""
+    return blocks[blocks[:, 1] + block_m >= query_lens[blocks[:, 0]]]
+
+
 LOG2_E = 1.4426950408889634
 
 

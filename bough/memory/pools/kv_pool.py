@@ -3,6 +3,8 @@
 The pool owns memory, its number format and its scales; it does not know which pages are in use. Page 0 is scratch,
 where padding is written. Memory is never filled: readers must not rely on what a page held before it was written.
 
+Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale.
+
 In an 8-bit format a value is stored divided by its layer's scale, and saturated; readers multiply with the scale. A
 prompt computed in one go attends with its keys as they were computed, one with a cached prefix to rounded ones, so
 results may differ a little with what happens to be cached.
@@ -59,17 +61,29 @@ class GroupPool(Protocol):
 
 
 class AttentionPool:
-    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each. A window group has fewer
-    pages than one of full attention, and is otherwise the same."""
+    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each, or keys alone, of which
+    the first `latent` columns are the values. A window group has fewer pages than one of full attention, and is
+    otherwise the same."""
 
     def __init__(
-        self, layers: int, pages: int, page_size: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        latent: int | None = None,
     ) -> None:
         slots = (pages + 1) * page_size
         self._page_size = page_size
         self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
-        self._tensors = (*self.keys, *self.values)
+        if latent is None:
+            self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
+            self._tensors = (*self.keys, *self.values)
+        else:
+            self.values = [keys[..., :latent] for keys in self.keys]
+            self._tensors = tuple(self.keys)
         self._clear_scratch()
 
     @property
@@ -128,9 +142,11 @@ class KVPool:
         self.page_size = page_size
         self.dtype = dtype
         group_of = [config.kv_group(layer) for layer in range(config.num_layers)]
-        shape = (_local_kv_heads(config, topology), config.head_dim)
+        shape, latent = (_local_kv_heads(config, topology), config.head_dim), None
+        if config.latent is not None:
+            shape, latent = (1, config.latent.width), config.latent.rank
         attention = [
-            AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device)
+            AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device, latent)
             for group in range(len(config.kv_groups))
         ]
         self.groups: tuple[GroupPool, ...] = tuple(attention)
@@ -140,7 +156,7 @@ class KVPool:
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [key for key, _ in pairs]
-        self.value_scales = [value for _, value in pairs]
+        self.value_scales = [value for _, value in pairs] if latent is None else self.key_scales
 
     def release(self) -> None:
         """Gives the memory of all groups back."""
@@ -160,8 +176,10 @@ class KVPool:
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
         """What one token costs on this rank, over all layers of each KV group."""
         groups = [config.kv_group(layer) for layer in range(config.num_layers)]
-        of_layer = 2 * _local_kv_heads(config, topology) * config.head_dim * dtype.itemsize
-        return tuple(groups.count(group) * of_layer for group in range(len(config.kv_groups)))
+        of_layer = 2 * _local_kv_heads(config, topology) * config.head_dim
+        if config.latent is not None:
+            of_layer = config.latent.width
+        return tuple(groups.count(group) * of_layer * dtype.itemsize for group in range(len(config.kv_groups)))
 
 
 def _local_kv_heads(config: ModelConfig, topology: Topology) -> int:

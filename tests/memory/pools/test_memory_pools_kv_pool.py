@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bough.core.errors import ResourceError
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
@@ -70,6 +72,28 @@ def test_pages_move_with_all_their_layers(dtype: torch.dtype, page_size: int) ->
     assert torch.equal(pools[1].values[2].float()[2 * page_size : 3 * page_size], pools[0].values[2].float()[first]), (
         "a page is a page of each layer"
     )
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_of_latents_there_is_one_line_a_token_on_every_rank(ranks: int) -> None:
+    config = replace(CONFIG, num_kv_heads=1, latent=LatentConfig(rank=6, rope_dim=2, nope_dim=3, value_dim=5))
+    topology, place = Topology(ranks - 1, ranks), (torch.device("cpu"), Topology(ranks - 1, ranks))
+    assert KVPool.bytes_per_token(config, torch.bfloat16, topology) == (3 * 8 * 2,)
+    pool, other = (KVPool(config, (5,), 4, torch.bfloat16, *place, [(0.5, 9.0)] * 3) for _ in range(2))
+    assert pool.groups[0].page_bytes == 4 * 3 * 8 * 2
+    assert pool.value_scales == pool.key_scales == [0.5] * 3, "values are keys, and have their scale"
+    for layer, (keys, values) in enumerate(zip(pool.keys, pool.values, strict=True)):
+        assert (keys.shape, values.shape) == ((24, 1, 8), (24, 1, 6))
+        keys.copy_(torch.arange(keys.numel()).view(keys.shape) % 50 + layer)
+        assert torch.equal(values, keys[..., :6])
+    pages = torch.tensor([3, 1])
+    other.groups[0].write_pages(pages, pool.groups[0].read_pages(pages))
+    for mine, theirs in zip(pool.keys, other.keys, strict=True):
+        assert torch.equal(mine.view(6, -1)[pages], theirs.view(6, -1)[pages])
+    pool.release()
+    pool.restore()
+    pool.keys[1].fill_(3.0)
+    assert bool((pool.values[1] == 3.0).all())
 
 
 def test_memory_is_given_back_and_taken_again() -> None:

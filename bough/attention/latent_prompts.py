@@ -1,0 +1,184 @@
+"""Latent attention of rows that compute several tokens, on GPUs.
+
+Long chunks are computed in the expanded form: the latents that a row reads are gathered from their pages, the keys and
+values of its heads are made of them, and these are attended to. How much is gathered and made at once is bounded: rows
+are taken some at a time, and heads. Short chunks, and all of a captured step, whose lengths only the device knows, are
+computed in the absorbed form. Owns what is worked out once a step for either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from bough.attention.base import LatentSpec
+from bough.attention.batch import AttentionBatch, ChunkPlaces
+from bough.attention.reading import ToDevice
+from bough.core.model_config import LatentConfig
+from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
+from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
+from bough.kernels.latent_attention.triton import ExpandedConfig, expanded_attention
+from bough.kernels.prefill_attention.triton import ends_of, query_blocks
+from bough.memory.pools.kv_pool import KVPool
+
+MAX_GATHERED = 1 << 17  # latents at once, unless one row has more
+MAX_EXPANDED = 1 << 28  # numbers of keys and values at once
+GATHERED_COPIES = 2  # as they are stored, and widened
+
+
+def scratch_bytes(latent: LatentConfig, context: int, itemsize: int) -> int:
+    """The most memory that the rows of a step with cached prefixes take."""
+    of_latent = latent.width * itemsize * GATHERED_COPIES + 3 * 8  # with its slot, and what that is worked out of
+    return max(context, MAX_GATHERED) * of_latent + MAX_EXPANDED * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a step, and what they read."""
+
+    slots: torch.Tensor | None  # [keys] of their latents; None: they read the step's own from `first` on
+    first: int
+    key_starts: torch.Tensor  # [batch] int32, where each row's keys begin among those
+    blocks: torch.Tensor  # [blocks, 2] int32, of `query_blocks`
+    ends: torch.Tensor  # those of them with a row's last query
+
+
+class LatentPrompts:
+    """The rows of a step behind its decodes."""
+
+    def __init__(self, to_device: ToDevice, config: ExpandedConfig, absorbed: InvariantConfig) -> None:
+        self._to_device, self._config, self._absorbed = to_device, config, absorbed
+        self._plans: dict[int, list[Part]] = {}  # by KV group
+        self._items: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}  # by whether they are the ends alone
+
+    @property
+    def block_queries(self) -> int:
+        """Of the blocks in `ChunkPlaces`."""
+        return self._absorbed.block_queries
+
+    def prepare(self) -> None:
+        """Forgets the step before."""
+        self._plans.clear()
+        self._items.clear()
+
+    def absorbs(self, batch: AttentionBatch, layer: LatentSpec) -> bool:
+        """In which form the rows are computed."""
+        return batch.chunks is not None or not layer.worth_expanding(int(batch.query_lens[batch.decodes :].max()))
+
+    def run_absorbed(
+        self,
+        queries: torch.Tensor,
+        layer: LatentSpec,
+        pool: KVPool,
+        batch: AttentionBatch,
+        chunks: ChunkPlaces,
+        attended: torch.Tensor,
+    ) -> None:
+        """Writes what queries [tokens, heads, width] find in the latents to their places in `attended`."""
+        if layer.ends_only not in self._items:
+            blocks = chunks.ends if layer.ends_only else chunks.blocks
+            self._items[layer.ends_only] = (_items_of(blocks), chunks.context_lens + chunks.query_starts.diff())
+        items, lengths = self._items[layer.ends_only]
+        nothing = queries.new_empty(0)
+        invariant_attention(
+            queries,
+            pool.keys[layer.layer],
+            pool.values[layer.layer],
+            batch.page_tables[layer.group],
+            batch.rows,
+            chunks.query_starts,
+            lengths,
+            items,
+            programs=len(items) - 1,
+            partials=Partials(nothing, nothing, nothing),  # no row is split
+            split_rows=0,
+            page_size=batch.page_size,
+            scale=layer.scale,
+            k_scale=pool.key_scales[layer.layer],
+            v_scale=pool.key_scales[layer.layer],
+            out=attended,
+            config=self._absorbed,
+        )
+
+    def run_expanded(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        layer: LatentSpec,
+        pool: KVPool,
+        batch: AttentionBatch,
+        chunks: ChunkPlaces,
+        out: torch.Tensor,
+    ) -> None:
+        """Writes the results of these rows to their places in `out`."""
+        if layer.group not in self._plans:
+            self._plans[layer.group] = self._plan(batch, batch.page_tables[layer.group])
+        rank = layer.latent.rank
+        for part in self._plans[layer.group]:
+            read = latents[part.first :]
+            if part.slots is not None:
+                read = _gather(pool.keys[layer.layer], part.slots, pool.key_scales[layer.layer], q.dtype)
+            for heads in layer.head_parts(len(read), MAX_EXPANDED):
+                weight = layer.weight[heads]
+                expanded_attention(
+                    q[:, heads],
+                    F.linear(read[:, :rank], weight.flatten(0, 1)).view(len(read), *weight.shape[:2]),
+                    read[:, rank:],
+                    chunks.query_starts,
+                    part.key_starts,
+                    chunks.context_lens,
+                    part.ends if layer.ends_only else part.blocks,
+                    scale=layer.scale,
+                    out=out[:, heads],
+                    config=self._config,
+                )
+
+    def _plan(self, batch: AttentionBatch, table: torch.Tensor) -> list[Part]:
+        first, rows = batch.decodes, len(batch.query_lens)
+        if not batch.context_lens[first:].any():
+            return [self._part(batch, first, rows, None)]
+        parts, begin = [], first
+        lengths = (batch.context_lens + batch.query_lens).astype(np.int64)
+        for row in range(first, rows):
+            if row + 1 == rows or int(lengths[begin : row + 2].sum()) > MAX_GATHERED:
+                parts.append(self._part(batch, begin, row + 1, table))
+                begin = row + 1
+        return parts
+
+    def _part(self, batch: AttentionBatch, begin: int, end: int, table: torch.Tensor | None) -> Part:
+        """The rows begin..end; with a page table they read their whole sequences from there."""
+        lengths = batch.query_lens if table is None else batch.context_lens + batch.query_lens
+        starts = np.zeros(len(lengths), dtype=np.int32)
+        starts[begin + 1 : end] = np.cumsum(lengths[begin : end - 1])
+        size = self._config.block_m
+        blocks = query_blocks(batch.query_lens[begin:end], size, batch.context_lens[begin:end])
+        blocks += np.array([begin, 0], dtype=np.int32)
+        slots = None
+        if table is not None:
+            held = lengths[begin:end]
+            position = np.arange(int(held.sum()), dtype=np.int64) - np.repeat(starts[begin:end], held)
+            places = self._to_device(np.stack((np.repeat(np.arange(begin, end), held), position)))
+            page = table[batch.rows[places[0]].long(), places[1] // batch.page_size].long()
+            slots = page * batch.page_size + places[1] % batch.page_size
+        ends = ends_of(blocks, batch.query_lens, size)
+        arrays = map(self._to_device, (starts, blocks, ends))
+        return Part(slots, int(batch.query_starts[begin]), *arrays)
+
+
+def _items_of(blocks: torch.Tensor) -> torch.Tensor:
+    """What `invariant_attention` takes, for blocks of which those without a row stand last. [1 + blocks, 3] int32"""
+    items = torch.full((1 + len(blocks), ITEM_FIELDS), -1, dtype=torch.int32, device=blocks.device)
+    items[1:, :2] = blocks
+    items[0, 0] = (blocks[:, 0] >= 0).sum()
+    return items
+
+
+def _gather(cache: torch.Tensor, slots: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """The latents of these slots. [keys, width]"""
+    if cache.dtype.itemsize > 1:
+        return cache[:, 0].index_select(0, slots).to(dtype)
+    # Bytes, because torch cannot index float8 on every device.
+    return cache.view(torch.uint8)[:, 0].index_select(0, slots).view(cache.dtype).to(dtype).mul_(scale)

@@ -1,0 +1,101 @@
+"""Latent attention as a layer: the projections to queries and latents, and the store of the latents, around a back end.
+
+Every rank stores the latents of all tokens, and has the matrices and queries of its own heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from bough.attention.base import LatentSpec
+from bough.attention.context import ForwardContext
+from bough.core.model_config import ModelConfig
+from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.norm import NormLayer, RmsNorm
+from bough.layers.placement import Placement
+from bough.layers.weights import WeightSlot, slots_of
+
+INNER_EPS = 1e-6  # of the norms between projections, whatever the model's others have
+
+
+class LatentAttention:
+    """Attention of one layer, with this rank's share of the heads."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        latent = config.latent
+        assert latent is not None, "the model has no latent attention"
+        heads = placement.topology.slice_of(config.num_heads, "num_heads")
+        query = Columns("q_proj", slice(heads.start * config.head_dim, heads.stop * config.head_dim))
+        first, rank = query, latent.query_rank
+        self._query_up: ColumnLinear | None = None
+        if rank is not None:
+            first = Columns("q_a_proj", slice(0, rank))
+            self._query_up = ColumnLinear(rank, (replace(query, name="q_b_proj"),), False, placement)
+            self._query_norm = RmsNorm(rank, INNER_EPS, False, placement)
+        columns = (first, Columns("kv_a_proj_with_mqa", slice(0, latent.width)))
+        self._down = ColumnLinear(config.hidden_size, columns, False, placement)
+        self._widths = [column.size for column in columns]
+        self._latent_norm = RmsNorm(latent.rank, INNER_EPS, False, placement)
+        own = slice(heads.start * latent.value_dim, heads.stop * latent.value_dim)
+        self._output = RowLinear("o_proj", own, config.hidden_size, False, placement)
+        of_head = latent.nope_dim + latent.value_dim
+        self._made = slice(heads.start * of_head, heads.stop * of_head)
+        self._spec = LatentSpec(
+            layer=layer,
+            scale=config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
+            latent=latent,
+            weight=placement.empty(heads.stop - heads.start, of_head, latent.rank),
+            group=config.kv_group(layer),
+        )
+        self._spec_of_ends = replace(self._spec, ends_only=True)
+        self._head_dim = config.head_dim
+        self._rope = placement.rope(config.rope, latent.rope_dim, config.context_length)
+        self._latent_store_ = placement.ops.latent_store_
+        self._take_rows = placement.ops.take_rows
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: NormLayer,
+        positions: torch.Tensor,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
+        spec, pool = self._spec if ctx.logits_indices is None else self._spec_of_ends, ctx.pool
+        projected, total = self._down.after(norm, x, residual, ctx)
+        query, latents = torch.split(projected, self._widths, dim=1)
+        if self._query_up is not None:
+            query, _ = self._query_up.after(self._query_norm, query, None, ctx)
+        q = query.view(len(query), spec.heads, self._head_dim)
+        # The latents of all tokens are stored before any row attends: a row may read pages that another row of the
+        # same step writes (see `bough.core.plan`).
+        self._latent_store_(
+            q,
+            latents,
+            self._latent_norm.rms.weight,
+            self._latent_norm.rms.eps,
+            self._rope.cos,
+            self._rope.sin,
+            positions,
+            ctx.batch.slots[spec.group],
+            pool.keys[spec.layer],
+            pool.key_scales[spec.layer],
+        )
+        attended = ctx.attention.run_latent(q, latents, spec, pool).flatten(1)
+        if ctx.logits_indices is not None:
+            attended = self._take_rows(attended, ctx.logits_indices)
+            total = self._take_rows(total, ctx.logits_indices)
+        return self._output(attended, ctx), total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self._down.slots(prefix)
+        if self._query_up is not None:
+            yield from slots_of(prefix, q_a_layernorm=self._query_norm)
+            yield from self._query_up.slots(prefix)
+        yield from slots_of(prefix, kv_a_layernorm=self._latent_norm)
+        yield WeightSlot(f"{prefix}kv_b_proj.weight", self._spec.weight.flatten(0, 1), (self._made,))
+        yield from self._output.slots(prefix)

@@ -1,0 +1,167 @@
+"""Latent attention by every back end: on a tiny model they give what torch's gives, whatever a step is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bough.attention import latent_prompts
+from bough.attention.base import AttentionBackend
+from bough.attention.invariant_backend import InvariantAttention
+from bough.attention.latent_prompts import LatentPrompts
+from bough.attention.split_backend import SplitAttention
+from bough.attention.triton_backend import TritonAttention
+from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
+from bough.distributed.topology import Topology
+from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.invariant_attention import triton as invariant
+from bough.kernels.invariant_ops import INVARIANT
+from bough.kernels.latent_attention import triton as expanded
+from bough.kernels.prefill_attention import triton as prefill
+from bough.layers.placement import Placement
+from bough.models.llama import Llama
+from tests.fakes.forward import CPU, Forward, Step, load_model
+from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
+
+LATENT = LatentConfig(rank=20, rope_dim=8, nope_dim=12, value_dim=10)
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=1,
+    head_dim=20,
+    vocab_size=60,
+    context_length=128,
+    norm_eps=1e-5,
+    rope=RopeConfig(10000.0),
+    tied_embeddings=True,
+    latent=LATENT,
+)
+LONG = [1 + 7 * i % 59 for i in range(41)]
+STEPS: list[Step] = [
+    {0: [1, 2, 3, 4, 5], 1: [9, 8]},
+    {0: [6], 1: [7]},
+    {0: [3], 1: [4], 2: LONG, 3: [5, 6]},
+    {1: [2], 0: [1, 2], 2: [5, 7, 8], 3: LONG[:30]},
+    {0: [3], 1: [2], 2: [1], 3: [9]},
+]
+
+
+def to_device(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def triton_backend() -> AttentionBackend:
+    def make_work(window: int | None) -> DecodeWork:
+        return DecodeWork(8, CONFIG.num_heads, 1, LATENT.rank, CPU, window=window, programs=INTERPRETED_PROGRAMS)
+
+    short = invariant.config_for(CONFIG.num_heads, 1, LATENT.rank, torch.float32)
+    small = replace(expanded.config_for(torch.float32), block_m=16)
+    own = prefill.config_for(CONFIG.num_heads, 1, CONFIG.head_dim, torch.float32)
+    return TritonAttention(to_device, make_work, own, LatentPrompts(to_device, small, short))
+
+
+def invariant_backend() -> AttentionBackend:
+    shape = (CONFIG.num_heads, 1, LATENT.rank, torch.float32)
+    tile = replace(invariant.config_for(*shape), chunk=16)
+    return InvariantAttention(to_device, 8, tile, tile, CPU)
+
+
+def split_backend() -> AttentionBackend:
+    return SplitAttention(prefill=triton_backend(), decode=invariant_backend())
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    slots = Llama().build(CONFIG, Placement(Topology(), torch.float32, CPU)).slots()
+    return {slot.name: torch.randn(slot.target.shape, generator=generator) * 0.2 for slot in slots}
+
+
+@pytest.mark.parametrize(
+    ("make", "page_size"), [(triton_backend, 1), (triton_backend, 4), (invariant_backend, 4), (split_backend, 1)]
+)
+def test_back_ends_agree(make: Callable[[], AttentionBackend], page_size: int) -> None:
+    plain, fast = (Forward(load_model(CONFIG, weights()), page_size) for _ in range(2))
+    fast.attention = make()
+    for step in STEPS:
+        expected, found = plain.step(step), fast.step(step)
+        for row in step:
+            torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+def test_a_pool_of_fewer_bits_costs_some_accuracy_and_nothing_else(dtype: torch.dtype) -> None:
+    model = load_model(CONFIG, weights())
+    plain, small = Forward(model), Forward(model, dtype=dtype, scales=[(0.02, 0.5)] if dtype.itemsize == 1 else None)
+    small.attention = triton_backend()
+    for step in STEPS:
+        expected, found = plain.step(step), small.step(step)
+        for row in step:
+            error = float((found[row] - expected[row]).norm() / expected[row].norm())
+            assert error < (2e-3 if dtype.itemsize == 2 else 0.06)
+
+
+@pytest.mark.parametrize(("gathered", "made"), [(1, 1 << 28), (100, 2000), (1 << 17, 1)])
+def test_what_is_gathered_and_made_at_once_is_bounded(
+    gathered: int, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and heads in parts give the same."""
+    seen: list[tuple[int, int]] = []
+
+    def attend(q: torch.Tensor, of: torch.Tensor, *rest: object, **options: object) -> None:
+        seen.append((len(of), of.shape[1]))
+        expanded.expanded_attention(q, of, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(latent_prompts, "MAX_GATHERED", gathered)
+    monkeypatch.setattr(latent_prompts, "MAX_EXPANDED", made)
+    monkeypatch.setattr(latent_prompts, "expanded_attention", attend)
+    plain, fast = (Forward(load_model(CONFIG, weights())) for _ in range(2))
+    fast.attention = triton_backend()
+    step: Step = {0: [7, 5, 6], 1: LONG, 2: [3, 4]}
+    for forward in (plain, fast):
+        forward.step({0: LONG[:30], 1: [4, 5]})
+        seen.clear()
+    expected, found = plain.step(step), fast.step(step)
+    for row in step:
+        torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
+    of_key = LATENT.nope_dim + LATENT.rope_dim + LATENT.value_dim
+    for keys, heads in seen:
+        assert keys <= max(gathered, 43) and (heads == 1 or keys * heads * of_key <= made)
+    assert len(seen) > CONFIG.num_layers
+
+
+def test_torch_makes_keys_of_some_heads_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Forward(load_model(CONFIG, weights())).step({0: LONG})[0]
+    monkeypatch.setattr("bough.attention.torch_backend.MAX_EXPANDED", 2000)
+    torch.testing.assert_close(Forward(load_model(CONFIG, weights())).step({0: LONG})[0], expected)
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_chunks_cache_or_company() -> None:
+    def deterministic() -> Forward:
+        model = Llama().build(CONFIG, Placement(Topology(), torch.float32, CPU, ops=INVARIANT))
+        source = weights()
+        for slot in model.slots():
+            slot.target.copy_(source[slot.name])
+        forward = Forward(model)
+        forward.attention = invariant_backend()
+        return forward
+
+    prompt, other = LONG, LONG[9:32]
+    whole = deterministic().step({0: prompt})[0]
+    torch.testing.assert_close(whole, Forward(load_model(CONFIG, weights())).step({0: prompt})[0], atol=1e-4, rtol=1e-4)
+    chunked = deterministic()
+    steps: list[Step] = [
+        {1: other[:9], 0: prompt[:13]}, {1: [other[9]], 0: prompt[13:40]}, {0: [prompt[40]], 1: other[10:]}
+    ]  # fmt: skip
+    assert torch.equal(torch.cat([chunked.step(step)[0] for step in steps]), whole)
+    cached = deterministic()
+    cached.step({0: prompt[:30]})
+    cached.share(0, 1, 30)
+    assert torch.equal(cached.step({1: prompt[30:]})[1], whole[30:])

@@ -25,6 +25,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True  # YaRN blends between whole coordinates
     factors: tuple[float, ...] | None = None
     short_factors: tuple[float, ...] | None = None  # longrope: instead of `factors`, up to the original context
     partial_rotary_factor: float = 1.0  # the share of each head that rotates, its first coordinates
@@ -67,17 +68,25 @@ class MoEConfig:
     experts: int
     per_token: int
     intermediate_size: int  # of one expert
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    jitter: float = 0.0  # SparseMixer weighs an expert among those whose logits are not further below its own
     renormalise: bool = True  # the weights of a token's experts sum to one, before `scale`
     scale: float = 1.0
     groups: int = 1  # experts are chosen from the best `top_groups` of so many groups
     top_groups: int = 1
     group_score: Literal["best", "best_two"] = "best"  # of its experts
     correction_bias: bool = False  # a number for each expert that counts when choosing only
+    biases: bool = False  # the router and the experts' matrices have biases
+    clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
     shared_gate: bool = False  # their result is scaled by a gate of its own
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
     simulate: Literal["", "uniform"] = ""  # for benchmarks with random weights: experts are drawn evenly
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether GPUs have kernels for them. Where not, torch computes them, which waits for the GPU."""
+        return not self.biases and self.scores != "sparsemixer"
 
 
 @dataclass(frozen=True, slots=True)

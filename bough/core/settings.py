@@ -78,6 +78,9 @@ class ModelSettings:
     trust_remote_code: bool = setting(
         False, "run code that the model's folder brings along for its tokenizer, where nothing else reads its files"
     )
+    simulate_routing: str | None = setting(
+        None, "for benchmarks with random weights: tokens choose their experts evenly", choices=("uniform",)
+    )
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
     default_chat_template_kwargs: str = setting(

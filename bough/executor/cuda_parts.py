@@ -83,6 +83,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
+    if loaded.config.moe is not None and not loaded.config.moe.has_kernels:
+        log.info("steps run without CUDA graphs: the experts of %s have no kernel", loaded.config.architecture)
+        return GraphSizes()
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()

@@ -67,6 +67,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
     config = read_config(files, overrides)
+    if settings.model.simulate_routing is not None:
+        if config.moe is None:
+            raise SettingsError(f"--simulate-routing is for models with experts, which {config.architecture} has not.")
+        config = replace(config, moe=replace(config.moe, simulate="uniform"))
     asked = settings.model.context_length
     if asked is not None and asked > config.context_length:
         if config.learned_positions:

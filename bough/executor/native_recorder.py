@@ -18,14 +18,17 @@ from torch.overrides import TorchFunctionMode
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.kernels.ops import PackedOps
+from bough.core.model_config import MoEConfig
+from bough.kernels.ops import PackedExpertWeights, PackedOps
 from bough.kernels.quant_linear.native import structs_of
 from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
-from bough.native.tape import Tape
+from bough.native.tape import MAX_EXPERTS, Tape
 
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+CLAMPED = 2  # of experts only
+SCORES = {"softmax": 0, "sigmoid": 1}  # of routers
 LINE = 64  # bytes that buffers are aligned to
 # Functions of torch that make views or look at a tensor; `__get__` are its properties.
 VIEWS = {"view", "flatten", "split", "chunk", "transpose", "unflatten", "__iter__", "__len__", "unbind"}
@@ -100,6 +103,8 @@ class Recorder:
             latent_store_=_no_latents,
             packed_embedding=self._embedding,
             packed_linear=self._linear,
+            packed_experts=self._experts,
+            add_gated=self._add_gated,
         )
 
     # ---- the beginning and the end
@@ -193,13 +198,11 @@ class Recorder:
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, group)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
-        if layer.sinks is not None:
-            raise NotRecordedError("attention sinks")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
         caches = (self._address(keys), self._address(values), CACHE_NUMBERS[keys.dtype])
-        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, layer.ends_only)
+        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, self._address(layer.sinks), layer.ends_only)
         self._add("attention", *shape, *caches, *limits, self.place(q), q.stride(0), layer.group, self.place(out))
         return out.view(-1, layer.heads, layer.head_dim)
 
@@ -207,6 +210,43 @@ class Recorder:
         on_logits, size = self._on_logits(x), x.shape[1] // 2
         out = self.rows(size, on_logits)
         self._add("gate", self.place(x), ACTIVATIONS[activation], size, self.place(out), on_logits=on_logits)
+        return out
+
+    def _experts(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        correction: torch.Tensor | None,
+        router_bias: torch.Tensor | None,
+        moe: MoEConfig,
+        experts: PackedExpertWeights,
+        activation: str,
+    ) -> torch.Tensor:
+        if moe.experts > MAX_EXPERTS:
+            raise NotRecordedError(f"{moe.experts} experts")
+        if moe.scores not in SCORES:
+            raise NotRecordedError(f"{moe.scores} routing")
+        on_logits, size = self._on_logits(x), x.shape[1]
+        scores, ids, weights = (self.rows(width, on_logits) for width in (moe.experts, moe.per_token, moe.per_token))
+        chosen = [self.place(ids), self.place(weights)]
+        counts = (moe.experts, moe.per_token, SCORES[moe.scores], moe.groups, moe.top_groups)
+        flags = (moe.group_score == "best_two", moe.renormalise, moe.simulate == "uniform")
+        routing = (*map(self._address, (router, router_bias, correction)), size, *counts, *flags, moe.scale)
+        self._add("route", *routing, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
+        kind, clamp = ACTIVATIONS[activation], moe.clamped_gate or (0.0, 0.0)
+        if moe.clamped_gate is not None:
+            kind = CLAMPED
+        out = self.rows(size, on_logits)
+        parts = (self._structs(experts.weights), *map(self._address, (experts.gate_up_bias, experts.down_bias)))
+        shape = (moe.experts, moe.per_token, kind, *clamp)
+        self._add("experts", *parts, *shape, self.place(x), *chosen, self.place(out), on_logits=on_logits)
+        return out
+
+    def _add_gated(self, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+        on_logits, size = self._on_logits(a), a.shape[1]
+        out = self.rows(size, on_logits)
+        places = (self.place(a), self.place(b), self.place(x), self._address(gate))
+        self._add("add_gated", *places, size, self.place(out), on_logits=on_logits)
         return out
 
     def _take_rows(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,14 @@ class Norm(NamedTuple):
     plus_one: bool
 
 
+class PackedExpertWeights(NamedTuple):
+    """What `PackedOps.packed_experts` multiplies with."""
+
+    weights: Sequence[PackedWeight]  # gate, up and down of each expert in turn
+    gate_up_bias: torch.Tensor | None  # [experts, outputs]
+    down_bias: torch.Tensor | None
+
+
 def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The rows of x at `places` [n] int64."""
     return x.index_select(0, places)
@@ -43,6 +51,11 @@ def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
     """`cap * tanh(logits / cap)`, in float32: a cap squeezes the best logits together, and 16-bit numbers would not
     tell them apart."""
     return torch.tanh(logits.float() / cap).mul_(cap)
+
+
+def add_gated(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """`a + b * sigmoid(x · gate)`, or `a + b` without a gate. Its weight is [hidden]."""
+    return a + b if gate is None else a + b * torch.nn.functional.linear(x, gate[None]).sigmoid()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,7 @@ class Ops:
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
     experts: Callable[..., torch.Tensor] = experts
+    add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
     latent_store_: Callable[..., None] = latent_store_
 
     def norm_linear(
@@ -138,3 +152,16 @@ class PackedOps(Ops):
     packed_embedding: Callable[[torch.Tensor, PackedWeight, float], torch.Tensor]
     # Rows, weights whose outputs stand side by side, and a bias: the product.
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
+    # Rows, router, what corrects its scores, its bias, how it chooses, the experts and their activation.
+    packed_experts: Callable[
+        [
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor | None,
+            torch.Tensor | None,
+            MoEConfig,
+            PackedExpertWeights,
+            Activation,
+        ],
+        torch.Tensor,
+    ]

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
@@ -30,13 +29,15 @@ class MoE:
         self._moe = moe
         self._activation = config.activation
         bias = placement.empty(moe.experts).float() if moe.correction_bias else None
-        self._router = Router(placement.empty(moe.experts, config.hidden_size), bias)
+        logit_bias = placement.empty(moe.experts) if moe.biases else None
+        self._router = Router(placement.empty(moe.experts, config.hidden_size), bias, logit_bias)
         self._experts = placement.make_experts(config.hidden_size, moe, placement)
         # One exchange between ranks for routed and shared experts together.
         alone = replace(placement, all_reduce=no_reduce)
         self._all_reduce = placement.all_reduce
         self._shared = GatedMLP(config, alone, moe.shared_size) if moe.shared_size else None
-        self._shared_gate = placement.empty(1, config.hidden_size) if moe.shared_gate else None
+        self._add_gated = placement.ops.add_gated
+        self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
@@ -49,13 +50,13 @@ class MoE:
             out = self._experts(normed, self._router, self._activation, ctx)
         if self._shared is not None:
             shared = self._shared(normed, None, NO_NORM, ctx)[0]
-            if self._shared_gate is not None:
-                shared = shared * F.linear(normed, self._shared_gate).sigmoid()
-            out = out + shared
+            out = self._add_gated(out, shared, normed, self._shared_gate)
         return self._all_reduce(out), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}gate.weight", self._router.weight)
+        if self._router.logit_bias is not None:
+            yield WeightSlot(f"{prefix}gate.bias", self._router.logit_bias)
         if self._router.bias is not None:
             yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self._router.bias)
         yield from self._experts.slots(f"{prefix}experts.")

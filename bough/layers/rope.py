@@ -81,8 +81,10 @@ def _yarn(base: torch.Tensor, config: RopeConfig, rotary_dim: int) -> torch.Tens
         ratio = config.original_context / (turns * 2 * math.pi)
         return rotary_dim * math.log(ratio) / (2 * math.log(config.theta))
 
-    low = max(math.floor(coordinate(config.beta_fast)), 0)
-    high = min(math.ceil(coordinate(config.beta_slow)), rotary_dim - 1)
+    low, high = coordinate(config.beta_fast), coordinate(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     span = high - low if high > low else 0.001
     kept = 1.0 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
     return base / config.factor * (1.0 - kept) + base * kept

@@ -187,6 +187,7 @@ def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Ind
 
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+ROUTER = ".mlp.gate.weight"  # no packed weight: rounding its numbers would send tokens to other experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def packed_size(source: WeightSource, quantization: str) -> PackedSize:
     total, quantised = 0, False
     for name in source.names():
         shape = source.shape(name)
-        if len(shape) != 2:
+        if len(shape) != 2 or name.endswith(ROUTER):
             total += 4 * math.prod(shape)
             continue
         how = of_tables(quantization) if name in TABLES else quantization

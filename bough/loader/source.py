@@ -26,7 +26,7 @@ from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import NATURAL
 from bough.layers.weights import Form, KeptRows
 from bough.loader.dequantize import PLAIN, dequantize
-from bough.loader.gguf_file import GgufFile
+from bough.loader.gguf_file import GgufFile, TensorInfo
 from bough.models.names import Rows, Stored
 from bough.models.registry import build_model
 
@@ -139,19 +139,23 @@ class GgufSource(WeightSource):
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         info = self._file.tensors[name]
-        raw = self._file.raw(info)
-        if len(info.shape) == 1:
-            return dequantize(raw, info.kind).view(-1)[index]
-        rows, *others = index or (slice(None),)
-        return dequantize(raw[rows], info.kind).view(-1, *info.shape[1:])[(slice(None), *others)]
+        rows, columns = self._cut(info, index)
+        numbers = dequantize(rows.reshape(-1, rows.shape[-1]), info.kind)
+        return numbers.view(*rows.shape[:-1], -1)[..., columns]
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
         info = self._file.tensors[name]
-        columns = range(info.shape[1])[index[1]] if len(index) > 1 else range(info.shape[1])
-        if info.kind not in NATURAL or len(columns) < info.shape[1]:
+        rows, columns = self._cut(info, index)
+        if info.kind not in NATURAL or len(range(info.shape[-1])[columns]) < info.shape[-1]:
             self._tell_dequantised(info.kind)
             return float_rows(self.read(name, index))
-        return self._file.raw(info)[index[0] if index else slice(None)], info.kind
+        return rows, info.kind
+
+    def _cut(self, info: TensorInfo, index: Index) -> tuple[npt.NDArray[np.uint8], slice]:
+        """The bytes of whole rows that `index` asks for, and which of their columns."""
+        outer = len(info.shape) - 1
+        raw = self._file.raw(info).reshape(*info.shape[:-1], -1)
+        return raw[index[:outer]], index[outer] if len(index) > outer else slice(None)
 
     def _tell_dequantised(self, kind: GGMLQuantizationType) -> None:
         if kind not in self._told:
@@ -160,7 +164,8 @@ class GgufSource(WeightSource):
 
 
 class NamedSource(WeightSource):
-    """The tensors of another source by the model's names: some of its rows, in another order, or transposed."""
+    """The tensors of another source by the model's names: one of its planes, some rows, in another order, or
+    transposed."""
 
     def __init__(self, source: WeightSource, tensors: Mapping[str, Stored]) -> None:
         self._source = source
@@ -171,7 +176,7 @@ class NamedSource(WeightSource):
 
     def shape(self, name: str) -> tuple[int, ...]:
         at = self._tensors[name]
-        shape = self._source.shape(at.name)
+        shape = self._shape(at)
         if self._is_flipped(at):
             shape = shape[::-1]
         return shape if at.rows is None else (_count(at.rows), *shape[1:])
@@ -182,12 +187,12 @@ class NamedSource(WeightSource):
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         at = self._tensors[name]
         if at.rows is None and not at.transposed:
-            return self._source.read(at.name, index)
+            return self._read(at, index)
         (rows, *columns), order = self._place(at, index)
         if self._is_flipped(at):
-            part = self._source.read(at.name, (*(columns or [slice(None)]), rows)).T
+            part = self._read(at, (*(columns or [slice(None)]), rows)).T
         else:
-            part = self._source.read(at.name, (rows, *columns))
+            part = self._read(at, (rows, *columns))
         return part if order is None else part[torch.from_numpy(order)]
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
@@ -195,12 +200,13 @@ class NamedSource(WeightSource):
         if self._is_flipped(at):
             return float_rows(self.read(name, index))
         place, order = self._place(at, index)
-        rows, kind = self._source.read_stored(at.name, place)
+        rows, kind = self._source.read_stored(at.name, self._with_plane(at, place))
+        rows = rows if at.plane is None else rows[0]
         return rows if order is None else rows[order], kind
 
     def form(self, name: str) -> Form | None:
         at = self._tensors[name]
-        return None if at.transposed else self._source.form(at.name)
+        return None if at.transposed or at.plane is not None else self._source.form(at.name)
 
     def read_kept(self, name: str, rows: slice) -> KeptRows:
         at = self._tensors[name]
@@ -208,9 +214,20 @@ class NamedSource(WeightSource):
         kept = self._source.read_kept(at.name, place[0])
         return kept if order is None else type(kept)(*(part[torch.from_numpy(order)] for part in kept))
 
+    def _read(self, at: Stored, index: Index) -> torch.Tensor:
+        part = self._source.read(at.name, self._with_plane(at, index))
+        return part if at.plane is None else part[0]
+
+    def _with_plane(self, at: Stored, index: Index) -> Index:
+        return index if at.plane is None else (slice(at.plane, at.plane + 1), *index)
+
+    def _shape(self, at: Stored) -> tuple[int, ...]:
+        shape = self._source.shape(at.name)
+        return shape if at.plane is None else shape[1:]
+
     def _is_flipped(self, at: Stored) -> bool:
         """A bias has no other way round."""
-        return at.transposed and len(self._source.shape(at.name)) == 2
+        return at.transposed and len(self._shape(at)) == 2
 
     def _place(self, at: Stored, index: Index) -> tuple[Index, npt.NDArray[np.int64] | None]:
         """Which rows and columns to read, and how to order those rows; None: they are in order."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, ModelConfig
 from bough.models.fields import Fields
-from bough.models.names import GGUF_NAMES, Names
+from bough.models.names import GGUF_NAMES, Names, gguf_experts
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ModelFamily:
 
     def gguf_names(self, config: ModelConfig) -> Names:
         """Where the tensors stand in a GGUF file."""
-        return GGUF_NAMES
+        return GGUF_NAMES if config.moe is None else {**GGUF_NAMES, **gguf_experts(config.moe.experts)}
 
     def block(self, config: ModelConfig, layer: int, placement: Placement) -> Block:
         """One layer of the model."""

@@ -42,6 +42,11 @@ class Fields:
         value: int | None = self._read(name, int, "a whole number of at least 1", lambda number: number >= 1)
         return value
 
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 0."""
+        value = self._read(name, int, "a whole number of at least 0", lambda number: number >= 0)
+        return self._needed(name, default if value is None else int(value))
+
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0."""
         value = self.optional_number(name)

@@ -1,7 +1,8 @@
 """Where the tensors of a model stand in its checkpoint. Torch-free.
 
 Layers name their tensors as Llama's checkpoints do. A family whose checkpoints differ has a map from their modules to
-the model's: a module may have another name, hold several of the model's side by side, or be stored transposed.
+the model's: a module may have another name, hold several of the model's side by side or in planes, or be stored
+transposed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ class Piece:
     module: str
     rows: Rows | None = None  # None: all of them, in order
     transposed: bool = False  # its matrix is stored [inputs, outputs]; `rows` then counts outputs
+    plane: int | None = None  # which place of the tensor's first dimension it has; the others are what is left
 
 
-# From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model. `*` stands for a number, the same
-# on both sides. A name that ends in a dot is the beginning of many.
+# From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
+# such. `*` stands for a number, the same on both sides. A name that ends in a dot is the beginning of many.
 Names = Mapping[str, str | Piece | Sequence[Piece]]
 
 
@@ -35,6 +37,7 @@ class Stored:
     name: str
     rows: Rows | None = None
     transposed: bool = False
+    plane: int | None = None
 
 
 def fused(modules: Sequence[str], sizes: Sequence[int], *, groups: int = 1, transposed: bool = False) -> list[Piece]:
@@ -98,12 +101,14 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
     found = {}
     prefixes = {name: str(module) for name, module in names.items() if name.endswith(".")}
     for name in stored:
-        module, _, kind = name.rpartition(".")
-        numbers = [part for part in module.split(".") if part.isdigit()]
-        pieces = names.get(".".join("*" if part.isdigit() else part for part in module.split(".")))
-        if pieces is not None:
-            for piece in _pieces(pieces):
-                found[f"{_numbered(piece.module, numbers)}.{kind}"] = Stored(name, piece.rows, piece.transposed)
+        numbers = [part for part in name.split(".") if part.isdigit()]
+        pattern, kind = ".".join("*" if part.isdigit() else part for part in name.split(".")), ""
+        if pattern not in names:
+            pattern, _, kind = pattern.rpartition(".")
+        if pattern in names:
+            for piece in _pieces(names[pattern]):
+                target = ".".join(filter(None, (_numbered(piece.module, numbers), kind)))
+                found[target] = Stored(name, piece.rows, piece.transposed, piece.plane)
             continue
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
         if prefix is not None:
@@ -146,4 +151,19 @@ GGUF_NAMES: Names = {
     "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
     "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
     "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+    "blk.*.ffn_gate_inp": "model.layers.*.mlp.gate",
+    "blk.*.ffn_gate_inp_shexp": "model.layers.*.mlp.shared_expert_gate",
+    "blk.*.exp_probs_b.bias": "model.layers.*.mlp.gate.e_score_correction_bias",
+    **{f"blk.*.ffn_{part}_shexp": f"model.layers.*.mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
 }
+
+
+def gguf_experts(experts: int) -> Names:
+    """llama.cpp keeps the matrices of one kind of all experts in one tensor."""
+    return {f"blk.*.ffn_{part}_exps": planes(f"{part}_proj", experts) for part in ("gate", "up", "down")}
+
+
+def planes(part: str, experts: int, rows: Rows | None = None, *, transposed: bool = False) -> list[Piece]:
+    """A part of each expert, in a tensor that has them behind each other."""
+    modules = (f"model.layers.*.mlp.experts.{expert}.{part}" for expert in range(experts))
+    return [Piece(module, rows, transposed, plane) for plane, module in enumerate(modules)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.model_config import MoEConfig
+from bough.models.family import Metadata
 from bough.models.fields import Fields
+from bough.models.qwen2 import DEFAULTS
 from bough.models.qwen3 import Qwen3
 
 
@@ -15,7 +18,7 @@ class Qwen3Moe(Qwen3):
     gguf_architecture = "qwen3moe"
     renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}  # what Transformers 5 writes
     defaults: ClassVar[dict[str, Any]] = {
-        **Qwen3.defaults,
+        **DEFAULTS,
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
@@ -32,9 +35,21 @@ class Qwen3Moe(Qwen3):
         )
         return {**super().fields(config), "moe": moe}
 
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {**gguf_experts_fields(meta), "norm_topk_prob": True}  # which no key says
+
 
 def sparse_steps(config: Fields) -> tuple[bool, ...]:
     """Which layers have no experts: those that `mlp_only_layers` lists, and all but each so-manieth."""
     listed, step = config.token_ids("mlp_only_layers"), config.integer("decoder_sparse_step")
     dense = tuple(layer in listed or (layer + 1) % step != 0 for layer in range(config.integer("num_hidden_layers")))
     return dense if any(dense) else ()
+
+
+def gguf_experts_fields(meta: Metadata) -> dict[str, Any]:
+    """The experts of a GGUF file, by the names of Qwen's configurations."""
+    return {
+        "num_experts": meta.get(".expert_count", None),
+        "num_experts_per_tok": meta.get(".expert_used_count", None),
+        "moe_intermediate_size": meta.get(".expert_feed_forward_length", None),
+    }

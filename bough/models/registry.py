@@ -19,25 +19,35 @@ from bough.models.cwm import Cwm
 from bough.models.deepseek_v2 import DeepseekV2
 from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.ernie4_5 import Ernie45, Helium
+from bough.models.ernie4_5_moe import Ernie45Moe
 from bough.models.exaone4 import Exaone4
 from bough.models.family import ModelFamily
 from bough.models.gemma import Gemma, Gemma2, VaultGemma
 from bough.models.gemma3 import Gemma3
 from bough.models.glm import Glm, Glm4
+from bough.models.glm4_moe import Glm4Moe
 from bough.models.gpt2 import Gpt2
 from bough.models.gpt_neox import GptNeoX
+from bough.models.gpt_oss import GptOss
 from bough.models.granite import Granite
+from bough.models.granitemoe import GraniteMoe
 from bough.models.hunyuan import HunYuanDense
+from bough.models.hunyuan_moe import HunYuanMoe
 from bough.models.llama import Llama
+from bough.models.minimax_m2 import MiniMaxM2
 from bough.models.ministral import Ministral, Ministral3, Mistral3
 from bough.models.mistral import Mistral
+from bough.models.mixtral import Mixtral
 from bough.models.nemotron import Nemotron
 from bough.models.olmo import Olmo
 from bough.models.olmo2 import Olmo2, Olmo3
+from bough.models.olmoe import Olmoe
 from bough.models.opt import Opt
 from bough.models.phi import Phi
 from bough.models.phi3 import Phi3
+from bough.models.phimoe import PhiMoe
 from bough.models.qwen2 import Qwen2
+from bough.models.qwen2_moe import Qwen2Moe
 from bough.models.qwen3 import Qwen3
 from bough.models.qwen3_moe import Qwen3Moe
 from bough.models.seed_oss import SeedOss
@@ -59,7 +69,8 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
     *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
-    *(Qwen3Moe(), DeepseekV2(), DeepseekV3()),
+    *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
+    *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
 )
 GROUP = "bough.models"
 
@@ -113,7 +124,7 @@ def build_model(
     reduce = all_reduce or no_reduce
     if packed_ops is not None:
         packed = PackedScheme(quantization)
-        placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table)
+        placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table, packed.experts)
     else:
         ops = ops_for(device, deterministic)
         scheme = scheme_for(quantization)

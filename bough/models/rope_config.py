@@ -118,8 +118,6 @@ def _parse_longrope(given: Fields, config: Fields, theta: float) -> RopeConfig:
 
 
 def _parse_yarn(given: Fields, config: Fields, theta: float) -> RopeConfig:
-    if not given.boolean("truncate", True):
-        raise ModelError(f"{given.where}: yarn with truncate = false is not supported.")
     original, factor = _stretch(given, config)
     return RopeConfig(
         theta,
@@ -129,6 +127,7 @@ def _parse_yarn(given: Fields, config: Fields, theta: float) -> RopeConfig:
         beta_fast=given.number("beta_fast", 32.0),
         beta_slow=given.number("beta_slow", 1.0),
         attention_factor=_yarn_attention_factor(given, factor),
+        truncate=given.boolean("truncate", True),
     )
 
 

@@ -17,16 +17,20 @@ Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
 
 MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
 MAX_THREADS = 255  # of a pool: BOUGH_MAX_THREADS of thread_pool.h
+MAX_EXPERTS = 1024  # BOUGH_MAX_EXPERTS of routing.h
 # The arguments of each operation, in the order of its struct in tape.h; the kinds are numbered in this order.
 ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "embedding": (Address, Float, Address),
     "rms_norm": (Address, Address, Address, Float, Bool, Size, Address, Address),
     "linear": (Address, Int, Address, Size, Address, Address, Size),
     "norm_rope_store": (Address, Int, Int, Int, Address, Address, Float, Bool, *[Address] * 4, Int, Int),
-    "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Bool, Address, Size, Int, Address),
+    "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Address, Bool, Address, Size, Int, Address),
     "gate": (Address, Int, Size, Address),
     "take_rows": (Address, Size, Size, Address),
     "softcap": (Address, Size, Float),
+    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, *[Address] * 4),
+    "experts": (*[Address] * 3, *[Int] * 3, Float, Float, *[Address] * 4),
+    "add_gated": (*[Address] * 4, Size, Address),
 }
 KINDS = list(ARGUMENTS)
 STRUCTS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.executor.native_tapes import why_not_recorded
 
 LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeConfig(10000.0))
@@ -18,7 +18,8 @@ LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeCo
     [
         {},
         {"qk_norm": True, "qkv_bias": True, "output_bias": True, "mlp_bias": True, "tied_embeddings": True},
-        {"unrotated_layers": (True, False)},
+        {"unrotated_layers": (True, False), "attention_sinks": True},
+        {"moe": MoEConfig(5, 2, 32, shared_size=16, shared_gate=True, dense_layers=(True, False))},
         {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5, apart=True)},
         {"attention_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 8, "sliding_layers": (True, False)},
     ],
@@ -36,7 +37,8 @@ def test_what_is_recorded(fields: dict[str, Any]) -> None:
         ({"qk_norm": True, "qk_norm_whole": True}, "__getitem__"),
         ({"qk_norm": True, "qk_norm_last": True}, "__getitem__"),
         ({"query_growth": (0.1, 16)}, "__getitem__"),
-        ({"attention_sinks": True}, "attention sinks"),
+        ({"moe": MoEConfig(5, 2, 32, scores="sparsemixer")}, "sparsemixer routing"),
+        ({"moe": MoEConfig(1025, 2, 32)}, "1025 experts"),
         ({"learned_positions": True}, "index_select"),
         ({"logit_scale": 0.5}, "mul"),
         ({"head_bias": True}, "add"),

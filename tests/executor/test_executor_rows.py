@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,7 @@ def test_sixteen_bit_weights_work(tiny_model: Path) -> None:
     [
         ({"json_model_override_args": "{"}, "not valid JSON"),
         ({"json_model_override_args": "[1]"}, "JSON object"),
+        ({"simulate_routing": "uniform"}, "models with experts, which LlamaForCausalLM has not"),
         ({"chunked_prefill_size": 0}, "chunked_prefill_size"),
         ({"chunked_prefill_size": 8, "page_size": 16}, "at least one page"),
         pytest.param({"kv_cache_dtype": "fp8_e4m3", "device": "cpu"}, "needs a GPU", id="fp8 cache"),
@@ -188,6 +190,14 @@ def test_the_context_can_be_set_and_overrides_reach_the_config(tiny_model: Path)
     settings = Settings.from_flat({"context_length": 99, "json_model_override_args": '{"rms_norm_eps": 0.5}'})
     config = resolve_config(locate(str(tiny_model)), settings)
     assert config.context_length == 99 and config.norm_eps == 0.5
+
+
+def test_the_routing_of_experts_can_be_simulated(tiny_model: Path) -> None:
+    mixtral = json.dumps({"architectures": ["MixtralForCausalLM"]})
+    flat = {"json_model_override_args": mixtral}
+    for extra, expected in (({}, ""), ({"simulate_routing": "uniform"}, "uniform")):
+        config = resolve_config(locate(str(tiny_model)), Settings.from_flat(flat | extra))
+        assert config.moe is not None and config.moe.simulate == expected
 
 
 def test_mapped_weights_leave_less_room_for_the_cache(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

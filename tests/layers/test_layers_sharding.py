@@ -14,11 +14,12 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import SettingsError
-from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
+from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
 from bough.layers.mlp import GatedMLP
+from bough.layers.moe import MoE
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
@@ -126,6 +127,34 @@ def test_mlp_of_the_ranks_sums_to_the_whole() -> None:
         layer = GatedMLP(CONFIG, placement(topology))
         fill(layer, checkpoint_of(CONFIG))
         return layer(x, None, norm_of(CONFIG), NO_CONTEXT)[0]
+
+    parts = [output(Topology(rank, 2)) for rank in range(2)]
+    torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_experts_of_the_ranks_sum_to_the_whole(biases: bool) -> None:
+    """Routed and shared ones, with a gate; biases count once."""
+    moe = MoEConfig(
+        experts=5,
+        per_token=2,
+        intermediate_size=12,
+        shared_size=16,
+        shared_gate=True,
+        biases=biases,
+        clamped_gate=(1.7, 3.0) if biases else None,
+    )
+    config = replace(CONFIG, mlp_bias=False)
+    x = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    checkpoint = {
+        slot.name: torch.randn(slot.target.shape) * 0.3 for slot in MoE(config, moe, placement(Topology())).slots("")
+    }
+
+    def output(topology: Topology) -> torch.Tensor:
+        layer = MoE(config, moe, placement(topology))
+        fill(layer, checkpoint)
+        return layer(x, None, norm_of(config), NO_CONTEXT)[0]
 
     parts = [output(Topology(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)

@@ -129,7 +129,7 @@ def test_per_layer_numbers_must_agree(make_gguf: MakeGguf) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"architecture": "mamba"}, "'mamba' is not supported; supported are llama, qwen2, qwen3, gemma3"),
+        ({"architecture": "mamba"}, "'mamba' is not supported; supported are llama, "),
         ({"shape": {}}, r"lack llama\.attention\.head_count"),
         ({"tensors": {"other": np.zeros(4, np.float32)}}, r"no token_embd\.weight"),
         ({"extra": {"split.count": 3}}, "llama-gguf-split --merge"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import ModelConfig, MoEConfig
 from bough.loader.load import open_source
 from bough.loader.locate import ModelFiles
 from bough.loader.source import WeightSource
@@ -98,3 +99,19 @@ def test_a_type_without_kernels_is_dequantised_and_told_once(
     assert [record.getMessage() for record in caplog.records] == [
         "weights of GGUF type TQ2_0 have no native kernel; they are dequantised to float32"
     ]
+
+
+def test_quantised_experts_are_read_one_by_one(make_gguf: MakeGguf, tiny_config: ModelConfig) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 8, 64)).astype(np.float32)
+    name, kind = "blk.0.ffn_up_exps.weight", gguf.GGMLQuantizationType.Q8_0
+    path = make_gguf(tensors={name: values}, kinds={name: kind})
+    source = open_file(path, replace(tiny_config, moe=MoEConfig(experts=3, per_token=2, intermediate_size=8)))
+    assert len(source.names()) == 3
+    for expert in range(3):
+        up = f"model.layers.0.mlp.experts.{expert}.up_proj.weight"
+        assert source.shape(up) == (8, 64) and source.stored_type(up) == kind
+        rows, stored = source.read_stored(up, (slice(2, 7),))
+        assert stored == kind
+        np.testing.assert_array_equal(rows, gguf.quants.quantize(values[expert, 2:7], kind))
+        np.testing.assert_array_equal(source.read(up, (slice(2, 7),)).numpy(), gguf.quants.dequantize(rows, kind))
+        assert torch.equal(source.read(up, (slice(2, 7), slice(5, 50))), source.read(up)[2:7, 5:50])

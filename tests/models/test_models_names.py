@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.loader.source import NamedSource, SafetensorsSource
-from bough.models.names import Names, Piece, find_tensors, fused, interleaved, pairs_apart
+from bough.models.names import Names, Piece, find_tensors, fused, interleaved, pairs_apart, planes
 from bough.models.registry import find_family
 
 CONFIG = ModelConfig("LlamaForCausalLM", 8, 12, 2, 4, 2, 2, 10, 64, 1e-5, RopeConfig(10000.0))
@@ -100,3 +100,31 @@ def test_pairs_that_rotate_stand_half_a_head_apart(neighbours: bool) -> None:
 def test_gguf_names(name: str, architecture: str, expected: str | None) -> None:
     names = find_family(architecture).gguf_names(CONFIG)
     assert list(find_tensors(names, [name], keep_others=False)) == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_planes_are_the_matrices_of_experts(tmp_path: Path, transposed: bool) -> None:
+    """Gates and ups that take turns in the matrix of an expert; tensors are named by their whole names."""
+    stored, bias = torch.randn(3, 8, 6), torch.randn(3, 8)
+    gate, up = tuple(range(0, 8, 2)), tuple(range(1, 8, 2))
+    names: Names = {
+        "model.layers.*.mlp.experts.gate_up": [
+            *planes("gate_proj.weight", 3, gate, transposed=transposed),
+            *planes("up_proj.weight", 3, up, transposed=transposed),
+        ],
+        "model.layers.*.mlp.experts.gate_up_bias": planes("gate_proj.bias", 3, gate),
+        "model.layers.*.mlp.down": planes("down_proj", 3),
+    }
+    given = {
+        "model.layers.7.mlp.experts.gate_up": stored.transpose(1, 2) if transposed else stored,
+        "model.layers.7.mlp.experts.gate_up_bias": bias,
+        "model.layers.7.mlp.down.weight": stored.clone(),
+    }
+    source = named(tmp_path, names, given)
+    for expert in range(3):
+        module = f"model.layers.7.mlp.experts.{expert}"
+        check(source, f"{module}.gate_proj.weight", stored[expert, ::2])
+        check(source, f"{module}.up_proj.weight", stored[expert, 1::2])
+        check(source, f"{module}.down_proj.weight", stored[expert])
+        assert torch.equal(source.read(f"{module}.gate_proj.bias"), bias[expert, ::2])
+    assert len(source.names()) == 4 * 3

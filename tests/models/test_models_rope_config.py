@@ -61,7 +61,8 @@ def test_yarn_by_the_paper() -> None:
 def test_yarn_by_the_checkpoint() -> None:
     given = {"rope_type": "yarn", "original_max_position_embeddings": 250, "attention_factor": 0.9}
     rope = read_rope(config(rope_scaling=given))
-    assert (rope.factor, rope.original_context, rope.attention_factor) == (4.0, 250, 0.9)
+    assert (rope.factor, rope.original_context, rope.attention_factor, rope.truncate) == (4.0, 250, 0.9, True)
+    assert not read_rope(config(rope_scaling={**given, "truncate": False})).truncate
     rope = read_rope(config(rope_scaling={"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}))
     assert rope.attention_factor == 1.0
 
@@ -109,7 +110,6 @@ def test_local_rope() -> None:
         ({"rope_scaling": {"type": "su", "long_factor": [1.0, 0]}}, "long_factor must be a number above 0, got 0"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": False}}, "truncate = false is not supported"),
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported"),
     ],

@@ -53,6 +53,15 @@ static void check_rows(const bough_ops *ops) {
     ops->gelu_tanh_mul(x, weight, out, SIZE);
     for (int i = 0; i < SIZE; i++)
         check("gelu", out[i], 0.5 * x[i] * (1.0 + tanh(0.7978845608 * (x[i] + 0.044715 * pow(x[i], 3)))) * weight[i], 1e-5);
+    ops->clamped_mul(x, weight, out, SIZE, 1.702f, 1.1f);
+    for (int i = 0; i < SIZE; i++) {
+        double gate = fmin(x[i], 1.1f), up = fmax(fmin(weight[i], 1.1f), -1.1f);
+        check("clamped", out[i], gate / (1.0 + exp(-1.702 * gate)) * (up + 1.0), 1e-5);
+    }
+    double product = 0.0;
+    for (int i = 0; i < SIZE; i++)
+        product += (double)x[i] * weight[i];
+    check("dot", ops->dot(x, weight, SIZE), product, 1e-5);
     memcpy(out, x, sizeof out);
     ops->softcap(out, SIZE, 0.7f);
     for (int i = 0; i < SIZE; i++)

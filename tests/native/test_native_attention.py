@@ -37,6 +37,7 @@ class Layer:
     softcap: float = 0.0
     page_size: int = 1
     number: str = "float16"
+    sinks: bool = False
 
 
 LAYERS = {
@@ -51,6 +52,8 @@ LAYERS = {
     "pages": Layer(page_size=16, dim=48),
     "bfloat16": Layer(number="bfloat16"),
     "float32": Layer(number="float32"),
+    "sinks": Layer(sinks=True),
+    "sinks and a window": Layer(heads=40, kv_heads=1, dim=16, window=9, sinks=True),
 }
 
 
@@ -86,7 +89,8 @@ class Attention:
         shape_of = (layer.heads, layer.kv_heads, layer.dim)
         scale = layer.dim**-0.5
         width = layer.heads * layer.dim
-        limits = (layer.window, scale, layer.softcap, False)
+        self.sinks = draw.normal(size=layer.heads).astype(np.float32) + 2 if layer.sinks else None
+        limits = (layer.window, scale, layer.softcap, None if self.sinks is None else self.sinks.ctypes.data, False)
         places = (self.q.ctypes.data, width, 0, self.out.ctypes.data)
         self.tape.add("attention", *shape_of, *caches_at, number, *limits, *places)
         self.scratch = aligned_bytes(self.tape.scratch_bytes(SLOTS, self.threads))
@@ -116,6 +120,9 @@ class Attention:
             scores = np.einsum("hd,khd->hk", q, keys) * layer.dim**-0.5
             if layer.softcap:
                 scores = layer.softcap * np.tanh(scores / layer.softcap)
+            if self.sinks is not None:
+                scores = np.concatenate([scores, self.sinks[:, None]], axis=1)
+                values = np.concatenate([values, np.zeros_like(values[:1])])
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             found.append(np.einsum("hk,khd->hd", weights / weights.sum(axis=1, keepdims=True), values))
         return np.array(found)

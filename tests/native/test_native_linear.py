@@ -189,15 +189,19 @@ def test_another_machine_s_products_under_an_emulator(run_emulated: RunDriver) -
     assert run_emulated("linear_driver.c", DRIVEN) in ("neon neon\n", "avx2 avx2\n")
 
 
+EXPERTS = [*DRIVEN, "ops*.c", "experts.c", "routing.c"]
+
+
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.parametrize(("driver", "sources"), [("linear_driver.c", DRIVEN), ("experts_driver.c", EXPERTS)])
 @pytest.mark.slow
-def test_the_products_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
+def test_the_products_under_sanitizers(tmp_path: Path, driver: str, sources: list[str], sanitizer: str) -> None:
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     empty = ["gcc", *checks, "-x", "c", "-shared", "-fPIC", "-", "-o", str(tmp_path / "empty.so")]
     if not shutil.which("gcc") or subprocess.run(empty, input=b"", capture_output=True).returncode:
         pytest.skip("needs gcc with its sanitizers")
     cc = ["gcc", *COMMON, "-O1", "-g", *checks]
     variants = VARIANT_FLAGS.get(platform.machine().lower(), {})
-    program = build_driver(tmp_path, cc, variants, "linear_driver.c", DRIVEN)
+    program = build_driver(tmp_path, cc, variants, driver, sources)
     done = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bough.core.errors import ResourceError
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.load import TABLES, load_weights, packed_size
@@ -54,6 +54,15 @@ CONFIGS = {
         head_dim=128,
     ),
     "odd sizes": replace(LLAMA, hidden_size=50, head_dim=10, intermediate_size=75, num_heads=3, num_kv_heads=1),
+    "experts": replace(LLAMA, architecture="MixtralForCausalLM", moe=MoEConfig(5, 2, 96)),
+    "shared experts": replace(
+        LLAMA,
+        architecture="Qwen2MoeForCausalLM",
+        moe=MoEConfig(7, 3, 32, renormalise=False, shared_size=64, shared_gate=True, dense_layers=(True, False)),
+    ),
+    "biased experts": replace(
+        LLAMA, architecture="Qwen3MoeForCausalLM", moe=MoEConfig(5, 2, 48, biases=True, clamped_gate=(1.702, 0.01))
+    ),
     "many heads": replace(LLAMA, num_heads=40, num_kv_heads=1, mlp_bias=True, output_bias=True),
 }
 
@@ -145,7 +154,7 @@ def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL, dtype: torch.dtype) 
     torch.testing.assert_close(narrow.step(tokens)[0], wide.step(tokens)[0], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "shared experts"])
 @pytest.mark.parametrize("quantization", ["auto", "none", "int8", "int4"])
 def test_what_was_loaded_takes_what_was_foretold(library: ctypes.CDLL, name: str, quantization: str) -> None:
     source = DummySource(CONFIGS[name], torch.float16)

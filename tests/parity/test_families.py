@@ -50,6 +50,7 @@ class Case:
     native: bool = True  # whether the native kernels compute it
     model_type: str = ""  # where it is not the case's name
     without: tuple[str, ...] = ()
+    triton: bool = True  # whether GPUs have kernels for it
 
 
 def longrope(original: int) -> dict[str, Any]:
@@ -60,6 +61,8 @@ def longrope(original: int) -> dict[str, Any]:
 
 GQA = ("num_key_value_heads",)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ELSEWHERE = ("deepseek_v2", "deepseek_v3")  # test_deepseek.py compares them
 CASES: dict[str, Case] = {
     "llama": Case({}),
     "mistral": Case({"sliding_window": 9}),
@@ -120,6 +123,78 @@ CASES: dict[str, Case] = {
     "arcee": Case({}, native=False),
     "jais2": Case({"head_dim": 16}, native=False),
     "cwm": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+    "mixtral": Case({"num_local_experts": 4, "intermediate_size": 64}),
+    "mixtral-window": Case({"num_local_experts": 4, "sliding_window": 9}, model_type="mixtral"),
+    "qwen2_moe": Case({**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}),
+    "qwen3_moe": Case({**EXPERTS, "head_dim": 16, "num_experts": 5, "norm_topk_prob": True}),
+    "qwen3_moe-dense-layers": Case(
+        {**EXPERTS, "num_hidden_layers": 4, "num_experts": 5, "mlp_only_layers": [3], "decoder_sparse_step": 2},
+        model_type="qwen3_moe",
+    ),
+    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}, triton=False),
+    "gpt_oss-clamped": Case(
+        {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "swiglu_limit": 0.5},
+        model_type="gpt_oss",
+        triton=False,
+    ),
+    "glm4_moe": Case(
+        {
+            **EXPERTS,
+            "head_dim": 16,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        }
+    ),
+    "glm4_moe-groups": Case(
+        {
+            **EXPERTS,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+        },
+        model_type="glm4_moe",
+    ),
+    "olmoe": Case({"num_experts": 5, "num_experts_per_tok": 2}, native=False),
+    "granitemoe": Case(
+        {
+            "num_local_experts": 5,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+        },
+        native=False,
+    ),
+    "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}, native=False),
+    "phimoe-near": Case(
+        {"num_local_experts": 5, "router_jitter_noise": 0.4, "sliding_window": 9}, native=False, model_type="phimoe"
+    ),
+    "hunyuan_v1_moe": Case({"head_dim": 16, "num_experts": 5, "moe_topk": 2}, native=False),
+    "ernie4_5_moe": Case(
+        {
+            "moe_intermediate_size": 24,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "num_hidden_layers": 4,
+            "moe_layer_end_index": 2,
+            "use_bias": False,
+        }
+    ),
+    "minimax_m2": Case(
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+        native=False,
+    ),
 }
 
 
@@ -129,6 +204,7 @@ class Model:
     theirs: transformers.PreTrainedModel
     config: ModelConfig
     native: bool
+    triton: bool
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -151,12 +227,13 @@ def make(name: str, folder: Path) -> Model:
     kind = transformers.AutoModelForImageTextToText if "text_config" in fields else transformers.AutoModelForCausalLM
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
-        for weight in theirs.parameters():
+        corrections = [each for name, each in theirs.named_buffers() if "correction_bias" in name]
+        for weight in (*theirs.parameters(), *corrections):
             weight.add_(torch.randn_like(weight) * 0.1)
     theirs.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
-    return Model(folder, theirs, read_config(locate(str(folder))), case.native)
+    return Model(folder, theirs, read_config(locate(str(folder))), case.native, case.triton)
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -205,6 +282,8 @@ def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyP
     from bough.kernels.triton_ops import TRITON
     from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
+    if not model.triton:
+        pytest.skip("what the layers choose is torch's")
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
     ours, config, tokens = forward(model), model.config, prompt(24, seed=2)
     shape = (config.num_heads, config.num_kv_heads, config.head_dim)
@@ -259,12 +338,18 @@ def lines() -> Iterator[str]:
     """The page's table."""
     for family in BUILT_IN:
         cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
+        if family.model_types[0] in ELSEWHERE:
+            cases = [Case({}, native=False)]
         assert cases, f"{family.architectures} are not compared"
         columns = (
             ", ".join(f"`{name}`" for name in family.model_types),
             ", ".join(f"`{name}`" for name in family.architectures),
             "safetensors, GGUF" if family.gguf_architecture else "safetensors",
             "torch and native" if all(case.native for case in cases) else "torch",
-            "tokens" if family.model_types == ("llama",) else "interpreted",  # of SmolLM2, in test_golden_gpu.py
+            "torch attention"
+            if not all(case.triton for case in cases)
+            else "tokens"
+            if family.model_types == ("llama",)
+            else "interpreted",  # of SmolLM2, in test_golden_gpu.py
         )
         yield f"| {' | '.join(columns)} |"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -15,12 +17,26 @@ def experts(
     ids: torch.Tensor,  # [tokens, per_token] int32, all different within a token
     weights: torch.Tensor,  # [tokens, per_token] float32
     activation: str,
+    gate_up_bias: torch.Tensor | None = None,  # [experts, 2 * inner]
+    down_bias: torch.Tensor | None = None,  # [experts, hidden]
+    clamped_gate: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in the type of the weights."""
     gate = silu_mul if activation == "silu" else gelu_tanh_mul
+    if clamped_gate is not None:
+        gate = partial(clamped_mul, *clamped_gate)
     out = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
     for expert in set(ids.flatten().tolist()):
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)
-        inner = gate(F.linear(x[tokens], gate_up[expert]))
-        out.index_add_(0, tokens, F.linear(inner, down[expert]).to(weights.dtype) * weights[tokens, slots, None])
+        biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
+        inner = gate(F.linear(x[tokens], gate_up[expert], biases[0]))
+        result = F.linear(inner, down[expert], biases[1]).to(weights.dtype)
+        out.index_add_(0, tokens, result * weights[tokens, slots, None])
     return out.to(x.dtype)
+
+
+def clamped_mul(slope: float, limit: float, gate_up: torch.Tensor) -> torch.Tensor:
+    """GPT-OSS's gate: `gate * sigmoid(slope * gate) * (up + 1)`, both kept within the limit."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=limit)
+    return gate * torch.sigmoid(gate * slope) * (up.clamp(-limit, limit) + 1)

@@ -14,6 +14,8 @@ def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None) -> tu
     their weights in float32. `bias` [experts] counts when choosing only."""
     if moe.simulate == "uniform":
         return simulated(logits, moe)
+    if moe.scores == "sparsemixer":
+        return sparsemixer(logits.float(), moe)
     scores = logits.float().softmax(-1) if moe.scores == "softmax" else logits.float().sigmoid()
     choice = scores if bias is None else scores + bias.float()
     if moe.groups > 1:
@@ -30,6 +32,18 @@ def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None) -> tu
     if moe.renormalise:
         weights = weights / weights.sum(1, keepdim=True)
     return ids.int(), weights * moe.scale
+
+
+def sparsemixer(logits: torch.Tensor, moe: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts one after the other, each weighed among those near it that are left."""
+    left, ids, weights = logits, [], []
+    for _ in range(moe.per_token):
+        best, expert = left.max(1, keepdim=True)
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * moe.jitter
+        weights.append(left.masked_fill(far, float("-inf")).softmax(1).gather(1, expert))
+        ids.append(expert)
+        left = left.scatter(1, expert, float("-inf"))
+    return torch.cat(ids, 1).int(), torch.cat(weights, 1) * moe.scale
 
 
 def simulated(logits: torch.Tensor, moe: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -73,6 +73,7 @@ class Router(NamedTuple):
 
     weight: torch.Tensor  # [experts, hidden]
     bias: torch.Tensor | None  # [experts], counts when choosing only
+    logit_bias: torch.Tensor | None = None  # [experts]
 
 
 class ExpertWeights(Protocol):
@@ -126,3 +127,14 @@ def bias_slots(prefix: str, parts: Sequence[Part], bias: torch.Tensor | None) ->
     if bias is not None:
         for part, rows in bands(parts):
             yield WeightSlot(f"{prefix}{part.name}.bias", bias[rows], part.index[:1])
+
+
+def expert_bias_slots(
+    prefix: str, gate_up: torch.Tensor | None, down: torch.Tensor | None, held: slice = slice(None)
+) -> Iterator[WeightSlot]:
+    """Slots of the experts' biases [experts, outputs], of which this rank has the inner outputs `held`."""
+    for expert, bias in enumerate(() if gate_up is None else gate_up):
+        for part, own in zip(("gate_proj", "up_proj"), bias.chunk(2), strict=True):
+            yield WeightSlot(f"{prefix}{expert}.{part}.bias", own, (held,))
+    for expert, bias in enumerate(() if down is None else down):
+        yield WeightSlot(f"{prefix}{expert}.down_proj.bias", bias)

@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.ops import Activation, Norm, PackedOps
+from bough.core.model_config import MoEConfig
+from bough.kernels.ops import Activation, Norm, PackedExpertWeights, PackedOps
 from bough.kernels.quant_linear.filling import FillingWeight, of_tables
-from bough.layers.schemes.base import LinearWeight, Part, Rows, TableWeight, bias_slots
+from bough.layers.schemes.base import (
+    ExpertWeights,
+    LinearWeight,
+    Part,
+    Router,
+    Rows,
+    TableWeight,
+    bias_slots,
+    expert_bias_slots,
+)
 from bough.layers.weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -31,6 +41,9 @@ class PackedScheme:
 
     def table(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight:
         return PackedTable(vocab_size, hidden_size, placement, of_tables(self._quantization))
+
+    def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
+        return PackedExperts(hidden_size, moe, placement, self._quantization)
 
 
 class PackedLinear(LinearWeight):
@@ -61,6 +74,43 @@ class PackedLinear(LinearWeight):
         for part, weight in zip(self._parts, self._weights, strict=True):
             yield _slot(f"{prefix}{part.name}.weight", weight, part.index)
         yield from bias_slots(prefix, self._parts, self._bias)
+
+
+class PackedExperts:
+    """The experts of a layer: a packed weight for each of their matrices."""
+
+    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement, quantization: str) -> None:
+        self._moe, self._ops, inner = moe, _packed_ops(placement), moe.intermediate_size
+        shapes = {"gate_proj": (inner, hidden_size), "up_proj": (inner, hidden_size), "down_proj": (hidden_size, inner)}
+        self._weights = {
+            f"{expert}.{part}": FillingWeight(*shape, quantization)
+            for expert in range(moe.experts)
+            for part, shape in shapes.items()
+        }
+        self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
+        self._down_bias = placement.empty(moe.experts, hidden_size) if moe.biases else None
+
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        weights = [weight.weight for weight in self._weights.values()]
+        experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias)
+        return self._ops.packed_experts(x, *router, self._moe, experts, activation)
+
+    def after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self(normed, router, activation, ctx), normed, stream
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for name, weight in self._weights.items():
+            yield _slot(f"{prefix}{name}.weight", weight)
+        yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias)
 
 
 class PackedTable:

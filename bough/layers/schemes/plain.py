@@ -10,8 +10,10 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
+from bough.kernels.experts.reference import experts
 from bough.kernels.ops import Activation, Norm, Ops
-from bough.layers.schemes.base import Gate, Part, Router, Rows, bands, bias_slots
+from bough.kernels.routing.reference import route
+from bough.layers.schemes.base import Gate, Part, Router, Rows, bands, bias_slots, expert_bias_slots
 from bough.layers.weights import WeightSlot
 
 
@@ -75,9 +77,18 @@ class PlainExperts:
         inner = self._held.stop - self._held.start
         self._gate_up = placement.empty(moe.experts, 2 * inner, hidden_size)
         self._down = placement.empty(moe.experts, hidden_size, inner)
+        self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
+        # Only the first rank adds it: the sum over ranks then has it once.
+        biased = moe.biases and placement.topology.tp_rank == 0
+        self._down_bias = placement.empty(moe.experts, hidden_size) if biased else None
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._ops.routed_experts(x, *router, self._moe, self._gate_up, self._down, activation)
+        moe, matrices = self._moe, (self._gate_up, self._down)
+        if moe.has_kernels:
+            return self._ops.routed_experts(x, router.weight, router.bias, moe, *matrices, activation)
+        ids, weights = route(self._ops.linear(x, router.weight, router.logit_bias), moe, router.bias)
+        biases = (self._gate_up_bias, self._down_bias)
+        return experts(x, *matrices, ids, weights, activation, *biases, moe.clamped_gate)
 
     def after_norm(
         self,
@@ -88,7 +99,11 @@ class PlainExperts:
         activation: Activation,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._ops.normed_experts(x, residual, norm, *router, self._moe, self._gate_up, self._down, activation)
+        if self._moe.has_kernels:
+            settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
+            return self._ops.normed_experts(x, residual, norm, *settings)
+        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        return self(normed, router, activation, ctx), normed, stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held
@@ -96,6 +111,7 @@ class PlainExperts:
             yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
             yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
             yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
+        yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias, held)
 
 
 class PlainTable:

@@ -111,6 +111,7 @@ static bough_attend describe(const bough_attention_spec *spec, const bough_step 
         .window = spec->window,
         .scale = spec->scale,
         .softcap = spec->softcap,
+        .sinks = spec->sinks == NULL ? NULL : spec->sinks + head,
         .out = out + token * out_stride + head * spec->dim,
         .out_stride = out_stride,
     };

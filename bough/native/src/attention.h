@@ -15,6 +15,7 @@ typedef struct {
     int number;                /* enum bough_number */
     int64_t window;            /* 0: none */
     float scale, softcap;      /* softcap 0: none */
+    const float *sinks;        /* [heads] logits that join each head's softmax, or NULL */
     bool ends_only;            /* only each sequence's last token is looked at; the others' results may be anything */
 } bough_attention_spec;
 

@@ -2,7 +2,7 @@
 #include "linear.h"
 
 #include "cpu.h"
-#include "linear_tile.h"
+#include "linear_runs.h"
 
 enum {
     ALONE = 4096,             /* activations that every thread rather quantises for itself than meets the others */
@@ -14,7 +14,7 @@ enum {
     MANY = 32, /* tokens for which a tile of 16-bit floats is widened once, not for every few of them */
 };
 
-static const linear_kernels *narrow_kernels(void) {
+const linear_kernels *linear_narrow(void) {
     unsigned features = bough_cpu_features();
     const linear_kernels *found = NULL;
     if (features & BOUGH_AVX512)
@@ -44,11 +44,10 @@ static bool fits(const linear_wide_kernels *wide, const bough_weight *parts, int
 const char *bough_linear_variant(int format, bool prompt) {
     bough_weight part = {.format = format};
     const linear_wide_kernels *wide = wide_kernels();
-    return prompt && fits(wide, &part, 1) ? wide->name : narrow_kernels()->name;
+    return prompt && fits(wide, &part, 1) ? wide->name : linear_narrow()->name;
 }
 
-/* The scratch begins with a slice for each thread, at the same place in all calls: a thread that comes late may still
- * write there while the others are further. What follows is written with a tile in hand. */
+/* The scratch begins with a slice for each thread; what follows is written with a tile in hand. */
 static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }
 
 /* Behind them each thread has room for a tile of 16-bit floats as float32, if there are such tiles. */
@@ -59,8 +58,7 @@ static int64_t widened_bytes(const bough_weight *parts, int count) {
     return 0;
 }
 
-/* Where what the threads share begins. */
-static int64_t shared_start(const bough_weight *parts, int count, int threads) {
+int64_t linear_shared_start(const bough_weight *parts, int count, int threads) {
     return slices_bytes(threads) + threads * widened_bytes(parts, count);
 }
 
@@ -69,26 +67,19 @@ size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int
     const linear_wide_kernels *wide = wide_kernels();
     if (fits(wide, parts, count))
         shared = at_least(shared, align(wide->panel_bytes(k, m)) + threads * align(wide->unpacked_bytes(k)));
-    return (size_t)(shared_start(parts, count, threads) + shared);
+    return (size_t)(linear_shared_start(parts, count, threads) + shared);
 }
-
-/* Some neighbouring tiles of one part. */
-typedef struct {
-    const bough_weight *weight;
-    int64_t first_tile, tiles;
-    int64_t first_output; /* where the part's outputs begin */
-} tile_run;
 
 static int64_t tiles_of(const bough_weight *weight) { return (weight->n + TILE_ROWS - 1) / TILE_ROWS; }
 
-static int64_t count_runs(const bough_weight *parts, int count, int64_t size) {
+int64_t linear_count_runs(const bough_weight *parts, int count, int64_t size) {
     int64_t runs = 0;
     for (int part = 0; part < count; part++)
         runs += (tiles_of(&parts[part]) + size - 1) / size;
     return runs;
 }
 
-static tile_run find_run(const bough_weight *parts, int64_t size, int64_t index) {
+tile_run linear_find_run(const bough_weight *parts, int64_t size, int64_t index) {
     int64_t output = 0;
     for (;; parts++) {
         int64_t runs = (tiles_of(parts) + size - 1) / size;
@@ -99,26 +90,12 @@ static tile_run find_run(const bough_weight *parts, int64_t size, int64_t index)
     }
 }
 
-/* How many tiles a thread takes at a time: few enough that all threads end together. */
-static int64_t run_size(const bough_weight *parts, int count, int64_t panels, int threads) {
-    int64_t tiles = count_runs(parts, count, 1);
+int64_t linear_run_size(const bough_weight *parts, int count, int64_t times, int threads) {
+    int64_t tiles = linear_count_runs(parts, count, 1);
     int64_t bytes = tile_bytes((int)parts[0].format, parts[0].k);
-    int64_t fair = at_least(tiles * panels / (threads * DEALS), 1);
+    int64_t fair = at_least(tiles * times / (threads * DEALS), 1);
     return at_most(fair, at_least(DEALT_BYTES / bytes, 1));
 }
-
-typedef struct {
-    const bough_weight *parts;
-    int count;
-    const float *x;
-    int64_t x_stride;
-    float *y;
-    int64_t y_stride;
-    const float *bias;
-    int64_t m;
-    bool accumulate;
-    void *scratch;
-} linear_call;
 
 static tile_output output_of(const linear_call *call, const tile_run *run, int64_t tile, int64_t first_token) {
     int64_t row = tile * TILE_ROWS, output = run->first_output + row;
@@ -133,7 +110,7 @@ static const uint8_t *quantize_tokens(const linear_call *call, const linear_kern
     bool needed = false;
     for (int part = 0; part < call->count; part++)
         needed |= !takes_floats((int)call->parts[part].format);
-    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, thread->threads);
+    uint8_t *tokens = (uint8_t *)call->scratch + linear_shared_start(call->parts, call->count, thread->threads);
     if (!needed)
         return tokens;
     if (call->m * k <= ALONE) {
@@ -154,12 +131,13 @@ static const uint8_t *tile_at(const bough_weight *weight, int64_t tile) {
     return weight->blob + tile * tile_bytes((int)weight->format, weight->k);
 }
 
+const uint8_t *linear_run_start(tile_run run) { return tile_at(run.weight, run.first_tile); }
+
 /* Where run `index` begins; NULL if there are not so many. */
 static const uint8_t *start_of(const bough_weight *parts, int64_t size, int64_t runs, int64_t panels, int64_t index) {
     if (index >= runs * panels)
         return NULL;
-    tile_run run = find_run(parts, size, index % runs);
-    return tile_at(run.weight, run.first_tile);
+    return linear_run_start(linear_find_run(parts, size, index % runs));
 }
 
 /* Many tokens with tiles of 16-bit floats; their sums are the same to the last bit as those of few. */
@@ -176,8 +154,7 @@ static void multiply_widened(const linear_call *call, const linear_kernels *kern
     }
 }
 
-/* `next` is the first tile of what this thread does after, or NULL. */
-static void multiply_run(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
+void linear_multiply_run(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
                          const uint8_t *next, const uint8_t *tokens, int64_t first_token, int64_t count,
                          bough_thread *thread) {
     const bough_weight *weight = run->weight;
@@ -198,37 +175,37 @@ static void multiply_run(const linear_call *call, const linear_kernels *kernels,
 }
 
 static void multiply_narrow(const linear_call *call, bough_thread *thread) {
-    const linear_kernels *kernels = narrow_kernels();
+    const linear_kernels *kernels = linear_narrow();
     const uint8_t *tokens = quantize_tokens(call, kernels, thread);
     int64_t panel = at_least(CACHED_BYTES / token_bytes(call->parts[0].k) / 8 * 8, 8);
     int64_t panels = (call->m + panel - 1) / panel;
-    int64_t size = run_size(call->parts, call->count, panels, thread->threads);
-    int64_t runs = count_runs(call->parts, call->count, size);
+    int64_t size = linear_run_size(call->parts, call->count, panels, thread->threads);
+    int64_t runs = linear_count_runs(call->parts, call->count, size);
     /* A run is drawn while the one before it is still to be multiplied, so that its weights can be on their way. */
     int64_t items = runs * panels;
     for (int64_t item = bough_shared_out_tile(thread, items), following; item < items; item = following) {
         following = bough_shared_out_tile(thread, items);
-        tile_run run = find_run(call->parts, size, item % runs);
+        tile_run run = linear_find_run(call->parts, size, item % runs);
         const uint8_t *next = start_of(call->parts, size, runs, panels, following);
         int64_t first = item / runs * panel;
-        multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first), thread);
+        linear_multiply_run(call, kernels, &run, next, tokens, first, at_most(panel, call->m - first), thread);
     }
 }
 
 static void multiply_wide(const linear_call *call, const linear_wide_kernels *wide, bough_thread *thread) {
     int64_t k = call->parts[0].k;
-    uint8_t *tokens = (uint8_t *)call->scratch + shared_start(call->parts, call->count, thread->threads);
+    uint8_t *tokens = (uint8_t *)call->scratch + linear_shared_start(call->parts, call->count, thread->threads);
     uint8_t *unpacked = tokens + align(wide->panel_bytes(k, call->m)) + thread->index * align(wide->unpacked_bytes(k));
     for (int64_t first; (first = bough_tile(thread, call->m) * TILE_ROWS) < call->m;)
         wide->convert(call->x, call->x_stride, k, first, at_most(TILE_ROWS, call->m - first), tokens);
     bough_barrier(thread);
     int64_t panel = at_least(CACHED_BYTES / wide->panel_bytes(k, 2 * TILE_ROWS), 1) * 2 * TILE_ROWS;
-    int64_t panels = (call->m + panel - 1) / panel, runs = count_runs(call->parts, call->count, WIDE_TILES);
+    int64_t panels = (call->m + panel - 1) / panel, runs = linear_count_runs(call->parts, call->count, WIDE_TILES);
     wide->begin();
     int64_t items = runs * panels;
     for (int64_t item = bough_tile(thread, items), following; item < items; item = following) {
         following = bough_tile(thread, items);
-        tile_run run = find_run(call->parts, WIDE_TILES, item % runs);
+        tile_run run = linear_find_run(call->parts, WIDE_TILES, item % runs);
         const uint8_t *next = start_of(call->parts, WIDE_TILES, runs, panels, following);
         int64_t first = item / runs * panel;
         tile_output outs[WIDE_TILES];

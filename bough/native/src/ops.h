@@ -29,6 +29,7 @@ typedef struct {
     int64_t position;            /* of the first query, whose last key that is; the next one sees one more */
     int64_t window;              /* keys that a query sees; 0: all */
     float scale, softcap;        /* softcap 0: none */
+    const float *sinks;          /* [group] logits that join the softmax, or NULL */
     float *out;                  /* like q: [queries][group][dim] */
     int64_t out_stride;
     /* NULL, or for one run and one query [2 * group]: the scores' maxima and sums; `out` is then undivided, and one head
@@ -46,6 +47,9 @@ typedef struct bough_ops {
     void (*rotate)(float *head, const float *cos, const float *sin, int64_t half);
     void (*silu_mul)(const float *gate, const float *up, float *out, int64_t size);
     void (*gelu_tanh_mul)(const float *gate, const float *up, float *out, int64_t size);
+    /* gate * sigmoid(slope * gate) * (up + 1), both kept within the limit. Of all three, out may be gate. */
+    void (*clamped_mul)(const float *gate, const float *up, float *out, int64_t size, float slope, float limit);
+    float (*dot)(const float *a, const float *b, int64_t size);
     void (*softcap)(float *x, int64_t size, float cap);
     void (*attend)(const bough_attend *task);
     /* Puts the runs of one task together that lie `floats` apart: outputs, then maxima and sums. */

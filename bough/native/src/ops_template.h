@@ -78,6 +78,31 @@ static void gelu_tanh_mul(const float *gate, const float *up, float *out, int64_
     gated(gelu_tanh, gate, up, out, size);
 }
 
+static void clamped_mul(const float *gate, const float *up, float *out, int64_t size, float slope, float limit) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        float g[LANES] = {0}, u[LANES] = {0};
+        size_t bytes = (size_t)(size - i < LANES ? size - i : LANES) * sizeof(float);
+        memcpy(g, gate + i, bytes);
+        memcpy(u, up + i, bytes);
+        vec held = smaller(splat(limit), load(g));
+        vec other = smaller(splat(limit), larger(splat(-limit), load(u))); /* in this order, NaN stays */
+        store(g, held / (1.0f + exp_(-slope * held)) * (other + 1.0f));
+        memcpy(out + i, g, bytes);
+    }
+}
+
+static float dot(const float *a, const float *b, int64_t size) {
+    vec sums[4] = {{0}, {0}, {0}, {0}};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+        for (int part = 0; part < 4; part++)
+            sums[part] += load(a + i + part * LANES) * load(b + i + part * LANES);
+    float rest = 0.0f;
+    for (; i < size; i++)
+        rest += a[i] * b[i];
+    return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
+}
+
 static void softcap(float *x, int64_t size, float cap) {
     int64_t whole = size - size % LANES;
     for (int64_t i = 0; i < whole; i += LANES)
@@ -354,8 +379,8 @@ static void attend(const bough_attend *task) {
     for (int i = 0; i < a.vectors; i++) {
         const float *q = task->q + i / task->group * task->q_stride + i % task->group * task->dim;
         widen(q, BOUGH_FLOAT32, task->dim, a.dim, a.q + i * a.dim);
-        a.peak_before[i] = LEAST;
-        a.total_before[i] = 0.0f;
+        a.peak_before[i] = task->sinks == NULL ? LEAST : task->sinks[i % task->group];
+        a.total_before[i] = task->sinks == NULL ? 0.0f : 1.0f;
     }
     memset(a.before, 0, (size_t)(a.vectors * a.dim) * sizeof(float));
     for (int64_t first = task->first_key, end; first < task->last_key; first = end) {
@@ -384,7 +409,7 @@ static void join(const bough_attend *task, int64_t runs, const float *results, i
     int64_t dim = (task->dim + LANES - 1) / LANES * LANES, apart = bough_run_dim(task->dim);
     for (int head = 0; head < task->group; head++) {
         _Alignas(64) float all[MAX_DIM] = {0};
-        float peak = LEAST, total = 0.0f;
+        float peak = task->sinks == NULL ? LEAST : task->sinks[head], total = task->sinks == NULL ? 0.0f : 1.0f;
         for (int64_t run = 0; run < runs; run++) {
             const float *result = results + run * floats, *weight = result + task->group * apart;
             fold(all, &peak, &total, result + head * apart, weight[head], weight[task->group + head], dim);
@@ -541,6 +566,6 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
     return last;
 }
 
-static const bough_ops OPS = {rms_norm, rotate, silu_mul,   gelu_tanh_mul, softcap,     attend,
-                              join,     narrow, forbid,     best,          find_above,  sum_levels,
-                              weigh_all, sum_weights, find_weight};
+static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, clamped_mul, dot,
+                              softcap,  attend, join,     narrow,        forbid,      best,
+                              find_above, sum_levels, weigh_all, sum_weights, find_weight};

@@ -3,6 +3,7 @@
 #include "numbers.h"
 #include "ops.h"
 
+#include <math.h>
 #include <string.h>
 
 /* What all threads know while they run a tape. */
@@ -102,6 +103,27 @@ static void run_softcap(const bough_operation *op, int64_t rows, const running *
     bough_barrier(thread);
 }
 
+static void run_route(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->route) o = &op->route;
+    bough_route(&o->routing, o->x, rows, o->scores, o->ids, o->weights, r->ops, thread);
+}
+
+static void run_experts(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->experts) o = &op->experts;
+    bough_run_experts(&o->experts, o->x, rows, o->ids, o->weights, o->out, r->linear_scratch, r->ops, thread);
+}
+
+static void run_add_gated(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->add_gated) o = &op->add_gated;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
+        int64_t at = row * o->size;
+        float scale = o->gate == NULL ? 1.0f : 1.0f / (1.0f + expf(-r->ops->dot(o->x + at, o->gate, o->size)));
+        for (int64_t i = at; i < at + o->size; i++)
+            o->out[i] = o->a[i] + scale * o->b[i];
+    }
+    bough_barrier(thread);
+}
+
 static void (*const RUNNERS[])(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) = {
     [BOUGH_EMBEDDING] = run_embedding,
     [BOUGH_RMS_NORM] = run_rms_norm,
@@ -111,6 +133,9 @@ static void (*const RUNNERS[])(const bough_operation *op, int64_t rows, const ru
     [BOUGH_GATE] = run_gate,
     [BOUGH_TAKE_ROWS] = run_take_rows,
     [BOUGH_SOFTCAP] = run_softcap,
+    [BOUGH_ROUTE] = run_route,
+    [BOUGH_EXPERTS] = run_experts,
+    [BOUGH_ADD_GATED] = run_add_gated,
 };
 
 static void run_all(bough_thread *thread, void *argument) {
@@ -132,9 +157,12 @@ static size_t attention_scratch(const bough_operation *operations, int64_t count
 
 size_t bough_tape_scratch(const bough_operation *operations, int64_t count, int64_t tokens, int threads) {
     int64_t most = 0;
-    for (const bough_operation *op = operations; op < operations + count; op++)
+    for (const bough_operation *op = operations; op < operations + count; op++) {
         if (op->kind == BOUGH_LINEAR)
             most = at_least(most, (int64_t)bough_linear_scratch(op->linear.parts, op->linear.count, tokens, threads));
+        if (op->kind == BOUGH_EXPERTS)
+            most = at_least(most, (int64_t)bough_experts_scratch(&op->experts.experts, tokens, threads));
+    }
     return (size_t)most + attention_scratch(operations, count, threads);
 }
 

@@ -8,7 +8,9 @@
 #define BOUGH_TAPE_H
 
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
+#include "routing.h"
 #include "step.h"
 #include "thread_pool.h"
 
@@ -21,6 +23,9 @@ enum bough_kind {
     BOUGH_GATE,
     BOUGH_TAKE_ROWS,
     BOUGH_SOFTCAP,
+    BOUGH_ROUTE,
+    BOUGH_EXPERTS,
+    BOUGH_ADD_GATED,
 };
 
 typedef struct {
@@ -81,6 +86,25 @@ typedef struct {
             int64_t size;
             float cap;
         } softcap;
+        struct {
+            bough_routing routing;
+            const float *x;
+            float *scores;
+            int32_t *ids;
+            float *weights;
+        } route;
+        struct {
+            bough_experts experts;
+            const float *x;
+            const int32_t *ids;
+            const float *weights;
+            float *out;
+        } experts;
+        struct {
+            const float *a, *b, *x, *gate; /* a + b * sigmoid(x · gate); or a + b where gate is NULL */
+            int64_t size;
+            float *out;
+        } add_gated;
     };
 } bough_operation;
 

@@ -1,0 +1,87 @@
+"""GPT-OSS: experts with biases and a clamped gate, attention with sinks; every other layer slides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import Metadata, ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.names import Names, Piece, Rows, planes
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+class GptOss(ModelFamily):
+    architectures = ("GptOssForCausalLM",)
+    model_types = ("gpt_oss",)
+    gguf_architecture = "gpt-oss"
+    renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 131_072,
+        "head_dim": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "rope_parameters": YARN,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = MoEConfig(
+            experts=config.integer("num_local_experts"),
+            per_token=config.integer("num_experts_per_tok"),
+            intermediate_size=config.integer("intermediate_size"),
+            biases=True,
+            clamped_gate=(config.number("swiglu_alpha"), config.number("swiglu_limit")),
+        )
+        return {"moe": moe, "attention_sinks": True, **window_fields(config, lambda layer: layer % 2 == 0)}
+
+    def names(self, config: ModelConfig) -> Names:
+        """Gates and ups take turns; matrices are stored by their inputs."""
+        assert config.moe is not None
+        experts, width = config.moe.experts, 2 * config.moe.intermediate_size
+
+        def both(part: str, rows: Rows | None = None) -> tuple[list[Piece], list[Piece]]:
+            return planes(f"{part}.weight", experts, rows, transposed=True), planes(f"{part}.bias", experts, rows)
+
+        gates, gate_biases = both("gate_proj", tuple(range(0, width, 2)))
+        ups, up_biases = both("up_proj", tuple(range(1, width, 2)))
+        downs, down_biases = both("down_proj")
+        return {
+            "model.layers.*.mlp.router": "model.layers.*.mlp.gate",
+            "model.layers.*.mlp.experts.gate_up_proj": gates + ups,
+            "model.layers.*.mlp.experts.gate_up_proj_bias": gate_biases + up_biases,
+            "model.layers.*.mlp.experts.down_proj": downs,
+            "model.layers.*.mlp.experts.down_proj_bias": down_biases,
+        }
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "intermediate_size": meta.get(".expert_feed_forward_length", given["intermediate_size"]),
+            "num_local_experts": meta.get(".expert_count", None),
+            "num_experts_per_tok": meta.get(".expert_used_count", None),
+            "sliding_window": meta.get(".attention.sliding_window", None),
+            "rope_scaling": {**(given["rope_scaling"] or {}), "truncate": False},
+        }
+
+    def gguf_names(self, config: ModelConfig) -> Names:
+        return {
+            **super().gguf_names(config),
+            "blk.*.attn_sinks.weight": "model.layers.*.self_attn.sinks",
+            "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
+        }

@@ -1,0 +1,34 @@
+"""Granite MoE: Granite with a mixture of experts instead of the MLP."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.fields import Fields
+from bough.models.granite import Granite
+from bough.models.names import Names, planes
+
+
+class GraniteMoe(Granite):
+    architectures = ("GraniteMoeForCausalLM",)
+    model_types = ("granitemoe",)
+    defaults: ClassVar[dict[str, Any]] = {**Granite.defaults, "num_local_experts": 8, "num_experts_per_tok": 2}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = MoEConfig(
+            experts=config.integer("num_local_experts"),
+            per_token=config.integer("num_experts_per_tok"),
+            intermediate_size=config.integer("intermediate_size"),
+        )
+        return {**super().fields(config), "moe": moe}
+
+    def names(self, config: ModelConfig) -> Names:
+        assert config.moe is not None
+        theirs, experts, inner = "model.layers.*.block_sparse_moe", config.moe.experts, config.moe.intermediate_size
+        gates, ups = slice(0, inner), slice(inner, 2 * inner)
+        return {
+            f"{theirs}.router.layer": "model.layers.*.mlp.gate",
+            f"{theirs}.input_linear": planes("gate_proj", experts, gates) + planes("up_proj", experts, ups),
+            f"{theirs}.output_linear": planes("down_proj", experts),
+        }

@@ -1,0 +1,51 @@
+"""MiniMax M2: experts chosen by corrected sigmoid scores, a norm over all query heads and one over all key heads; heads
+rotate in part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import ModelFamily
+from bough.models.fields import Fields
+from bough.models.mixtral import block_sparse_names
+from bough.models.names import Names
+from bough.models.rope_config import read_rope
+
+
+class MiniMaxM2(ModelFamily):
+    architectures = ("MiniMaxM2ForCausalLM",)
+    model_types = ("minimax_m2",)
+    partial_rotation = True
+    renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 196_608,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 5_000_000.0,
+        "bos_token_id": 200_034,
+        "eos_token_id": 200_020,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = MoEConfig(
+            experts=config.integer("num_local_experts"),
+            per_token=config.integer("num_experts_per_tok"),
+            intermediate_size=config.integer("intermediate_size"),
+            scores="sigmoid",
+            correction_bias=True,
+        )
+        found: dict[str, Any] = {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
+        rotated = config.optional_integer("rotary_dim")  # how published checkpoints say it
+        if rotated is not None:
+            share = rotated / config.integer("head_dim")
+            found["rope"] = replace(read_rope(config, partial=True), partial_rotary_factor=share)
+        return found
+
+    def names(self, config: ModelConfig) -> Names:
+        theirs, ours = "model.layers.*.block_sparse_moe", "model.layers.*.mlp.gate"
+        bias = "e_score_correction_bias"
+        return {**block_sparse_names(), f"{theirs}.{bias}": f"{ours}.{bias}"}

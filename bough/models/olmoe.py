@@ -1,0 +1,40 @@
+"""OLMoE: Llama with a mixture of experts, and a norm over all query heads and one over all key heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from bough.core.errors import ModelError
+from bough.core.model_config import MoEConfig
+from bough.models.family import Metadata, ModelFamily
+from bough.models.fields import Fields
+from bough.models.qwen3_moe import gguf_experts_fields
+
+
+class Olmoe(ModelFamily):
+    architectures = ("OlmoeForCausalLM",)
+    model_types = ("olmoe",)
+    gguf_architecture = "olmoe"
+    renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 50_279,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.optional_number("clip_qkv") is not None:
+            raise ModelError(f"{config.where}: clip_qkv is not supported; the published OLMoE models have none.")
+        moe = MoEConfig(
+            experts=config.integer("num_experts"),
+            per_token=config.integer("num_experts_per_tok"),
+            intermediate_size=config.integer("intermediate_size"),
+            renormalise=config.boolean("norm_topk_prob"),
+        )
+        return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return gguf_experts_fields(meta)

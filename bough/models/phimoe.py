@@ -1,0 +1,58 @@
+"""Phi-3.5 MoE: layer norms, and two experts for each token, chosen and weighed one after the other (SparseMixer)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.models.family import ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.mixtral import block_sparse_names
+from bough.models.names import Names
+from bough.models.rope_config import read_rope
+
+
+class PhiMoe(ModelFamily):
+    architectures = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
+    model_types = ("phimoe",)
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 131_072,
+        "num_key_value_heads": 8,
+        "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "num_local_experts": 16,
+        "router_jitter_noise": 0.01,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = MoEConfig(
+            experts=config.integer("num_local_experts"),
+            per_token=2,
+            intermediate_size=config.integer("intermediate_size"),
+            scores="sparsemixer",
+            jitter=config.number("router_jitter_noise"),
+            renormalise=False,
+        )
+        return {
+            "moe": moe,
+            "rope": _rope(config),
+            "norm": "layer",
+            "norm_bias": True,
+            "head_bias": config.boolean("lm_head_bias"),
+            **window_fields(config, lambda layer: True),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        return block_sparse_names()
+
+
+def _rope(config: Fields) -> RopeConfig:
+    """Where contexts are stretched, the file says itself how much attention is sharpened."""
+    rope = read_rope(config)
+    given = config.section("rope_parameters") or config.section("rope_scaling")
+    if rope.kind == "default" or given is None:
+        return rope
+    return replace(rope, attention_factor=given.number("long_mscale"))

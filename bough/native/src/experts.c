@@ -1,0 +1,191 @@
+#include "experts.h"
+
+#include "linear_runs.h"
+
+enum {
+    PARTS = 3,
+    ROWS_AT_ONCE = 512, /* tokens that are sorted together; bounds the scratch memory */
+};
+
+/* The products of some tokens. A pair is a token with one of its experts; pairs are sorted by expert. */
+typedef struct {
+    const bough_experts *experts;
+    int64_t hidden, inner, rows, pairs;
+    int32_t *places;  /* [pairs] where a token's pairs stand, in the order of tokens */
+    int32_t *tokens;  /* [pairs] whose pair stands there */
+    int32_t *firsts;  /* [experts + 1] where an expert's pairs begin */
+    int32_t *active;  /* [experts + 1] which experts have any; the last is their number */
+    float *states;    /* [pairs][hidden] what experts are given; later, what they give */
+    float *gate_up;   /* [pairs][2 * inner] */
+    uint8_t *reduced; /* [pairs] inputs of the product in hand, quantised */
+    void *scratch;
+} sorted;
+
+static int64_t take(int64_t *at, int64_t bytes) {
+    int64_t begin = *at;
+    *at += align(bytes);
+    return begin;
+}
+
+/* Where everything lies in the scratch; how many bytes it takes. */
+static int64_t lay_out(sorted *s, int threads) {
+    const bough_experts *e = s->experts;
+    s->hidden = e->weights[0].k;
+    s->inner = e->weights[0].n;
+    s->pairs = s->rows * e->per_token;
+    uint8_t *base = s->scratch;
+    int64_t at = 0;
+    for (const bough_weight *weight = e->weights; weight < e->weights + e->experts * PARTS; weight++)
+        at = at_least(at, linear_shared_start(weight, 1, threads));
+    s->places = (int32_t *)(base + take(&at, s->pairs * 4));
+    s->tokens = (int32_t *)(base + take(&at, s->pairs * 4));
+    s->firsts = (int32_t *)(base + take(&at, (e->experts + 1) * 4));
+    s->active = (int32_t *)(base + take(&at, (e->experts + 1) * 4));
+    s->states = (float *)(base + take(&at, s->pairs * s->hidden * 4));
+    s->gate_up = (float *)(base + take(&at, s->pairs * s->inner * 8));
+    s->reduced = base + take(&at, s->pairs * token_bytes(at_least(s->hidden, s->inner)));
+    return at;
+}
+
+size_t bough_experts_scratch(const bough_experts *experts, int64_t rows, int threads) {
+    sorted s = {.experts = experts, .rows = at_most(rows, ROWS_AT_ONCE)};
+    return (size_t)lay_out(&s, threads);
+}
+
+static void sort(const sorted *s, const int32_t *ids, bough_thread *thread) {
+    int experts = s->experts->experts;
+    for (int64_t tile; (tile = bough_tile(thread, 1)) < 1;) {
+        memset(s->firsts, 0, (size_t)(experts + 1) * sizeof(int32_t));
+        for (int64_t pair = 0; pair < s->pairs; pair++)
+            s->firsts[ids[pair]]++;
+        int32_t end = 0, active = 0;
+        for (int expert = 0; expert < experts; expert++) {
+            if (s->firsts[expert] > 0)
+                s->active[active++] = expert;
+            end += s->firsts[expert];
+            s->firsts[expert] = end;
+        }
+        s->firsts[experts] = end;
+        s->active[experts] = active;
+        for (int64_t pair = s->pairs - 1; pair >= 0; pair--) { /* from behind: each expert's end becomes its beginning */
+            int32_t place = --s->firsts[ids[pair]];
+            s->places[pair] = place;
+            s->tokens[place] = (int32_t)(pair / s->experts->per_token);
+        }
+    }
+    bough_barrier(thread);
+}
+
+/* Whether some experts take floats for these parts, and whether some take quantised inputs. */
+static void forms_of(const bough_experts *e, int first, int count, bool *floats, bool *quantised) {
+    *floats = *quantised = false;
+    for (int expert = 0; expert < e->experts; expert++)
+        for (int part = first; part < first + count; part++)
+            *(takes_floats((int)e->weights[expert * PARTS + part].format) ? floats : quantised) = true;
+}
+
+static void gather(const sorted *s, const float *x, const linear_kernels *kernels, bough_thread *thread) {
+    bool floats, quantised;
+    forms_of(s->experts, 0, 2, &floats, &quantised);
+    for (int64_t pair; (pair = bough_tile(thread, s->pairs)) < s->pairs;) {
+        const float *from = x + s->tokens[pair] * s->hidden;
+        if (floats)
+            memcpy(s->states + pair * s->hidden, from, (size_t)s->hidden * sizeof(float));
+        if (quantised)
+            kernels->quantize(from, s->hidden, (token_group *)(s->reduced + pair * token_bytes(s->hidden)));
+    }
+    bough_barrier(thread);
+}
+
+/* The first half of gate_up becomes what the second product takes. */
+static void activate(const sorted *s, const linear_kernels *kernels, const bough_ops *ops, bough_thread *thread) {
+    const bough_experts *e = s->experts;
+    bool floats, quantised;
+    forms_of(e, 2, 1, &floats, &quantised);
+    for (int64_t pair; (pair = bough_tile(thread, s->pairs)) < s->pairs;) {
+        float *gate = s->gate_up + pair * 2 * s->inner, *up = gate + s->inner;
+        if (e->activation == 2)
+            ops->clamped_mul(gate, up, gate, s->inner, e->slope, e->limit);
+        else
+            (e->activation == 0 ? ops->silu_mul : ops->gelu_tanh_mul)(gate, up, gate, s->inner);
+        if (quantised)
+            kernels->quantize(gate, s->inner, (token_group *)(s->reduced + pair * token_bytes(s->inner)));
+    }
+    bough_barrier(thread);
+}
+
+/* Of a product with some parts of all experts that have tokens, one piece. */
+typedef struct {
+    linear_call call;
+    tile_run run;
+    int64_t first; /* pair */
+} piece;
+
+static piece find_piece(const sorted *s, int part, const linear_call *like, int64_t size, int64_t runs, int64_t item) {
+    int32_t expert = s->active[item / runs], first = s->firsts[expert];
+    piece found = {.call = *like, .first = first};
+    found.call.parts += expert * PARTS + part;
+    found.call.x += first * like->x_stride;
+    found.call.y += first * like->y_stride;
+    found.call.bias = like->bias == NULL ? NULL : like->bias + expert * like->y_stride;
+    found.call.m = s->firsts[expert + 1] - first;
+    found.run = linear_find_run(found.call.parts, size, item % runs);
+    return found;
+}
+
+/* `like` has the weights, inputs and outputs of all experts. */
+static void multiply(const sorted *s, int part, const linear_call *like, const linear_kernels *kernels,
+                     bough_thread *thread) {
+    const bough_weight *parts = like->parts + part;
+    int experts = s->experts->experts;
+    /* As many experts as may have tokens: how many have some can be looked at with a tile in hand only. */
+    int64_t most = at_most(s->pairs, experts);
+    int64_t size = linear_run_size(parts, like->count, most, thread->threads);
+    int64_t runs = linear_count_runs(parts, like->count, size), items = runs * most;
+    for (int64_t item = bough_shared_out_tile(thread, items), following; item < items; item = following) {
+        following = bough_shared_out_tile(thread, items);
+        int64_t there_are = runs * s->active[experts];
+        if (item >= there_are)
+            continue;
+        piece own = find_piece(s, part, like, size, runs, item);
+        const uint8_t *next = NULL;
+        if (following < there_are)
+            next = linear_run_start(find_piece(s, part, like, size, runs, following).run);
+        linear_multiply_run(&own.call, kernels, &own.run, next, s->reduced + own.first * token_bytes(parts->k), 0,
+                            own.call.m, thread);
+    }
+    bough_barrier(thread);
+}
+
+/* Experts are added in the order of their weights, whatever else is in the step. */
+static void add_up(const sorted *s, const float *weights, float *out, bough_thread *thread) {
+    int per_token = s->experts->per_token;
+    for (int64_t row; (row = bough_tile(thread, s->rows)) < s->rows;) {
+        float *sum = out + row * s->hidden;
+        memset(sum, 0, (size_t)s->hidden * sizeof(float));
+        for (int64_t pair = row * per_token; pair < (row + 1) * per_token; pair++) {
+            const float *given = s->states + s->places[pair] * s->hidden;
+            for (int64_t i = 0; i < s->hidden; i++)
+                sum[i] += weights[pair] * given[i];
+        }
+    }
+    bough_barrier(thread);
+}
+
+void bough_run_experts(const bough_experts *e, const float *x, int64_t rows, const int32_t *ids, const float *weights,
+                       float *out, void *scratch, const bough_ops *ops, bough_thread *thread) {
+    const linear_kernels *kernels = linear_narrow();
+    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+        sorted s = {.experts = e, .rows = at_most(rows - first, ROWS_AT_ONCE), .scratch = scratch};
+        lay_out(&s, thread->threads);
+        int64_t pair = first * e->per_token, width = 2 * s.inner;
+        sort(&s, ids + pair, thread);
+        gather(&s, x + first * s.hidden, kernels, thread);
+        linear_call gate_up = {e->weights, 2, s.states, s.hidden, s.gate_up, width, e->gate_up_bias, 0, false, scratch};
+        multiply(&s, 0, &gate_up, kernels, thread);
+        activate(&s, kernels, ops, thread);
+        linear_call down = {e->weights, 1, s.gate_up, width, s.states, s.hidden, e->down_bias, 0, false, scratch};
+        multiply(&s, 2, &down, kernels, thread);
+        add_up(&s, weights + pair, out + first * s.hidden, thread);
+    }
+}

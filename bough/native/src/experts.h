@@ -1,0 +1,27 @@
+/* The products of a mixture of experts: each token with its own few of many packed weights.
+ *
+ * Rows are sorted by expert, so that an expert's weights are read once for all its tokens. A token's result does not
+ * depend on the tokens beside it, to the last bit.
+ */
+#ifndef BOUGH_EXPERTS_H
+#define BOUGH_EXPERTS_H
+
+#include "linear.h"
+#include "ops.h"
+
+typedef struct {
+    const bough_weight *weights;             /* [experts][3]: gate, up, down; all experts have the same shapes */
+    const float *gate_up_bias, *down_bias;   /* [experts][outputs] or NULL */
+    int experts, per_token;
+    int activation;     /* 0 silu, 1 gelu with tanh, 2 clamped */
+    float slope, limit; /* of a clamped gate */
+} bough_experts;
+
+/* Bytes that a call needs, 64-byte aligned; shared by the threads. */
+size_t bough_experts_scratch(const bough_experts *experts, int64_t rows, int threads);
+
+/* Called by all threads of a pool; ends with a barrier. x and out are [rows][inputs of a gate]. */
+void bough_run_experts(const bough_experts *experts, const float *x, int64_t rows, const int32_t *ids,
+                       const float *weights, float *out, void *scratch, const bough_ops *ops, bough_thread *thread);
+
+#endif

@@ -270,13 +270,15 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
     from bough.executor.load_model import resolve_chunk, resolve_config
+    from bough.executor.native_tapes import why_not_recorded
     from bough.loader.load import open_source, packed_size
     from bough.loader.source import DummySource
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
     config, dtype = resolve_config(files, settings), getattr(torch, _dtype_name(settings))
     weight_bytes, cache_like = DummySource(config, dtype).nbytes(), dtype
-    if (files.gguf or files.safetensors) and dtype == torch.float32 and _attention_backend(settings.model) == "native":
+    native = dtype == torch.float32 and _attention_backend(settings.model) == "native"
+    if (files.gguf or files.safetensors) and native and why_not_recorded(config) is None:
         packed = packed_size(open_source(files, config), settings.model.quantization)
         weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
     held = cache_dtype(settings.memory.kv_cache_dtype, cache_like)

@@ -1,7 +1,8 @@
 """The families of models that there are: those of this package, and those that other packages register.
 
 A package registers a `ModelFamily` class through the entry point group `bough.models`. Its modules are imported when a
-checkpoint names an architecture that is not built in. Torch is loaded only when a model is built.
+checkpoint names an architecture that is not built in. Decoders that are in neither run through `transformers`' modules.
+Torch is loaded only when a model is built.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bough.models.mistral import Mistral
 from bough.models.qwen2 import Qwen2
 from bough.models.qwen3 import Qwen3
 from bough.models.qwen3_moe import Qwen3Moe
+from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 BUILT_IN: tuple[ModelFamily, ...] = (Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3Moe(), Gemma3())
 GROUP = "bough.models"
+FALLBACK = TransformersFamily()
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -38,16 +41,28 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(name for family in _families() for name in family.architectures)
 
 
-def find_family(name: str, where: str = "") -> ModelFamily:
-    """The family of an architecture, or of a config.json's model type. `where` begins the error message."""
+def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
+    """The family of an architecture, or of a config.json's model type. `where` begins the error message. `impl` is
+    `--model-impl`."""
+    if name == ARCHITECTURE or impl == "transformers":
+        return FALLBACK
     for family in _families():
         if name in family.architectures or name in family.model_types:
             return family
-    known = ", ".join(supported_architectures())
+    known, hint = ", ".join(supported_architectures()), ""
+    if FALLBACK.knows(name):
+        if impl == "auto":
+            return FALLBACK
+        hint = " --model-impl transformers may run it, more slowly."
     raise ModelError(
         f"{where}architecture {name!r} is not supported; supported are {known}. Other packages can add models "
-        f"(entry point group {GROUP})."
+        f"(entry point group {GROUP}).{hint}"
     )
+
+
+def runs_transformers(config: ModelConfig) -> bool:
+    """Whether `transformers`' modules compute the model."""
+    return config.architecture == ARCHITECTURE
 
 
 def find_gguf_family(name: str, where: str = "") -> ModelFamily:

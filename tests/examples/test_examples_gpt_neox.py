@@ -119,7 +119,7 @@ def test_the_native_kernels_say_what_they_lack(installed: None, tmp_path: Path) 
 def test_without_the_package_it_is_unknown(tmp_path: Path) -> None:
     make(tmp_path, parallel=True)
     with pytest.raises(ModelError, match=r"'GPTNeoXForCausalLM' is not supported; .*LlamaForCausalLM.*bough\.models"):
-        read_config(locate(str(tmp_path)))
+        read_config(locate(str(tmp_path)), impl="bough")
 
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,10 +41,11 @@ class Engine:
     def __init__(self, folder: Path, **flags: object) -> None:
         settings = Settings.from_flat({"context_length": CONTEXT, "chunked_prefill_size": 16, **flags})
         loaded = build_executor(locate(str(folder)), settings)
-        self.limits = loaded.executor.limits()
+        self.executor = loaded.executor
+        self.limits = self.executor.limits()
         self.inbox, self.out = FakeInbox(), FakeOutbox()
         self.scheduler = Scheduler(
-            loaded.executor, self.inbox, self.out, memory=settings.memory, settings=settings.scheduler
+            self.executor, self.inbox, self.out, memory=settings.memory, settings=settings.scheduler
         )
         self._handles = 0
 

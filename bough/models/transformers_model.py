@@ -258,8 +258,10 @@ def _read(fields: str) -> PreTrainedConfig:
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"transformers does not know the model type {kind!r}")
     config = CONFIG_MAPPING[kind].from_dict(given, attn_implementation=NAME)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.get_text_config() is not config:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{kind} is no text decoder")
+    if config.get_text_config() is not config:
+        raise ModelError("it is more than a text decoder")
     return config
 
 
@@ -290,6 +292,8 @@ def _build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -
 def _split(whole: Any) -> tuple[Any, Any]:
     """The decoder, and what comes behind it."""
     decoder = whole.get_decoder()
+    if decoder is whole:
+        raise ModelError("transformers do not say which part of it is the decoder")
     whole.set_submodule(next(name for name, module in whole.named_modules() if module is decoder), Given())
     return decoder, whole
 

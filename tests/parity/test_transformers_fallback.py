@@ -128,6 +128,8 @@ def refusal(folder: Path, fields: dict[str, Any]) -> str:
         (transformers.MambaConfig(num_hidden_layers=1, hidden_size=32), "keep a state"),
         (transformers.Lfm2Config(**NO_HEAD_DIM, layer_types=["conv", "full_attention", "conv"]), "convolutions"),
         (transformers.T5Config(num_layers=1), "no text decoder"),
+        (transformers.Gemma3Config(text_config=SIZES), "more than a text decoder"),
+        (transformers.DeepseekV3Config(num_hidden_layers=1), "differ in their number or width"),
         (transformers.BertConfig(**NO_HEAD_DIM), "neither causal nor a sliding window"),
         (transformers.BloomConfig(n_layer=1, hidden_size=64), "do not run with another attention"),
         (transformers.DiffLlamaConfig(**NO_HEAD_DIM), "more than once"),

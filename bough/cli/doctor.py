@@ -329,6 +329,7 @@ def _try(
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
     from bough.executor.load_model import resolve_chunk
+    from bough.executor.native_tapes import why_not_recorded
     from bough.loader.load import open_source, packed_size
     from bough.loader.source import DummySource
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
@@ -342,7 +343,7 @@ def _try(
         weight_bytes = min(weight_bytes, tables) + max(0, weight_bytes - tables) // dtype.itemsize
     on_disk, fewer_bits = files.gguf or files.safetensors, settings.model.quantization in ("int8", "int4")
     packs = not on_gpu and dtype == torch.float32 and _attention_backend(settings.model) == "native"
-    if packs and (on_disk or fewer_bits):
+    if packs and (on_disk or fewer_bits) and why_not_recorded(config) is None:
         packed = packed_size(open_source(files, config) if on_disk else shapes, settings.model.quantization)
         weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
     of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), Topology())

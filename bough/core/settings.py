@@ -17,6 +17,7 @@ from bough.core.errors import SettingsError
 
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite")
 CPU_INSTRUCTION_SETS = ("auto", "plain", "avx2", "avx512", "amx", "neon")
+MODEL_IMPLS = ("auto", "bough", "sglang", "transformers")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
@@ -63,6 +64,12 @@ class ModelSettings:
     tokenizer_path: str | None = setting(None, "folder of another tokenizer than the model's own")
     served_model_name: str | None = setting(None, "name that the engine gives itself; the model's own when left out")
     revision: str | None = setting(None, "branch, tag or commit of a Hugging Face repository")
+    model_impl: str = setting(
+        "auto",
+        "whose modules compute: bough's own (sglang means the same) or those of transformers, which are slower; auto "
+        "takes the latter for models that bough has no file for",
+        choices=MODEL_IMPLS,
+    )
     load_format: str = setting("auto", "what the weights are read from; dummy makes random ones", choices=LOAD_FORMATS)
     dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
     quantization: str = setting(

@@ -31,6 +31,7 @@ from bough.kernels.latent_attention import triton as expanded
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
 from bough.memory.pools.kv_pool import KVPool
+from bough.models.registry import runs_transformers
 from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     """Which steps are captured, by what the settings and the back ends allow; `forward_bytes` is what the largest step
     was measured to need."""
     if settings.model.disable_cuda_graph:
+        return GraphSizes()
+    if runs_transformers(loaded.config):
+        log.info("steps run without CUDA graphs: transformers' modules may not be captured")
         return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:

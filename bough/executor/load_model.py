@@ -26,7 +26,7 @@ from bough.loader.quantization import quantization_of
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import cache_dtype
 from bough.models.base import CausalLM
-from bough.models.registry import build_model
+from bough.models.registry import build_model, runs_transformers
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,9 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
         raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
-    config = read_config(files, overrides)
+    config = read_config(files, overrides, settings.model.model_impl)
+    if runs_transformers(config):
+        _check_fallback(settings.model)
     if settings.model.simulate_routing is not None:
         if config.moe is None:
             raise SettingsError(f"--simulate-routing is for models with experts, which {config.architecture} has not.")
@@ -77,6 +79,20 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
             raise SettingsError(f"--context-length {asked}: the model knows {config.context_length} positions only.")
         log.warning("--context-length %d is more than the model was made for (%d)", asked, config.context_length)
     return config if asked is None else replace(config, context_length=asked)
+
+
+def _check_fallback(settings: ModelSettings) -> None:
+    """What only our own layers do."""
+    if settings.quantization not in ("auto", "none"):
+        raise SettingsError(
+            f"--quantization {settings.quantization} is for Bough's own layers, and this model runs through "
+            "transformers' modules (--model-impl); leave it out."
+        )
+    if settings.enable_deterministic_inference:
+        raise SettingsError(
+            "--enable-deterministic-inference is for Bough's own layers, and this model runs through transformers' "
+            "modules (--model-impl); leave it out."
+        )
 
 
 def load_model(
@@ -123,6 +139,8 @@ def load_model(
     weight_bytes = sum(s.nbytes for s in slots)
     packed = packed_formats(slots)
     kept = _kept_as(packed, Counter(str(slot.form) for slot in slots if slot.form is not None), settings, dtype)
+    if runs_transformers(config):
+        log.warning("the model runs through transformers' modules (--model-impl), which is slower than Bough's own")
     load_s = time.monotonic() - began
     read = "" if load_format == "dummy" else _read_from(files)
     log.info("loaded %.2f GiB of weights%s as %s in %.1f s", weight_bytes / 2**30, read, kept, load_s)

@@ -23,7 +23,7 @@ from bough.executor.native_recorder import NotRecordedError, OnlyRecorded, Recor
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
-from bough.models.registry import build_model
+from bough.models.registry import build_model, runs_transformers
 from bough.native.tape import Step, ThreadPool
 
 
@@ -33,6 +33,8 @@ def _thread_pool(library: ctypes.CDLL, threads: int) -> ThreadPool:
 
 def why_not_recorded(config: ModelConfig) -> str | None:
     """What the tapes lack for such a model; None: it can be recorded. Records it once, without its weights."""
+    if runs_transformers(config):
+        return "they do not run transformers' modules"
     recorder, device = Recorder(tokens=1, logits=1), torch.device("cpu")
     small = replace(config, context_length=1)
     model = build_model(small, Topology(), torch.float32, device, packed_ops=recorder.ops)

@@ -92,7 +92,8 @@ class Verified:
 
     @property
     def last(self) -> LongArray:
-        return self.tokens[np.arange(len(self.tokens)), self.counts - 1]
+        taken: LongArray = self.tokens[np.arange(len(self.tokens)), self.counts - 1]
+        return taken
 
     def result(
         self,

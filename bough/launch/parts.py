@@ -70,7 +70,7 @@ def _gguf_metadata(path: Path) -> dict[str, Any]:
 def check_model(files: ModelFiles, settings: ModelSettings) -> None:
     """Raises if the configuration cannot be used, the architecture is unknown, or a file of weights is damaged. Takes
     milliseconds and no torch; the scheduler process finds the same, but only after seconds."""
-    from bough.loader.config import read_config
+    from bough.loader.config import check_config
 
     try:
         overrides = json.loads(settings.json_model_override_args)
@@ -78,7 +78,7 @@ def check_model(files: ModelFiles, settings: ModelSettings) -> None:
         raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
-    read_config(files, overrides)
+    check_config(files, overrides, settings.model_impl)
     if settings.load_format not in ("auto", "safetensors"):
         return
     from safetensors import SafetensorError, safe_open

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.loader.locate import PARAMS_NAME, ModelFiles
 from bough.loader.quantization import quantization_of
+from bough.models.family import ModelFamily
 from bough.models.fields import Fields, read_json
-from bough.models.registry import find_family
+from bough.models.registry import FALLBACK, find_family
 
 # What Mistral's params.json does not say: whose it is, and what it means where it has no window.
 PARAMS_DEFAULTS = {
@@ -29,9 +31,12 @@ PARAMS_DEFAULTS = {
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The model's shape. `overrides` are fields of config.json (`--json-model-override-args`) that replace its own."""
+def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None, impl: str = "auto") -> ModelConfig:
+    """The model's shape. `overrides` are fields of config.json (`--json-model-override-args`) that replace its own;
+    `impl` is `--model-impl`."""
     if files.gguf is not None:
+        if impl == "transformers":
+            raise ModelError(f"{files.gguf}: --model-impl transformers reads safetensors only; leave it out.")
         from bough.loader.gguf_config import read_gguf_config  # the gguf package takes a moment to load
 
         given, freq_factors = read_gguf_config(files.gguf)
@@ -43,10 +48,18 @@ def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -
     if files.config is None:
         raise ModelError(f"{files.folder} has no config.json, so the model's shape is unknown.")
     quantization_of(files)  # raises what cannot be read
-    given = read_json(files.config)
-    if files.config.name == PARAMS_NAME:
-        given = {**PARAMS_DEFAULTS, **given}
-    return _build(str(files.config), given, overrides or {}, _generation_eos(files))
+    return _build(str(files.config), _stated(files.config), overrides or {}, _generation_eos(files), impl)
+
+
+def check_config(files: ModelFiles, overrides: Mapping[str, Any], impl: str) -> None:
+    """Raises as `read_config` does, but without torch: what only `transformers` knows of a model is not checked."""
+    if files.config is None or _family(str(files.config), {**_stated(files.config), **overrides}, impl) != FALLBACK:
+        read_config(files, overrides, impl)
+
+
+def _stated(path: Path) -> dict[str, Any]:
+    given = read_json(path)
+    return {**PARAMS_DEFAULTS, **given} if path.name == PARAMS_NAME else given
 
 
 def read_sampling_defaults(files: ModelFiles) -> dict[str, float | int]:
@@ -73,11 +86,13 @@ def _generation_eos(files: ModelFiles) -> tuple[int, ...]:
 
 
 def _build(
-    where: str, given: Mapping[str, Any], overrides: Mapping[str, Any], more_eos: tuple[int, ...]
+    where: str,
+    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    more_eos: tuple[int, ...],
+    impl: str = "auto",
 ) -> ModelConfig:
-    names = {**given, **overrides}
-    named = names.get("architectures") or [names.get("model_type")]
-    family = find_family(str(named[0]) if isinstance(named, list) else str(named), f"{where}: ")
+    family = _family(where, {**given, **overrides}, impl)
     text = Fields(where, given).section("text_config")  # a multimodal checkpoint keeps its language model there
     layers: list[Mapping[str, Any]] = [overrides, text.values if text else {}, given, family.defaults]
     fields = Fields(where, ChainMap(*map(dict, layers)))
@@ -85,6 +100,11 @@ def _build(
     config = family.read_config(fields)
     outer_eos = Fields(where, given).token_ids("eos_token_id") if "eos_token_id" not in overrides else ()
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *outer_eos, *more_eos))))
+
+
+def _family(where: str, names: Mapping[str, Any], impl: str) -> ModelFamily:
+    named = names.get("architectures") or [names.get("model_type")]
+    return find_family(str(named[0]) if isinstance(named, list) else str(named), f"{where}: ", impl)
 
 
 def _refuse_unsupported(config: Fields) -> None:

@@ -25,9 +25,17 @@ from bough.loader.locate import ModelFiles
 from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.quantization import quantization_of
 from bough.loader.quantized import QuantizedSource
-from bough.loader.source import DummySource, GgufSource, Index, NamedSource, SafetensorsSource, WeightSource
+from bough.loader.source import (
+    DummySource,
+    GgufSource,
+    Index,
+    NamedSource,
+    SafetensorsSource,
+    TensorSource,
+    WeightSource,
+)
 from bough.models.names import find_tensors
-from bough.models.registry import find_family, find_gguf_family
+from bough.models.registry import FALLBACK, find_family, find_gguf_family
 from bough.native.library import cpu_name
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
@@ -50,8 +58,10 @@ def open_source(
         source: WeightSource = stored
         if quantization is not None:
             source = QuantizedSource(stored, quantization, getattr(torch, config.dtype))
-        names = find_family(config.architecture).names(config)
-        return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
+        family = find_family(config.architecture)
+        if family is FALLBACK:
+            return TensorSource(FALLBACK.convert(config, {name: source.read(name) for name in source.names()}))
+        return NamedSource(source, find_tensors(family.names(config), source.names(), keep_others=True))
     kind = "weights" if load_format == "auto" else f"{load_format} weights"
     raise ModelError(f"{files.folder} holds no {kind}; choose another model, or --load-format dummy for random ones.")
 

@@ -1,8 +1,8 @@
 """Where weights come from, behind one seam: tensors by name, whole or in part.
 
-`SafetensorsSource` and `GgufSource` read checkpoints, `DummySource` makes weights up. `NamedSource` gives tensors of a
-checkpoint the model's names. Files are memory-mapped, so what is not asked for is not read. Which part
-goes where is the model's business (`WeightSlot`).
+`SafetensorsSource` and `GgufSource` read checkpoints, `TensorSource` has tensors in memory, `DummySource` makes weights
+up. `NamedSource` gives tensors of a checkpoint the model's names. Files are memory-mapped, so what is not asked for is
+not read. Which part goes where is the model's business (`WeightSlot`).
 """
 
 from __future__ import annotations
@@ -118,6 +118,28 @@ class SafetensorsSource(WeightSource):
             return handle.get_slice(name)
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name!r} cannot be read ({error}); fetch the file again.") from None
+
+
+class TensorSource(WeightSource):
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        return FLOAT_TYPES.get(self._tensors[name].dtype, GGMLQuantizationType.F32)
+
+    def read(self, name: str, index: Index = ()) -> torch.Tensor:
+        return self._tensors[name][index].clone()
+
+    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
+        return float_rows(self.read(name, index))
 
 
 class GgufSource(WeightSource):

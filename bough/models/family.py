@@ -103,7 +103,7 @@ class ModelFamily:
             "tied_embeddings": config.boolean("tie_word_embeddings"),
             "eos_token_ids": config.token_ids("eos_token_id"),
             "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),
-            "dtype": _dtype(config),
+            "dtype": read_dtype(config),
         }
         return self.config_type(**common | self.fields(config))
 
@@ -145,7 +145,7 @@ def _by_layer_type(config: Fields, types: Any, layers: int) -> tuple[bool, ...]:
     return tuple(LAYER_TYPES[kind] for kind in types[:layers])
 
 
-def _dtype(config: Fields) -> str:
+def read_dtype(config: Fields) -> str:
     name = config.text("dtype", config.text("torch_dtype", "bfloat16")).removeprefix("torch.")
     if name not in DTYPES:
         raise ModelError(f"{config.where}: dtype {name!r} is not supported; supported are {', '.join(DTYPES)}.")

@@ -1,7 +1,8 @@
 """The families of models that there are: those of this package, and those that other packages register.
 
 A package registers a `ModelFamily` class through the entry point group `bough.models`. Its modules are imported when a
-checkpoint names an architecture that is not built in. Torch is loaded only when a model is built.
+checkpoint names an architecture that is not built in. Decoders that are in neither run through `transformers`' modules.
+Torch is loaded only when a model is built.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from bough.models.seed_oss import SeedOss
 from bough.models.smollm3 import SmolLM3
 from bough.models.stablelm import StableLm
 from bough.models.starcoder2 import Starcoder2
+from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +75,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
 )
 GROUP = "bough.models"
+FALLBACK = TransformersFamily()
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -80,16 +83,28 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(name for family in _families() for name in family.architectures)
 
 
-def find_family(name: str, where: str = "") -> ModelFamily:
-    """The family of an architecture, or of a config.json's model type. `where` begins the error message."""
+def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
+    """The family of an architecture, or of a config.json's model type. `where` begins the error message. `impl` is
+    `--model-impl`."""
+    if name == ARCHITECTURE or impl == "transformers":
+        return FALLBACK
     for family in _families():
         if name in family.architectures or name in family.model_types:
             return family
-    known = ", ".join(supported_architectures())
+    known, hint = ", ".join(supported_architectures()), ""
+    if FALLBACK.knows(name):
+        if impl == "auto":
+            return FALLBACK
+        hint = " --model-impl transformers may run it, more slowly."
     raise ModelError(
         f"{where}architecture {name!r} is not supported; supported are {known}. Other packages can add models "
-        f"(entry point group {GROUP})."
+        f"(entry point group {GROUP}).{hint}"
     )
+
+
+def runs_transformers(config: ModelConfig) -> bool:
+    """Whether `transformers`' modules compute the model."""
+    return config.architecture == ARCHITECTURE
 
 
 def find_gguf_family(name: str, where: str = "") -> ModelFamily:

@@ -104,7 +104,7 @@ def test_it_is_served(installed: None, tmp_path: Path) -> None:
 def test_without_the_package_it_is_unknown(tmp_path: Path) -> None:
     make(tmp_path, multi_query=True)
     with pytest.raises(ModelError, match=r"'GPTBigCodeForCausalLM' is not supported; .*Llama.*bough\.models"):
-        read_config(locate(str(tmp_path)))
+        read_config(locate(str(tmp_path)), impl="bough")
 
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,3 +294,20 @@ def test_weights_are_swapped_under_graphs_and_memory_is_released_with_them(tmp_p
     assert first.idle(), "graphs are captured again"
     for executor in executors:
         executor.close()
+
+
+@pytest.mark.slow
+def test_modules_of_transformers_give_the_same_tokens_without_graphs(tmp_path: Path) -> None:
+    files = locate(str(write_checkpoint(tmp_path / "a", 1)))
+    shape = StepShape(64, 128, 128, 64, 128, 1, 2, 2)
+    found, graphs = [], []
+    for impl in ("bough", "transformers"):
+        settings = Settings.from_flat({"dtype": "float32", "model_impl": impl})
+        loaded = load_model(files, settings, resolve_config(files, settings), CPU)
+        graphs.append(graph_sizes(loaded, settings, shape, forward_bytes=0).count)
+        limits = dataclasses.replace(LIMITS, vocab_size=loaded.config.vocab_size)
+        executor = assemble(loaded, settings, limits, GraphSizes())
+        found.append(greedy_tokens(executor, 3))
+        executor.close()
+    assert found[0] == found[1]
+    assert graphs[0] > graphs[1] == 0

@@ -31,8 +31,8 @@ def test_a_whole_model_passes(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_and_a_broken_configuration_are_named(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
-    with pytest.raises(ModelError, match=r"MambaForCausalLM.*LlamaForCausalLM"):
+    config.write_text('{"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}')
+    with pytest.raises(ModelError, match=r"NobodysForCausalLM.*LlamaForCausalLM"):
         check(tmp_path)
     config.write_text('{"architectures": [')
     with pytest.raises(ModelError, match=r"config\.json"):

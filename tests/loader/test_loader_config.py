@@ -158,8 +158,8 @@ def test_overrides_replace_fields(read: Read) -> None:
     ("changes", "text"),
     [
         (
-            {"architecture": "BloomForCausalLM"},
-            r"'BloomForCausalLM' is not supported; supported are LlamaForCausalLM, .*",
+            {"architecture": "NobodysLMHeadModel"},
+            r"'NobodysLMHeadModel' is not supported; supported are LlamaForCausalLM, .*",
         ),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size must be a whole number of at least 1, got '64'"),

@@ -33,7 +33,7 @@ class LocalEngine:
     def __init__(self, folder: Path, *, new: int, **flags: object) -> None:
         settings = Settings.from_flat({"context_length": 256, "chunked_prefill_size": 16, **flags})
         loaded = build_executor(locate(str(folder)), settings)
-        self.limits = loaded.executor.limits()
+        self.executor, self.limits = loaded.executor, loaded.executor.limits()
         self.inbox, self.out = FakeInbox(), FakeOutbox()
         self.scheduler = Scheduler(
             loaded.executor, self.inbox, self.out, memory=settings.memory, settings=settings.scheduler

@@ -226,7 +226,7 @@ def test_a_start_that_cannot_work_says_why(
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"config.json": '{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}'}, "MambaForCausalLM"),
+        ({"config.json": '{"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}'}, "NobodysForCausalLM"),
         ({"config.json": '{"architectures": '}, r"config\.json"),
         ({"config.json": json.dumps(TINY_LLAMA), "model.safetensors": "\x7f" * 500}, r"model\.safetensors is damaged"),
         ({"config.json": json.dumps(TINY_LLAMA)}, "has no tokenizer"),

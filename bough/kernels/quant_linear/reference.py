@@ -91,7 +91,7 @@ def _codes(form: Format, lines: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """[tiles, groups, lines, rows, 4] bytes to [tiles, groups, 8, rows, 4] codes."""
     if not form.has_nibbles:
         return lines.view(np.int8).astype(np.int64)
-    codes = np.concatenate([lines & 15, lines >> 4], axis=2).astype(np.int64)
+    codes: npt.NDArray[np.int64] = np.concatenate([lines & 15, lines >> 4], axis=2).astype(np.int64)
     return codes - 8 if form is Format.Q4 else codes
 
 

@@ -52,7 +52,7 @@ def test_every_command_has_a_help_page(name: str, capsys: Capture) -> None:
             ["chat", "--system", "a", "b"],
             "bough chat: error: unexpected 'b'; put quotes around text that holds spaces.",
         ),
-        (["doctor", "foo"], "bough doctor: error: unexpected 'foo'. `bough doctor --help` lists what there is."),
+        (["doctor", "a", "foo"], "bough doctor: error: unexpected 'foo'. `bough doctor --help` lists what there is."),
         (["gateway", "rol"], "bough gateway: error: unexpected 'rol'. Did you mean roll?"),
         (["gateway", "foo"], "bough gateway: error: unexpected 'foo'. `bough gateway --help` lists what there is."),
         (

@@ -218,7 +218,7 @@ def test_an_id_in_use_is_refused_and_a_longer_one_is_another(engine: Engine) -> 
     one, two = (engine.generate(FRANCE, long, stream=True, rid=rid) for rid in ("job", "job-2"))
     next(one)
     next(two)
-    with pytest.raises(RequestError, match="'job' is in use"):
+    with pytest.raises(RequestError, match="Duplicate request ID detected: 'job'"):
         engine.generate(FRANCE, GREEDY, rid="job")
     engine.abort_request("job")
     assert list(one)[-1]["meta_info"]["finish_reason"]["type"] == "abort"

@@ -340,7 +340,7 @@ def test_sigterm_ends_a_command_in_order(tiny_model: Path, tmp_path: Path) -> No
 
 
 def test_an_unsupported_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}')
+    (tmp_path / "config.json").write_text('{"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}')
     with pytest.raises(ModelError, match="LlamaForCausalLM"):
         Engine(tmp_path, load_format="dummy", skip_tokenizer_init=True)
 

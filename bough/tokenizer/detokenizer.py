@@ -32,7 +32,7 @@ class Outlet(Protocol):
     def reply(self, message: Reply) -> None: ...
 
     def tell_clients(self, message: ProcessCommand) -> None:
-        """All of them, whoever asked."""
+        """All of them, for any client."""
 
 
 @dataclass(slots=True)

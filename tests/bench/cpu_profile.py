@@ -113,7 +113,9 @@ def as_text(found: Profile) -> str:
 
 
 def _figures(seconds: float | None, whole_s: float) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.3f} ms {seconds / whole_s:7.1%}"
+    """With its share of the whole, which the clock of a short run may have found to be nothing."""
+    share = seconds / whole_s if seconds and whole_s else 0.0
+    return "" if seconds is None else f"{1e3 * seconds:.3f} ms {share:7.1%}"
 
 
 if __name__ == "__main__":

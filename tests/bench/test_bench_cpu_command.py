@@ -84,6 +84,7 @@ def found_in(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_engine_runs_loads(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "cpu", "--case", "decode", "chats-32", *tiny_load(tiny_model, tmp_path)]) == 0
     found = found_in(tmp_path)

@@ -209,6 +209,7 @@ def test_heads_that_triton_cannot_multiply_are_refused_with_what_to_do(
     assemble(dataclasses.replace(loaded, config=replace(CONFIG, head_dim=10)), settings, LIMITS, GraphSizes())
 
 
+@pytest.mark.slow
 def test_decodes_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWeights) -> None:
     check_outputs(lambda: build(loaded, GraphSizes()), 9, {1, 4}, near=5e-3)  # 16 bits
 

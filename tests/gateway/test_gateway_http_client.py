@@ -213,6 +213,7 @@ def test_connections_that_nobody_uses_are_closed(run: Run, monkeypatch: pytest.M
     run(play())
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "CONNECT_TIMEOUT_S", 0.05)
 

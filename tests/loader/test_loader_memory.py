@@ -75,6 +75,7 @@ reads_status = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @reads_status
 def test_weights_on_their_way_to_a_device_are_not_doubled(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
@@ -84,6 +85,7 @@ def test_weights_on_their_way_to_a_device_are_not_doubled(tmp_path: Path) -> Non
     assert float(done.stdout) <= MOST, done.stdout
 
 
+@pytest.mark.slow
 @reads_status
 def test_the_peak_is_little_more_than_the_weights() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=ENVIRONMENT, capture_output=True, text=True, check=True)

@@ -129,6 +129,7 @@ def tiny_engine(model: Path, **settings: Any) -> Engine:
     )
 
 
+@pytest.mark.slow
 def test_an_engine_writes_a_trace_where_it_keeps_its_files(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit(instruct
         assert outputs(engine, prompts, tokens) == alone
 
 
+@pytest.mark.slow
 def test_with_determinism_an_answer_has_the_same_bits_as_part_of_a_prompt() -> None:
     with Engine(max_total_tokens=8192, enable_deterministic_inference=True) as engine:
         for prompt in PROMPTS[:3]:

@@ -132,6 +132,7 @@ def test_a_script_without_a_guard_and_two_engines_in_one_process(tiny_model: Pat
     assert done.returncode == 0 and done.stdout.strip() == "True 6", done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_parent_leaves_no_orphan(tiny_model: Path) -> None:
     process = run_script('e = start(); print("up", flush=True); time.sleep(600)', tiny_model, wait=False)
     assert process.stdout is not None and process.stdout.readline().strip() == "up"

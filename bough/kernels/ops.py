@@ -19,6 +19,7 @@ from bough.kernels.experts.reference import experts
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
+from bough.kernels.quantize_rows.reference import Matrices
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
 
@@ -105,8 +106,8 @@ class Ops:
         router: torch.Tensor,  # [experts, hidden]
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
@@ -121,8 +122,8 @@ class Ops:
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""

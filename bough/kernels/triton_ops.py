@@ -13,6 +13,7 @@ from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.quantize_rows.reference import Matrices
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.tiling import fused_worth, worth
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
@@ -61,8 +62,8 @@ class TritonOps(Ops):
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> torch.Tensor:
         return experts.routed_experts(x, self.linear(x, router, None), bias, moe, gate_up, down, activation)
@@ -75,8 +76,8 @@ class TritonOps(Ops):
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if x.shape[0] <= MAX_TOKENS_NORMED:

@@ -46,6 +46,7 @@ from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
+from bough.kernels.quantize_rows.reference import empty_rows
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.routing.triton import norm_route, route
@@ -261,8 +262,14 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
     for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
         x = torch.zeros(tokens, 256, dtype=dtype)
         routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
-        cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), dtype.itemsize, SHARED_BYTES[arch])
+        sizes = (dtype.itemsize, dtype.itemsize, SHARED_BYTES[arch])
+        cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), *sizes)
         multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
+        for group in (0, 128) if arch in EIGHT_BITS else ():
+            small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
+            wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)
+            cut = expert_cuts.fitted(wide, dtype.itemsize, 1, SHARED_BYTES[arch])
+            multiply(x, *small, routed, "silu", config=None if tokens == 1 else cut)
         norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
 
 

@@ -46,11 +46,12 @@ from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
-from bough.kernels.quantize_rows.reference import empty_rows
+from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.routing.triton import norm_route, route
 from bough.kernels.sampling.triton import sample_rows
+from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.token_mask.triton import forbid_tokens_
@@ -253,6 +254,20 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             quantize_rows(x)
             norm_quantize_rows(x, norm, 1e-5, x.clone())
             gated_quantize_rows(x, "silu")
+            launch_grouped(dtype)
+
+
+def launch_grouped(dtype: torch.dtype) -> None:
+    """With weights of 8 bits that have a scale for every 128 inputs."""
+    norm, weight = torch.ones(HIDDEN, dtype=dtype), empty_rows(INNER, HIDDEN, group=128, device=torch.device("cpu"))
+    for rows in (1, 2, 12):
+        weight_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight, None)
+    x = torch.zeros(2048, HIDDEN, dtype=dtype)
+    small, _ = norm_quantize_rows(x, norm, 1e-5, x.clone(), group=128)
+    gated_quantize_rows(x, "silu", 128)
+    for rows, outputs in ((2048, INNER), (60, INNER), (20, 8192), (20, 512)):  # each kind of cut
+        some = (QuantizedRows(*(part[:count] for part in side)) for side, count in ((small, rows), (weight, outputs)))
+        scaled_linear(*some, None, dtype)
 
 
 def launch_experts(dtype: torch.dtype, arch: str) -> None:
@@ -335,6 +350,7 @@ def launch_of_latents(arch: str) -> None:
 LAUNCHES = {
     "all": launch_all,
     "experts": lambda arch: launch_experts(torch.bfloat16, arch),
+    "fp8": lambda arch: launch_grouped(torch.bfloat16),
     "latents": launch_of_latents,
     "largest": launch_largest,
     "usual": launch_usual,

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from bough.kernels.activation.triton import gated
 from bough.kernels.overlap import take_turn
+from bough.kernels.scaled_linear.device import add_product, factors, scaled, tile_of
 from bough.kernels.skinny_linear.device import sums_of_rows
 
 
@@ -87,17 +88,18 @@ def gate_up_by_tiles(
         for start in range(0, K, BLOCK_K):
             k = (start + tl.arange(0, BLOCK_K))[None, :]
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = _weights(gate_up, first, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
+            w = tile_of(gate_up, first, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
             gate = add_product(
                 gate, here, w, x_scales, pair // TOP, there, scales, first + at, n < INNER, start, GROUPS, SWAP
             )
-            w = _weights(gate_up, first + INNER, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
+            w = tile_of(gate_up, first + INNER, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
             up = add_product(
                 up, here, w, x_scales, pair // TOP, there, scales, first + INNER + at, n < INNER, start, GROUPS, SWAP
             )
-        if GROUPS == 1:
-            gate = scaled(gate, x_scales, pair // TOP, there, scales, first + at, n < INNER, 0, GROUPS, SWAP)
-            up = scaled(up, x_scales, pair // TOP, there, scales, first + INNER + at, n < INNER, 0, GROUPS, SWAP)
+        if GROUPS == 1 and scales is not None:
+            of_rows = factors(x_scales, pair // TOP, there, 0, GROUPS)
+            gate = scaled(gate, of_rows, factors(scales, first + at, n < INNER, 0, GROUPS), SWAP)
+            up = scaled(up, of_rows, factors(scales, first + INNER + at, n < INNER, 0, GROUPS), SWAP)
         kind = out.dtype.element_ty
         result = gated(gate.to(kind), up.to(kind), ACTIVATION)
         if SWAP:
@@ -125,10 +127,11 @@ def down_by_tiles(
         for start in range(0, K, BLOCK_K):
             k = (start + tl.arange(0, BLOCK_K))[None, :]
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = _weights(down, first, start, n < N, K, BLOCK_N, BLOCK_K, DESCRIBED)
+            w = tile_of(down, first, start, n < N, K, BLOCK_N, BLOCK_K, DESCRIBED)
             acc = add_product(acc, here, w, inner_scales, pair, there, scales, first + at, n < N, start, GROUPS, SWAP)
-        if GROUPS == 1:
-            acc = scaled(acc, inner_scales, pair, there, scales, first + at, n < N, 0, GROUPS, SWAP)
+        if GROUPS == 1 and scales is not None:
+            of_rows = factors(inner_scales, pair, there, 0, GROUPS)
+            acc = scaled(acc, of_rows, factors(scales, first + at, n < N, 0, GROUPS), SWAP)
         if SWAP:
             acc = tl.trans(acc)
         acc *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
@@ -178,55 +181,9 @@ def _rows_of(
 
 
 @triton.jit
-def _weights(
-    weight, first, start, inside,
-    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    """A tile of weight rows from `first` and inputs from `start` on. Through a descriptor, rows that are not `inside`
-    are those of the next matrix; nobody reads what comes of them."""
-    if DESCRIBED:
-        tile = weight.load([first, start])
-    else:
-        k = (start + tl.arange(0, BLOCK_K))[None, :]
-        rows = (first + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
-        tile = tl.load(weight + rows * K + k, mask=inside[:, None] & (k < K), other=0.0)
-    return tile
-
-
-@triton.jit
 def _zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):
     if SWAP:
         zeros = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     else:
         zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     return zeros
-
-
-@triton.jit
-def add_product(
-    acc, rows, w, row_scales, row, there, scales, n, inside, start, GROUPS: tl.constexpr, SWAP: tl.constexpr
-):
-    """acc + rows @ w.T for inputs from `start` on, or its transpose: tensor cores take 64 rows at least, and the weight
-    always has them. With several groups of inputs the sum of one is scaled before it is added."""
-    w = w.to(rows.dtype)
-    left, right = (w, rows.T) if SWAP else (rows, w.T)
-    if GROUPS > 1:
-        sums = tl.dot(left, right, input_precision="ieee")
-        acc += scaled(sums, row_scales, row, there, scales, n, inside, start // 128, GROUPS, SWAP)
-    else:
-        acc = tl.dot(left, right, acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
-def scaled(
-    sums, row_scales, row, there, scales, n, inside, group, GROUPS: tl.constexpr, SWAP: tl.constexpr
-):  # fmt: skip
-    """The sums of a tile with a group's scales of both sides, as far as these have any."""
-    if scales is not None:
-        factor = tl.load(scales + n.to(tl.int64) * GROUPS + group, mask=inside, other=0.0)
-        sums *= factor[:, None] if SWAP else factor[None, :]
-    if row_scales is not None:
-        factor = tl.load(row_scales + row.to(tl.int64) * GROUPS + group, mask=there, other=0.0)
-        sums *= factor[None, :] if SWAP else factor[:, None]
-    return sums

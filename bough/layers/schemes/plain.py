@@ -12,6 +12,7 @@ from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.kernels.experts.reference import experts
 from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.quantize_rows.reference import Matrices
 from bough.kernels.routing.reference import route
 from bough.layers.schemes.base import Gate, Part, Router, Rows, bands, bias_slots, expert_bias_slots
 from bough.layers.weights import WeightSlot
@@ -74,13 +75,16 @@ class PlainExperts:
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
         self._moe, self._ops = moe, placement.ops
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
-        inner = self._held.stop - self._held.start
-        self._gate_up = placement.empty(moe.experts, 2 * inner, hidden_size)
-        self._down = placement.empty(moe.experts, hidden_size, inner)
+        self._inner = inner = self._held.stop - self._held.start
+        self._gate_up, self._down = self._empty((2 * inner, hidden_size), (hidden_size, inner), placement)
         self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
         # Only the first rank adds it: the sum over ranks then has it once.
         biased = moe.biases and placement.topology.tp_rank == 0
         self._down_bias = placement.empty(moe.experts, hidden_size) if biased else None
+
+    def _empty(self, gate_up: tuple[int, int], down: tuple[int, int], placement: Memory) -> tuple[Matrices, Matrices]:
+        """Memory for matrices of these sides, a pair for each expert."""
+        return placement.empty(self._moe.experts, *gate_up), placement.empty(self._moe.experts, *down)
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         moe, matrices = self._moe, (self._gate_up, self._down)
@@ -106,12 +110,18 @@ class PlainExperts:
         return self(normed, router, activation, ctx), normed, stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        inner, held = self._down.shape[2], self._held
+        inner, held = self._inner, self._held
         for expert in range(self._moe.experts):
-            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
-            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
+            name = f"{prefix}{expert}"
+            yield self._slot(f"{name}.gate_proj.weight", self._gate_up, expert, slice(inner), (held,))
+            yield self._slot(f"{name}.up_proj.weight", self._gate_up, expert, slice(inner, None), (held,))
+            yield self._slot(f"{name}.down_proj.weight", self._down, expert, slice(None), (slice(None), held))
         yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias, held)
+
+    def _slot(self, name: str, matrices: Matrices, expert: int, rows: slice, index: tuple[slice, ...]) -> WeightSlot:
+        """Of some rows of an expert's matrix."""
+        assert isinstance(matrices, torch.Tensor)
+        return WeightSlot(name, matrices[expert, rows], index)
 
 
 class PlainTable:

@@ -6,31 +6,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from bough.attention.context import ForwardContext
+from bough.core.model_config import MoEConfig
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands, bias_slots
-from bough.layers.schemes.fp8 import Fp8Weight
-from bough.layers.weights import Form, KeptRows, WeightSlot
+from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Router, Rows, bands, bias_slots
+from bough.layers.schemes.fp8 import Fp8Experts, Fp8Weight
+from bough.layers.weights import Filled, Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
-    from bough.layers.placement import Placement, WeightMaker
+    from bough.layers.placement import ExpertsMaker, Placement, WeightMaker
 
+PARTS = (("gate", "up"), ("down",))  # of an expert, by the matrix that they become
+W = TypeVar("W", bound=Filled)
 FormOf = Callable[[str], Form | None]  # of a tensor, by its name; None: it is not quantised, or only to be dequantised
 
 
 class StoredScheme:
-    """Makes weights in the forms of a checkpoint; `others` makes those that have none."""
+    """Makes weights in the forms of a checkpoint; `others` and `other_experts` make those that have none."""
 
-    def __init__(self, form_of: FormOf, others: WeightMaker) -> None:
-        self._form_of, self._others = form_of, others
+    def __init__(self, form_of: FormOf, others: WeightMaker, other_experts: ExpertsMaker) -> None:
+        self._form_of, self._others, self._other_experts = form_of, others, other_experts
 
     def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
         return StoredWeight(partial(self._make, in_features, parts, bias, placement))
@@ -43,23 +46,61 @@ class StoredScheme:
         if form is not None and form.inputs == in_features:  # else this rank has a part of the inputs
             if form.kind == "int4" and fits_w4(in_features, form.group):
                 return W4Weight(in_features, parts, bias, placement, form)
-            if form.kind == "fp8" and fits_fp8(in_features, sum(part.outputs for part in parts)):
+            fits = form.group > 0 or fits_fp8(in_features, sum(part.outputs for part in parts))
+            if form.kind == "fp8" and fits:
                 return Fp8Weight(in_features, parts, bias, placement, form)
         return self._others(in_features, parts, bias, placement)
 
+    def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
+        return StoredExperts(partial(self._make_experts, hidden_size, moe, placement))
 
-class StoredWeight(LinearWeight):
+    def _make_experts(self, hidden_size: int, moe: MoEConfig, placement: Placement, prefix: str) -> ExpertWeights:
+        names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
+        kinds = [{self._form_of(name.format(part)) for name in names for part in parts} for parts in PARTS]
+        gate_up, down = (forms.pop() if len(forms) == 1 else None for forms in kinds)
+        inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
+        if moe.has_kernels and gate_up is not None and down is not None:
+            whole = (gate_up.inputs, down.inputs) == (hidden_size, inner)
+            if whole and gate_up.kind == down.kind == "fp8":
+                return Fp8Experts(hidden_size, moe, placement, (gate_up, down))
+        return self._other_experts(hidden_size, moe, placement)
+
+
+class Named(Generic[W]):
     """A weight whose form is known when it is to be filled: only then has its layer a name."""
 
-    def __init__(self, make: Callable[[str], LinearWeight]) -> None:
+    def __init__(self, make: Callable[[str], W]) -> None:
         self._make = make
-        self._made: LinearWeight | None = None
+        self._made: W | None = None
 
     @property
-    def _weight(self) -> LinearWeight:
+    def _weight(self) -> W:
         assert self._made is not None, "no checkpoint has been read into this weight"
         return self._made
 
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        if self._made is None:
+            self._made = self._make(prefix)
+        return self._made.slots(prefix)
+
+
+class StoredExperts(Named[ExpertWeights]):
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        return self._weight(x, router, activation, ctx)
+
+    def after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._weight.after_norm(x, residual, norm, router, activation, ctx)
+
+
+class StoredWeight(Named[LinearWeight], LinearWeight):
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         return self._weight.linear(x, ctx)
 
@@ -81,11 +122,6 @@ class StoredWeight(LinearWeight):
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return self._weight.gate(gate_up, activation)
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        if self._made is None:
-            self._made = self._make(prefix)
-        return self._made.slots(prefix)
 
 
 class W4Weight(LinearWeight):

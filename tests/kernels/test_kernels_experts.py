@@ -36,6 +36,7 @@ ROUTINGS = [
     replace(MOE, groups=4, top_groups=2),
     replace(MOE, scores="sigmoid", groups=3, top_groups=2, group_score="best_two", correction_bias=True),
     replace(MOE, per_token=1),
+    replace(MOE, appended=2, scale=2.5),
     replace(MOE, experts=64, per_token=8),
     replace(MOE, simulate="uniform", scale=3.0),
     replace(MOE, experts=60, per_token=4, simulate="uniform"),

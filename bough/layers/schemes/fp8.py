@@ -16,12 +16,12 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import Activation, Norm
-from bough.kernels.quantize_rows.reference import Matrices, QuantizedRows, empty_rows
+from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
 from bough.kernels.scaled_linear.reference import FEW_ROWS
-from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bands, bias_slots
-from bough.layers.schemes.plain import Memory, PlainExperts, PlainWeight
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Router, Rows, bands, bias_slots
+from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.weights import Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
@@ -98,30 +98,56 @@ class Fp8Weight(LinearWeight):
 
 def fp8_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
     """Experts that are quantised while they are loaded, where GPUs have kernels for them."""
-    return (Fp8Experts if moe.has_kernels else PlainExperts)(hidden_size, moe, placement)
+    if not moe.has_kernels:
+        return PlainExperts(hidden_size, moe, placement)
+    return Fp8Experts(hidden_size, moe, placement)
 
 
-class Fp8Experts(PlainExperts):
+class Fp8Experts:
     """Experts that are quantised while they are loaded, or, with the `forms` of gate and up and of down, that the
-    checkpoint has so."""
+    checkpoint has so. Those that every token passes are a layer of their own."""
+
+    has_shared = False
 
     def __init__(
         self, hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form] | None = None
     ) -> None:
-        self._forms, self._device, self._fp8 = forms, placement.device, fp8_ops_for(placement.device)
-        super().__init__(hidden_size, moe, placement)
-
-    def _empty(self, gate_up: tuple[int, int], down: tuple[int, int], placement: Memory) -> tuple[Matrices, Matrices]:
-        groups = (0, 0) if self._forms is None else [form.group for form in self._forms]
-        return (
-            empty_rows(self._moe.experts, *gate_up, group=groups[0], device=self._device),
-            empty_rows(self._moe.experts, *down, group=groups[1], device=self._device),
+        self._moe, self._ops, self._fp8 = moe, placement.ops, fp8_ops_for(placement.device)
+        self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
+        self._inner = self._held.stop - self._held.start
+        self._forms = forms or (None, None)
+        sides = ((2 * self._inner, hidden_size), (hidden_size, self._inner))
+        self._gate_up, self._down = (
+            empty_rows(moe.experts, *side, group=form.group if form else 0, device=placement.device)
+            for side, form in zip(sides, self._forms, strict=True)
         )
 
-    def _slot(self, name: str, matrices: Matrices, expert: int, rows: slice, index: tuple[slice, ...]) -> WeightSlot:
-        own = QuantizedRows(*(part[expert, rows] for part in matrices))
-        form = None if self._forms is None else self._forms[matrices is self._down]
-        return _slot(name, own, index, form, self._fp8)
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
+        return self._ops.routed_experts(x, *settings)
+
+    def after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
+        return self._ops.normed_experts(x, residual, norm, *settings)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        rows, columns = (self._held,), (slice(None), self._held)
+        for expert in range(self._moe.experts):
+            for name, matrices, own, index, form in (
+                ("gate_proj", self._gate_up, slice(self._inner), rows, self._forms[0]),
+                ("up_proj", self._gate_up, slice(self._inner, None), rows, self._forms[0]),
+                ("down_proj", self._down, slice(None), columns, self._forms[1]),
+            ):
+                part = QuantizedRows(*(held[expert, own] for held in matrices))
+                yield _slot(f"{prefix}{expert}.{name}.weight", part, index, form, self._fp8)
 
 
 def _slot(name: str, own: QuantizedRows, index: tuple[slice, ...], form: Form | None, ops: Fp8Ops) -> WeightSlot:

@@ -5,6 +5,7 @@ have no product in their own numbers, and those that the checkpoint has not quan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -52,7 +53,8 @@ class StoredScheme:
         return self._others(in_features, parts, bias, placement)
 
     def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
-        return StoredExperts(partial(self._make_experts, hidden_size, moe, placement))
+        alone = replace(moe, shared_size=0)  # those that every token passes may have another form
+        return StoredExperts(partial(self._make_experts, hidden_size, alone, placement))
 
     def _make_experts(self, hidden_size: int, moe: MoEConfig, placement: Placement, prefix: str) -> ExpertWeights:
         names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
@@ -85,6 +87,8 @@ class Named(Generic[W]):
 
 
 class StoredExperts(Named[ExpertWeights]):
+    has_shared = False
+
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         return self._weight(x, router, activation, ctx)
 

@@ -14,11 +14,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bough.kernels.registry import fp8_ops_for
-from bough.kernels.triton_ops import TRITON
 from bough.layers.weights import WeightSlot
+from bough.messages.requests import LogprobRequest
 from bough.models.base import CausalLM
 from tests.fakes.forward import Forward
 from tests.fakes.quantised import write_quantised
+from tests.parity.engines import LocalEngine
 from tests.parity.test_quantised_checkpoints import PROMPT, SIZES, compare, load
 
 EXPERTS = {"moe_intermediate_size": 160, "num_experts_per_tok": 2, "initializer_range": 0.1}
@@ -97,6 +98,8 @@ def test_logits_are_those_of_the_values(family: str, name: str, only: str, tmp_p
 def test_kernels_of_gpus_give_the_same(
     family: str, name: str, only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from bough.kernels.triton_ops import TRITON
+
     theirs = write(tmp_path, family, name, only)
     plain, _ = load(tmp_path, kept=True)
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
@@ -112,3 +115,21 @@ def test_kernels_of_gpus_give_the_same(
         tokens = [*PROMPT, *PROMPT, 3]
         found, expected = (Forward(each).step({0: tokens})[0] for each in (model, plain))
         assert float((found - expected).norm() / expected.norm()) < 0.02  # some values are rounded to the other side
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("family", "name", "only"), CASES)
+@pytest.mark.parametrize("chunk", [16, 256])  # of which the first is never quantised
+def test_an_engine_on_a_gpu_keeps_them(family: str, name: str, only: str, chunk: int, tmp_path: Path) -> None:
+    """With graphs for decoding. Far from the middle a choice of experts may differ, in bfloat16."""
+    theirs = write(tmp_path, family, name, only)
+    backend = "torch" if family == "deepseek_v3" else "triton"
+    flags = {"device": "cuda", "attention_backend": backend, "max_total_tokens": 1024, "chunked_prefill_size": chunk}
+    engine = LocalEngine(tmp_path, new=24, max_running_requests=4, **flags)
+    prompt = PROMPT * 4
+    output, _ = engine.ask(prompt, logprobs=LogprobRequest())[0]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([[*prompt, *output]])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+    scores = torch.tensor(engine.out.scores[0])
+    differences = (scores - expected.gather(1, torch.tensor(output)[:, None])[:, 0]).abs()
+    assert float(differences.median()) < (0.1 if chunk == 16 else 0.4)

@@ -13,13 +13,14 @@ import torch
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
 from bough.kernels.ops import Activation, Ops
-from bough.kernels.quantize_rows.reference import Matrices, QuantizedRows
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
 

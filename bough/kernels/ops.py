@@ -15,11 +15,10 @@ import torch
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
 from bough.kernels.embedding.reference import embedding
-from bough.kernels.experts.reference import experts
+from bough.kernels.experts.reference import Matrices, experts
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
-from bough.kernels.quantize_rows.reference import Matrices
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
 

@@ -75,6 +75,7 @@ SHARED_BYTES = {  # that a program may have
     "gfx942": 65_536,
 }
 EIGHT_BITS = ("89", "90", "100", "120", "gfx942")  # have the type of 8-bit weights and activations
+EIGHT_BIT_TILES = ("90", "100", "120")  # and are given tiles of them
 
 
 class AbsentDevice:
@@ -254,6 +255,7 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             quantize_rows(x)
             norm_quantize_rows(x, norm, 1e-5, x.clone())
             gated_quantize_rows(x, "silu")
+        if arch in EIGHT_BIT_TILES:
             launch_grouped(dtype)
 
 
@@ -280,11 +282,22 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         sizes = (dtype.itemsize, dtype.itemsize, SHARED_BYTES[arch])
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), *sizes)
         multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
-        for group in (0, 128) if arch in EIGHT_BITS else ():
+        for group in (0, 128) if arch in EIGHT_BIT_TILES else ():
             small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
             wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)
             cut = expert_cuts.fitted(wide, dtype.itemsize, 1, SHARED_BYTES[arch])
             multiply(x, *small, routed, "silu", config=None if tokens == 1 else cut)
+        for group in (32, 128) if dtype != torch.float32 and tokens in (1, 160, 1024) else ():
+            packed = [
+                W4Rows(
+                    torch.zeros(*m.shape[:2], m.shape[2] // 8, dtype=torch.int32),
+                    torch.zeros(*m.shape[:2], m.shape[2] // group, dtype=torch.float16),
+                    torch.zeros(*m.shape[:2], m.shape[2] // group, dtype=torch.uint8),
+                )
+                for m in (gate_up, down)
+            ]
+            cut = expert_cuts.fitted(expert_cuts.w4_config_for(tokens, 4, 32), dtype.itemsize, 1, SHARED_BYTES[arch])
+            multiply(x, *packed, routed, "silu", config=cut)
         norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
 
 

@@ -23,8 +23,9 @@ from gpu_timing import compile_all, graph_us
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import triton as experts
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import MAX_TOKENS_BY_ROWS, MAX_TOKENS_UNSORTED, Cut, RowCut, Tiling, config_for
-from bough.kernels.quantize_rows.reference import GROUP, Matrices, QuantizedRows
+from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
 from bough.kernels.quantize_rows.triton import quantize_rows
 from bough.kernels.routing.triton import Order, Routed, counters, put_in_order, route
 

@@ -22,6 +22,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
 from bough.kernels.routing.triton import Routed, counters, most_tiles, norm_route, put_in_order, route
+from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack
 from tests.kernels.closeness import assert_near
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -139,6 +140,7 @@ def test_products_are_those_of_plain_torch(
     assert not counters(device).any()  # as the next layer must find them
 
 
+FEW = replace(MOE, experts=4, per_token=2)
 WIDE, INNER = 160, 144  # no multiples of 128
 SMALL_CUTS = [
     Tiling(16, True, False, Cut(64, 64, 4, 2), Cut(32, 128, 4, 2)),
@@ -148,7 +150,7 @@ SMALL_CUTS = [
 
 
 def small_experts(
-    group: int, device: torch.device, moe: MoEConfig = MOE, hidden: int = WIDE, inner: int = INNER
+    group: int, device: torch.device, moe: MoEConfig = FEW, hidden: int = WIDE, inner: int = INNER
 ) -> tuple[QuantizedRows, QuantizedRows]:
     """Gate and up, and down, in 8 bits, whose scales differ from row to row and group to group."""
 
@@ -175,13 +177,13 @@ def by_hand(x: torch.Tensor, gate_up: QuantizedRows, down: QuantizedRows, routed
 
 @pytest.mark.parametrize("group", [0, 128])
 @pytest.mark.parametrize(
-    ("tokens", "config"), [(1, None), (2, None), (5, SMALL_CUTS[0]), (20, SMALL_CUTS[1]), (20, SMALL_CUTS[2])]
+    ("tokens", "config"), [(1, None), (2, None), (5, SMALL_CUTS[0]), (17, SMALL_CUTS[1]), (17, SMALL_CUTS[2])]
 )
 def test_products_with_weights_of_8_bits(tokens: int, config: Tiling | None, group: int, device: torch.device) -> None:
     torch.manual_seed(5)
     x, (gate_up, down) = torch.randn(tokens, WIDE, device=device), small_experts(group, device)
     assert gate_up.group == down.group == group
-    routed = route(torch.randn(tokens, MOE.experts, device=device), MOE, None, count=tokens > 16)
+    routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
     got = fast.multiply(x, gate_up, down, routed, "silu", config=config)
     if config is not None and config.small_rows:
         # A sum that lies in the middle between two numbers of 8 bits may become either.
@@ -190,6 +192,63 @@ def test_products_with_weights_of_8_bits(tokens: int, config: Tiling | None, gro
         exact = reference.experts(x.double(), gate_up, down, routed.ids, routed.weights.double(), "silu")
         assert_near(got, exact, 1e-5)
     assert not counters(device).any()
+
+
+def packed_experts(
+    group: int, device: torch.device, moe: MoEConfig = FEW, hidden: int = WIDE, inner: int = INNER
+) -> tuple[W4Rows, W4Rows]:
+    """Gate and up, and down, in 4 bits."""
+
+    def matrices(outputs: int, inputs: int) -> W4Rows:
+        rows, groups = moe.experts * outputs, inputs // group
+        packed = pack(
+            IntegerRows(
+                torch.randint(0, 16, (rows, inputs), dtype=torch.uint8),
+                torch.rand(rows, groups) / inputs**0.5,
+                torch.randint(0, 16, (rows, groups), dtype=torch.uint8),
+            )
+        )
+        return W4Rows(*(part.view(moe.experts, outputs, -1).to(device) for part in packed))
+
+    return matrices(2 * inner, hidden), matrices(hidden, inner)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes", "config"),
+    [
+        (2, (160, 96, 32), None),
+        (5, (256, 128, 64), None),
+        (17, (256, 128, 128), Tiling(16, False, False, Cut(32, 128, 4, 2), Cut(64, 128, 4, 2))),
+    ],
+)
+def test_products_with_weights_of_4_bits(
+    tokens: int, sizes: tuple[int, int, int], config: Tiling | None, device: torch.device
+) -> None:
+    torch.manual_seed(6)
+    hidden, inner, group = sizes
+    x, matrices = torch.randn(tokens, hidden, device=device), packed_experts(group, device, FEW, hidden, inner)
+    routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
+    got = fast.multiply(x, *matrices, routed, "silu", config=config)
+    exact = reference.experts(x.double(), *matrices, routed.ids, routed.weights.double(), "silu")
+    assert_near(got, exact, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 64, 256, 4000])
+@pytest.mark.parametrize("shape", [(128, 8, 768, 2048), (64, 6, 1408, 2048)])
+def test_cuts_of_4_bits_multiply_right(tokens: int, shape: tuple[int, int, int, int], group: int) -> None:
+    experts, top, inner, hidden = shape
+    moe, device = MoEConfig(experts, top, inner), torch.device("cuda")
+    torch.manual_seed(3)
+    x, matrices = (
+        torch.randn(tokens, hidden, device=device).bfloat16(),
+        packed_experts(group, device, moe, hidden, inner),
+    )
+    logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
+    got = fast.routed_experts(x, logits, None, moe, *matrices, "silu")
+    ids, weights = plain_routing.route(logits, moe, None)
+    assert_near(got, reference.experts(x.float(), *matrices, ids, weights, "silu"), 2e-2)
 
 
 @pytest.mark.gpu

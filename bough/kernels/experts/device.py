@@ -4,7 +4,7 @@ By tiles, the rows of a program are pairs of token and expert, all of one expert
 for a few, a program looks through all choices: the first pair of an expert does the work for all of them.
 
 Weights of 8 bits have scales, one for each row or for every 128 inputs of it. They are multiplied in the type of the
-rows: 16 bits, or 8 bits with scales of their own.
+rows: 16 bits, or 8 bits with scales of their own. Those of 4 bits, which have zero points too, become 16 bits.
 """
 
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
@@ -17,6 +17,7 @@ from bough.kernels.activation.triton import gated
 from bough.kernels.overlap import take_turn
 from bough.kernels.scaled_linear.device import add_product, factors, scaled, tile_of
 from bough.kernels.skinny_linear.device import sums_of_rows
+from bough.kernels.w4_linear.device import w4_tile
 
 
 @triton.jit
@@ -70,8 +71,9 @@ def down_by_rows(
 
 @triton.jit(do_not_specialize=["tokens"])
 def gate_up_by_tiles(
-    x, x_scales, gate_up, scales, ids, order, table, out, x_stride, tokens, INNER,
-    K: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr,
+    x, x_scales, gate_up, scales, zeros, ids, order, table, out, x_stride, tokens, INNER,
+    K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
     DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -88,15 +90,15 @@ def gate_up_by_tiles(
         for start in range(0, K, BLOCK_K):
             k = (start + tl.arange(0, BLOCK_K))[None, :]
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = tile_of(gate_up, first, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
+            w = _weights(gate_up, scales, zeros, first, start, n < INNER, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
             gate = add_product(
                 gate, here, w, x_scales, pair // TOP, there, scales, first + at, n < INNER, start, GROUPS, SWAP
             )
-            w = tile_of(gate_up, first + INNER, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
+            w = _weights(gate_up, scales, zeros, first + INNER, start, n < INNER, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
             up = add_product(
                 up, here, w, x_scales, pair // TOP, there, scales, first + INNER + at, n < INNER, start, GROUPS, SWAP
             )
-        if GROUPS == 1 and scales is not None:
+        if GROUPS == 1 and scales is not None and zeros is None:
             of_rows = factors(x_scales, pair // TOP, there, 0, GROUPS)
             gate = scaled(gate, of_rows, factors(scales, first + at, n < INNER, 0, GROUPS), SWAP)
             up = scaled(up, of_rows, factors(scales, first + INNER + at, n < INNER, 0, GROUPS), SWAP)
@@ -110,8 +112,9 @@ def gate_up_by_tiles(
 
 @triton.jit(do_not_specialize=["tokens"])
 def down_by_tiles(
-    inner, inner_scales, down, scales, ids, weights, order, table, out, tokens, N,
-    K: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr,
+    inner, inner_scales, down, scales, zeros, ids, weights, order, table, out, tokens, N,
+    K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -127,9 +130,9 @@ def down_by_tiles(
         for start in range(0, K, BLOCK_K):
             k = (start + tl.arange(0, BLOCK_K))[None, :]
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = tile_of(down, first, start, n < N, K, BLOCK_N, BLOCK_K, DESCRIBED)
+            w = _weights(down, scales, zeros, first, start, n < N, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
             acc = add_product(acc, here, w, inner_scales, pair, there, scales, first + at, n < N, start, GROUPS, SWAP)
-        if GROUPS == 1 and scales is not None:
+        if GROUPS == 1 and scales is not None and zeros is None:
             of_rows = factors(inner_scales, pair, there, 0, GROUPS)
             acc = scaled(acc, of_rows, factors(scales, first + at, n < N, 0, GROUPS), SWAP)
         if SWAP:
@@ -178,6 +181,19 @@ def _rows_of(
         there = tl.max(own, axis=1) > 0
         pair = m * TOP + tl.sum(own * slot, axis=1)
     return expert, pair, there, busy
+
+
+@triton.jit
+def _weights(
+    matrices, scales, zeros, first, start, inside,
+    K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    if zeros is not None:
+        tl.static_assert(BLOCK_K == 128)
+        w = w4_tile(matrices, scales, zeros, first, start, inside, K, GROUP, BLOCK_N)
+    else:
+        w = tile_of(matrices, first, start, inside, K, BLOCK_N, BLOCK_K, DESCRIBED)
+    return w
 
 
 @triton.jit

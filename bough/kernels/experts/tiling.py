@@ -71,6 +71,17 @@ def config_for(tokens: int, top: int, experts: int, fp8: bool = False, grouped: 
     return Tiling(128, False, True, Cut(128, 64, 8, 4), Cut(256, 64, 8, 3))
 
 
+def w4_config_for(tokens: int, top: int, experts: int) -> Tiling:
+    """Of weights of 4 bits: a tile has a block of 128 inputs, and the weight is the side that tensor cores take from
+    registers, where it was given 16 bits."""
+    rows = tokens * top / experts
+    if tokens <= MAX_TOKENS_UNSORTED or rows <= 10:
+        return Tiling(16, True, False, Cut(64, 128, 4, 4), Cut(64, 128, 4, 4))
+    if rows <= 24:
+        return Tiling(32, True, False, Cut(64, 128, 4, 3), Cut(64, 128, 4, 3))
+    return Tiling(64, True, False, Cut(64, 128, 4, 3), Cut(128, 128, 8, 3))
+
+
 def fitted(tiling: Tiling, row_bytes: int, weight_bytes: int, room: int) -> Tiling:
     """The tiling with no more in flight than shared memory holds; with shorter tiles, if it does not hold two. Bytes
     are those of a number."""

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import device
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import (
     DOWN_BY_ROWS,
     GATE_UP_BY_ROWS,
@@ -27,14 +28,16 @@ from bough.kernels.experts.tiling import (
     Tiling,
     config_for,
     fitted,
+    w4_config_for,
 )
 from bough.kernels.ops import Norm
 from bough.kernels.overlap import overlap
-from bough.kernels.quantize_rows.reference import GROUP, Matrices, QuantizedRows
+from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
 from bough.kernels.quantize_rows.triton import quantize_rows
 from bough.kernels.routing.triton import Order, Routed, counters, norm_route, put_in_order, route
 from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.tiling import power_of_two_above
+from bough.kernels.w4_linear.reference import W4Rows
 
 SUM_WIDTH = 1024
 PIECE = 256  # inputs that a warp reads at once: each then sums rows of its own
@@ -81,12 +84,14 @@ def multiply(
     config: Tiling | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in float32."""
-    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS:
+    w4, fp8 = isinstance(down, W4Rows), isinstance(down, QuantizedRows)
+    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and not w4:
         return _by_rows(x, gate_up, down, routed, activation)
-    (tokens, hidden), top, (experts, _, inner) = x.shape, routed.ids.shape[1], _split(down)[0].shape
-    fp8, itemsize = isinstance(gate_up, QuantizedRows), _split(down)[0].element_size()
+    (tokens, hidden), top, weight = x.shape, routed.ids.shape[1], _split(down)[0]
+    experts, inner, itemsize = len(weight), _split(gate_up)[0].shape[1] // 2, 1 if w4 else weight.element_size()
     groups = [matrices.group if isinstance(matrices, QuantizedRows) else 0 for matrices in (gate_up, down)]
-    chosen = config or config_for(tokens, top, experts, fp8, grouped=any(groups))
+    sizes = (tokens, top, experts)
+    chosen = config or (w4_config_for(*sizes) if w4 else config_for(*sizes, fp8, grouped=any(groups)))
     tiling = fitted(chosen, x.element_size(), itemsize, shared_bytes())
     if hidden * itemsize % 16 or inner * itemsize % 16:
         tiling = replace(tiling, described=False)  # which wants lines of whole 16 bytes
@@ -116,12 +121,12 @@ def gate_up_tiles(
     tiling: Tiling,
 ) -> None:
     """Fills `out`."""
-    (rows, row_scales), (weight, scales), cut = _split(x), _split(gate_up), tiling.gate_up
+    (rows, row_scales, _), (weight, scales, zeros), cut = _split(x), _split(gate_up), tiling.gate_up
     (tokens, hidden), inner = rows.shape, out.shape[1]
     device.gate_up_by_tiles[(_tiles(routed, order) * triton.cdiv(inner, cut.block_n),)](
-        rows, row_scales, _weight(weight, cut, tiling), scales, routed.ids, *(order or (None, None)), out,
+        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, routed.ids, *(order or (None, None)), out,
         rows.stride(0), tokens, inner,
-        K=hidden, GROUPS=_groups(scales), ACTIVATION=activation, **_constants(routed, tiling, cut),
+        K=hidden, ACTIVATION=activation, **_in_groups(hidden, scales, zeros), **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 
@@ -134,21 +139,29 @@ def down_tiles(
     tiling: Tiling,
 ) -> None:
     """Fills `out` with weighted results."""
-    (rows, row_scales), (weight, scales), cut, hidden = _split(inner), _split(down), tiling.down, out.shape[1]
+    (rows, row_scales, _), (weight, scales, zeros), cut = _split(inner), _split(down), tiling.down
+    hidden, width = out.shape[1], rows.shape[1]
     device.down_by_tiles[(_tiles(routed, order) * triton.cdiv(hidden, cut.block_n),)](
-        rows, row_scales, _weight(weight, cut, tiling), scales, routed.ids, routed.weights, *(order or (None, None)),
-        out, routed.ids.shape[0], hidden,
-        K=rows.shape[1], GROUPS=_groups(scales), **_constants(routed, tiling, cut),
+        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, routed.ids, routed.weights,
+        *(order or (None, None)), out, routed.ids.shape[0], hidden,
+        K=width, **_in_groups(width, scales, zeros), **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 
-def _split(numbers: Matrices) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The values, and the scales if they have 8 bits."""
-    return numbers if isinstance(numbers, QuantizedRows) else (numbers, None)
+def _split(numbers: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The values, the scales if they have 8 or 4 bits, and the zero points if they have 4."""
+    if isinstance(numbers, W4Rows):
+        return numbers
+    return (*numbers, None) if isinstance(numbers, QuantizedRows) else (numbers, None, None)
 
 
 def _groups(scales: torch.Tensor | None) -> int:
     return 1 if scales is None else scales.shape[-1]
+
+
+def _in_groups(inputs: int, scales: torch.Tensor | None, zeros: torch.Tensor | None) -> dict[str, int]:
+    """Sums have the scales of groups of 8-bit weights; those of 4 bits are scaled before."""
+    return {"GROUPS": _groups(scales) if zeros is None else 1, "GROUP": inputs // _groups(scales)}
 
 
 def _weight(matrices: torch.Tensor, cut: Cut, tiling: Tiling) -> torch.Tensor | TensorDescriptor:
@@ -190,7 +203,7 @@ def gate_up_rows(
     x: torch.Tensor, gate_up: Matrices, routed: Routed, out: torch.Tensor, activation: str, cut: RowCut
 ) -> None:
     """Fills `out` [pairs, inner]."""
-    hidden, (pairs, inner), (weight, scales) = x.shape[1], out.shape, _split(gate_up)
+    hidden, (pairs, inner), (weight, scales, _) = x.shape[1], out.shape, _split(gate_up)
     piece = PIECE if scales is None else 2 * PIECE
     device.gate_up_by_rows[(triton.cdiv(inner, cut.block_n), pairs)](
         x, weight, scales, routed.ids, out, x.stride(0), inner,
@@ -201,7 +214,7 @@ def gate_up_rows(
 
 def down_rows(inner: torch.Tensor, down: Matrices, routed: Routed, out: torch.Tensor, cut: RowCut) -> None:
     """Fills `out` [tokens, hidden]."""
-    (tokens, hidden), (weight, scales) = out.shape, _split(down)
+    (tokens, hidden), (weight, scales, _) = out.shape, _split(down)
     device.down_by_rows[(triton.cdiv(hidden, cut.block_n), tokens)](
         inner, weight, scales, routed.ids, routed.weights, out, hidden,
         TOP=routed.ids.shape[1], BLOCK_N=cut.block_n, **_pieces(inner.shape[1], scales, inner.shape[1]),

@@ -36,9 +36,6 @@ class QuantizedRows(NamedTuple):
         return self.values.float() * self.scales.repeat_interleave(GROUP, dim=-1)[..., : self.values.shape[-1]]
 
 
-Matrices = torch.Tensor | QuantizedRows  # of experts: [experts, outputs, inputs]
-
-
 def empty_rows(*shape: int, group: int, device: torch.device) -> QuantizedRows:
     """Memory for rows, not yet written."""
     groups = -(-shape[-1] // group) if group else 1

@@ -188,3 +188,20 @@ def w4_values(
         scale = tl.load(scales + place, mask=held, other=0.0).to(tl.float32)
         codes = _surplus_codes(packed, magic, plane) * _shrink(plane) - (zero + _surplus(plane))
         tl.store(out + rows * K + k[None, :], (codes * scale).to(out.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def w4_tile(
+    words, scales, zeros, first, start, inside,
+    K: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The values of rows from `first` on and of a block of inputs, that from `start` on. [BLOCK, 128] float32"""
+    rows, lane, plane = (first + tl.arange(0, BLOCK)).to(tl.int64)[:, None], tl.arange(0, 16), tl.arange(0, 8)
+    WORDS: tl.constexpr = (K + 128 - 1) // 128 * 16
+    packed = tl.load(words + rows * WORDS + start // 8 + lane[None, :], mask=inside[:, None], other=0)
+    group = (start + plane[None, :] * 16) // GROUP
+    held, place = inside[:, None] & (group < K // GROUP), rows * (K // GROUP) + group
+    zero = tl.load(zeros + place, mask=held, other=0).to(tl.float32)
+    scale = tl.load(scales + place, mask=held, other=0.0).to(tl.float32)
+    codes = ((packed[:, None, :] >> (plane * 4)[None, :, None]) & 15).to(tl.float32)
+    return tl.reshape((codes - zero[:, :, None]) * scale[:, :, None], (BLOCK, 128))

@@ -15,12 +15,14 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
 from bough.kernels.scaled_linear.reference import FEW_ROWS
-from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Router, Rows, bands, bias_slots
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bands, bias_slots
+from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.weights import Form, KeptRows, WeightSlot
 
@@ -96,58 +98,23 @@ class Fp8Weight(LinearWeight):
         return self._fp8.scaled_linear(rows, self._weight, self._bias, self._dtype)
 
 
-def fp8_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
-    """Experts that are quantised while they are loaded, where GPUs have kernels for them."""
+def fp8_experts(
+    hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form] | None = None
+) -> ExpertWeights:
+    """Experts that are quantised while they are loaded, or, with the `forms` of gate and up and of down, that the
+    checkpoint has so. Those without a kernel for it stay plain."""
     if not moe.has_kernels:
         return PlainExperts(hidden_size, moe, placement)
-    return Fp8Experts(hidden_size, moe, placement)
+    ops = fp8_ops_for(placement.device)
 
+    def empty(shape: tuple[int, ...], form: Form | None) -> QuantizedRows:
+        return empty_rows(*shape, group=form.group if form else 0, device=placement.device)
 
-class Fp8Experts:
-    """Experts that are quantised while they are loaded, or, with the `forms` of gate and up and of down, that the
-    checkpoint has so. Those that every token passes are a layer of their own."""
+    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
+        assert isinstance(own, QuantizedRows)
+        return _slot(name, own, index, form, ops)
 
-    has_shared = False
-
-    def __init__(
-        self, hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form] | None = None
-    ) -> None:
-        self._moe, self._ops, self._fp8 = moe, placement.ops, fp8_ops_for(placement.device)
-        self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
-        self._inner = self._held.stop - self._held.start
-        self._forms = forms or (None, None)
-        sides = ((2 * self._inner, hidden_size), (hidden_size, self._inner))
-        self._gate_up, self._down = (
-            empty_rows(moe.experts, *side, group=form.group if form else 0, device=placement.device)
-            for side, form in zip(sides, self._forms, strict=True)
-        )
-
-    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
-        return self._ops.routed_experts(x, *settings)
-
-    def after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
-        return self._ops.normed_experts(x, residual, norm, *settings)
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        rows, columns = (self._held,), (slice(None), self._held)
-        for expert in range(self._moe.experts):
-            for name, matrices, own, index, form in (
-                ("gate_proj", self._gate_up, slice(self._inner), rows, self._forms[0]),
-                ("up_proj", self._gate_up, slice(self._inner, None), rows, self._forms[0]),
-                ("down_proj", self._down, slice(None), columns, self._forms[1]),
-            ):
-                part = QuantizedRows(*(held[expert, own] for held in matrices))
-                yield _slot(f"{prefix}{expert}.{name}.weight", part, index, form, self._fp8)
+    return QuantizedExperts(hidden_size, moe, placement, forms or (None, None), empty, slot)
 
 
 def _slot(name: str, own: QuantizedRows, index: tuple[slice, ...], form: Form | None, ops: Fp8Ops) -> WeightSlot:

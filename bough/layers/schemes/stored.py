@@ -13,13 +13,15 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
 from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Router, Rows, bands, bias_slots
-from bough.layers.schemes.fp8 import Fp8Experts, Fp8Weight
+from bough.layers.schemes.experts import QuantizedExperts
+from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.weights import Filled, Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
@@ -64,7 +66,9 @@ class StoredScheme:
         if moe.has_kernels and gate_up is not None and down is not None:
             whole = (gate_up.inputs, down.inputs) == (hidden_size, inner)
             if whole and gate_up.kind == down.kind == "fp8":
-                return Fp8Experts(hidden_size, moe, placement, (gate_up, down))
+                return fp8_experts(hidden_size, moe, placement, (gate_up, down))
+            if whole and all(form.kind == "int4" and fits_w4(form.inputs, form.group) for form in (gate_up, down)):
+                return w4_experts(hidden_size, moe, placement, (gate_up, down))
         return self._other_experts(hidden_size, moe, placement)
 
 
@@ -133,15 +137,10 @@ class W4Weight(LinearWeight):
 
     def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, form: Form) -> None:
         self._parts, self._form, self._ops = tuple(parts), form, placement.ops
-        outputs, groups = sum(part.outputs for part in parts), in_features // form.group
-        device = placement.device
-        self._rows = W4Rows(
-            torch.empty((outputs, words_of(in_features)), dtype=torch.int32, device=device),
-            torch.empty((outputs, groups), dtype=torch.float16, device=device),
-            torch.empty((outputs, groups), dtype=torch.uint8, device=device),
-        )
+        outputs = sum(part.outputs for part in parts)
+        self._rows = _empty((outputs, in_features), form, placement.device)
         self._bias = placement.empty(outputs) if bias else None
-        self._w4 = w4_ops_for(device)
+        self._w4 = w4_ops_for(placement.device)
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "quantised rows are for weights of 8 bits"
@@ -173,15 +172,41 @@ class W4Weight(LinearWeight):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):
-            shape = torch.empty(part.outputs, self._form.inputs, device="meta")
-            held = tuple(tensor[rows] for tensor in self._rows)
-            keep = partial(self._keep, rows.start)
-            name = f"{prefix}{part.name}.weight"
-            yield WeightSlot(name, shape, part.index, form=self._form, keep=keep, held=held)
+            own = W4Rows(*(tensor[rows] for tensor in self._rows))
+            yield _slot(f"{prefix}{part.name}.weight", own, part.index, self._form)
         yield from bias_slots(prefix, self._parts, self._bias)
 
-    def _keep(self, start: int, first: int, band: KeptRows) -> None:
+
+def w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form]) -> ExpertWeights:
+    """Experts of 4-bit integers."""
+
+    def empty(shape: tuple[int, ...], form: Form | None) -> W4Rows:
+        assert form is not None
+        return _empty(shape, form, placement.device)
+
+    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
+        assert isinstance(own, W4Rows) and form is not None
+        return _slot(name, own, index, form)
+
+    return QuantizedExperts(hidden_size, moe, placement, forms, empty, slot)
+
+
+def _empty(shape: tuple[int, ...], form: Form, device: torch.device) -> W4Rows:
+    outputs, groups = shape[:-1], shape[-1] // form.group
+    return W4Rows(
+        torch.empty((*outputs, words_of(shape[-1])), dtype=torch.int32, device=device),
+        torch.empty((*outputs, groups), dtype=torch.float16, device=device),
+        torch.empty((*outputs, groups), dtype=torch.uint8, device=device),
+    )
+
+
+def _slot(name: str, own: W4Rows, index: tuple[slice, ...], form: Form) -> WeightSlot:
+    """Fills `own`."""
+
+    def keep(first: int, band: KeptRows) -> None:
         assert isinstance(band, IntegerRows)
-        place = slice(start + first, start + first + len(band.codes))
-        for tensor, packed in zip(self._rows, pack(band), strict=True):
-            tensor[place].copy_(packed)
+        for held, packed in zip(own, pack(band), strict=True):
+            held[first : first + len(packed)].copy_(packed)
+
+    shape = torch.empty(len(own.words), form.inputs, device="meta")
+    return WeightSlot(name, shape, index, form=form, keep=keep, held=tuple(own))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
-from bough.kernels.overlap import take_turn
+from bough.kernels.overlap import take_turn, take_turn_first
 from bough.kernels.scaled_linear.device import add_product, factors, scaled, tile_of
 from bough.kernels.skinny_linear.device import sums_of_rows
 from bough.kernels.w4_linear.device import w4_tile
@@ -30,7 +30,7 @@ def gate_up_by_rows(
     n, pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     inside = (n < INNER)[:, None, None] & (k < K)[None, :, :]
-    take_turn(OVERLAP)
+    take_turn_first(OVERLAP)  # `down_by_rows` reads the ids early
     expert = tl.load(ids + pair).to(tl.int64)
     first = expert * 2 * INNER + n  # of the gate's rows
     rows = gate_up + first[:, None, None] * K + k[None, :, :]
@@ -52,20 +52,24 @@ def down_by_rows(
     n, token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     inside = (n < N)[:, None, None] & (k < K)[None, :, :]
-    take_turn(OVERLAP)
+    first = tl.load(ids + token * TOP).to(tl.int64) * N + n
+    w = tl.load(down + first[:, None, None] * K + k[None, :, :], mask=inside, other=0.0)
+    take_turn(OVERLAP)  # the first expert's weights are already on their way
     # One sum over columns, at the end: each needs all threads to wait, and meanwhile nothing would be read.
     total = tl.zeros((BLOCK_N, PIECES, PIECE), dtype=tl.float32)
     for slot in tl.static_range(TOP):
         pair = token * TOP + slot
-        first = tl.load(ids + pair).to(tl.int64) * N + n
-        w = tl.load(down + first[:, None, None] * K + k[None, :, :], mask=inside, other=0.0).to(tl.float32)
+        if slot > 0:
+            first = tl.load(ids + pair).to(tl.int64) * N + n
+            w = tl.load(down + first[:, None, None] * K + k[None, :, :], mask=inside, other=0.0)
         row = tl.load(inner + pair * K + k, mask=k < K, other=0.0).to(tl.float32) * tl.load(weights + pair)
+        products = w.to(tl.float32) * row[None, :, :]
         if scales is not None:
             piece = tl.arange(0, PIECES)[None, :]
             group = piece if GROUPS > 1 else 0 * piece
             places = scales + first[:, None] * GROUPS + group
-            w *= tl.load(places, mask=(n < N)[:, None] & (group < GROUPS), other=0.0)[:, :, None]
-        total += w * row[None, :, :]
+            products *= tl.load(places, mask=(n < N)[:, None] & (group < GROUPS), other=0.0)[:, :, None]
+        total += products
     tl.store(out + token * N + n, tl.sum(tl.sum(total, axis=1), axis=1).to(out.dtype.element_ty), mask=n < N)
 
 

@@ -151,7 +151,7 @@ def down_tiles(
 def _split(numbers: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """The values, the scales if they have 8 or 4 bits, and the zero points if they have 4."""
     if isinstance(numbers, W4Rows):
-        return numbers
+        return numbers.words.view(torch.uint8), numbers.scales, numbers.zeros
     return (*numbers, None) if isinstance(numbers, QuantizedRows) else (numbers, None, None)
 
 

@@ -29,6 +29,10 @@ class EngineDeadError(BoughError):
     """The engine's processes have ended; no request can be answered any more."""
 
 
+class RankLostError(EngineDeadError):
+    """A rank that could not meet the others: one of them has died or is stuck, which is the reason proper."""
+
+
 class RequestError(BoughError, ValueError):
     """One request that cannot be served as it stands. `field` is the input that must change, where one is to blame;
     `code` is OpenAI's word for what is wrong, where clients look for that."""

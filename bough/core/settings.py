@@ -212,6 +212,16 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSettings:
+    """One model on several devices."""
+
+    tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
+    dist_timeout: float = setting(
+        300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
     """How the engine's processes behave."""
 
@@ -293,7 +303,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    tp_size: int = unbuilt(1)
     dp_size: int = unbuilt(1)
     pp_size: int = unbuilt(1)
     ep_size: int = unbuilt(1)
@@ -310,6 +319,7 @@ class Settings:
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    parallel: ParallelSettings = ParallelSettings()
     process: ProcessSettings = ProcessSettings()
     server: ServerSettings = ServerSettings()
     unbuilt: UnbuiltSettings = UnbuiltSettings()

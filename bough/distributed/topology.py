@@ -20,7 +20,7 @@ class Topology:
     def share(self, total: int, what: str) -> int:
         """How many of `total` this rank holds."""
         if total % self.tp_size:
-            raise SettingsError(f"{what} ({total}) cannot be divided among {self.tp_size} ranks; use another number.")
+            raise SettingsError(f"{what} ({total}) cannot be divided among {self.tp_size} ranks.")
         return total // self.tp_size
 
     def slice_of(self, total: int, what: str) -> slice:

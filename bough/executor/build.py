@@ -14,6 +14,7 @@ from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
+from bough.distributed.group import ALONE, RankGroup
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
     LoadedModel,
@@ -88,8 +89,10 @@ CPU_ROWS = 256
 CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while the cores are still well used
 
 
-def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
-    """Loads the model onto the device and gives what memory is left to the cache."""
+def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALONE) -> LoadedModel:
+    """Loads the model, or this rank's share, onto the device and gives what memory is left to the cache."""
+    if settings.parallel.tp_size != group.topology.tp_size:
+        raise SettingsError(f"--tp-size {settings.parallel.tp_size}: this command runs the model in one process.")
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
     names = choose_backends(settings.model, device.type)
@@ -98,14 +101,14 @@ def build_executor(files: ModelFiles, settings: Settings) -> LoadedModel:
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
-        return _build_cpu(files, settings, names)
+        return _build_cpu(files, settings, names, group)
     from bough.executor.cuda_build import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers
 
     here = torch.cuda.current_device()
     try:
         with KernelMakers(lambda: torch.cuda.set_device(here)) as makers:
-            loaded = load_model(files, settings, resolve_config(files, settings), device)
+            loaded = load_model(files, settings, resolve_config(files, settings), device, group=group)
             return build_cuda(loaded, files, settings, makers)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
@@ -147,8 +150,9 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
         )
 
 
-def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> LoadedModel:
-    device, threads = torch.device("cpu"), settings.model.cpu_threads or compute_cores()
+def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
+    topology = group.topology
+    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // topology.tp_size)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
@@ -156,14 +160,13 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
-    free = free_memory_bytes()
-    loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops)
-    topology = loaded.topology
+    free = free_memory_bytes() // topology.tp_size  # the ranks share the host's memory
+    loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
     size = size_cpu_cache(
         settings.memory,
         # Weights that are mapped still count as free, as cached files do; but every step reads them.
-        free_bytes=max(0, min(free_memory_bytes(), free - loaded.weight_bytes)),
+        free_bytes=max(0, min(free_memory_bytes() // topology.tp_size, free - loaded.weight_bytes)),
         weight_bytes=loaded.weight_bytes,
         shape=CacheShape.of(config, per_token, settings.memory, rows, chunk),
         context_length=config.context_length,
@@ -171,7 +174,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
     limits = Limits(
         rows=rows,
         page_size=settings.memory.page_size,
-        pages=size.pages,
+        pages=group.minimum(size.pages),
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         chunk_tokens=chunk,
@@ -179,7 +182,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
         groups=config.kv_groups,
         page_bytes=tuple(size * settings.memory.page_size for size in per_token),
     )
-    pool = KVPool(config, size.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
+    pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
     if library is not None and recorder is not None:
         deterministic = settings.model.enable_deterministic_inference
@@ -191,7 +194,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames) -> Lo
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, native.threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
-    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights)
+    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
 
@@ -227,6 +230,8 @@ def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) ->
 
 
 def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
+    if settings.parallel.tp_size > 1:
+        return "they cannot add up the results of several ranks (--tp-size)"
     if dtype != torch.float32:
         return f"they compute in float32, not in {dtype} (--dtype)"
     if cache_dtype(settings.memory.kv_cache_dtype, dtype) not in CACHE_NUMBERS:

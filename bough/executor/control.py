@@ -29,7 +29,8 @@ from bough.core.control import (
     SwapWeights,
     Wake,
 )
-from bough.core.errors import RequestError
+from bough.core.errors import BoughError, RankLostError, RequestError
+from bough.distributed.group import ALONE, RankGroup
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
 
@@ -45,12 +46,14 @@ class ModelControl:
         self,
         weights: WeightStore | None,
         pool: KVPool,
+        group: RankGroup = ALONE,
         *,
         drop: Callable[[], None] = nothing,
         rebuild: Callable[[], None] = nothing,
     ) -> None:
         """Without `weights`, as in a rehearsal, they can be neither swapped nor released."""
         self._weights, self._pool, self._drop, self._rebuild = weights, pool, drop, rebuild
+        self._group = group
         self._profiler = TorchProfiler()
         self._asleep: set[MemoryTag] = set()
 
@@ -59,6 +62,20 @@ class ModelControl:
         return bool(self._asleep)
 
     def run(self, command: Command) -> CommandResult:
+        """Does the command, on all ranks or on none."""
+        self._group.doing = f"the command {type(command).__name__}"
+        try:
+            result, error = self._run(command), None
+        except BoughError as raised:
+            result, error = None, raised
+        if not self._group.all_agree(result is not None) and result is not None:
+            raise RankLostError(f"Another rank could not do {self._group.doing}, which this one has done.")
+        if error is not None:
+            raise error
+        assert result is not None
+        return result
+
+    def _run(self, command: Command) -> CommandResult:
         message = ""
         match command:
             case SwapWeights():

@@ -73,7 +73,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
     limits = Limits(
         rows,
         settings.memory.page_size,
-        size.pages,
+        loaded.group.minimum(size.pages),
         config.context_length,
         config.vocab_size,
         chunk,

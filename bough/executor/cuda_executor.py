@@ -32,6 +32,7 @@ from bough.core.plan import (
     LogprobSpec,
     TokenMasks,
 )
+from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_inputs import CudaInputs
@@ -84,6 +85,7 @@ class CudaExecutor:
         hidden_size: int,
         dtype: torch.dtype,
         weights: WeightStore | None = None,
+        group: RankGroup = ALONE,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -107,9 +109,9 @@ class CudaExecutor:
         # Every graph writes here, so that no graph keeps memory of its own.
         self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
-        self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device))
+        self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_agree)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
-        self._control = ModelControl(weights, pool, drop=self._drop_graphs)
+        self._control = ModelControl(weights, pool, group, drop=self._drop_graphs)
         self._copies: PageCopies | None = None  # made when pages are copied for the first time
         # Reading weights takes long, and the scheduler answers meanwhile.
         self._commands = ThreadPoolExecutor(1, "commands", initializer=lambda: torch.cuda.set_device(device))
@@ -316,6 +318,7 @@ class CudaExecutor:
         ones. Can be captured."""
         rows = self._inputs.decode_rows(size).long()
         tokens, bad = sample_rows(logits, rows, self._sampling.parameters, filtered=False)
+        tokens = self._sampling.agree(tokens)
         self._inputs.advance(rows, tokens)
         return tokens.masked_fill_(bad, -1)
 

@@ -61,11 +61,12 @@ def assemble(
         inputs,
         MixedInputs(limits, block_queries, inputs.page_tables, inputs.last_tokens, staging),
         staging,
-        SamplingState(limits.rows, limits.vocab_size, loaded.device),
+        SamplingState(limits.rows, limits.vocab_size, loaded.device, loaded.group.from_first),
         graphs=graphs,
         hidden_size=loaded.config.hidden_size,
         dtype=loaded.dtype,
         weights=weights,
+        group=loaded.group,
     )
 
 

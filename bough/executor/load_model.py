@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bough.core.errors import ResourceError, SettingsError
+from bough.core.errors import ModelError, ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import Executor
 from bough.core.settings import ModelSettings, Settings
+from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
 from bough.executor.machine import free_memory_bytes
 from bough.kernels.ops import PackedOps
@@ -56,6 +57,7 @@ class LoadedWeights:
     cache_dtype: torch.dtype
     cache_scales: Scales | None = None  # where the cache has 8 bits
     load_s: float = 0.0
+    group: RankGroup = ALONE
 
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
@@ -69,6 +71,11 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     config = read_config(files, overrides, settings.model.model_impl)
     if runs_transformers(config):
         _check_fallback(settings.model)
+        if settings.parallel.tp_size > 1:
+            raise SettingsError(
+                "--tp-size is for Bough's own layers, and this model runs through transformers' modules "
+                "(--model-impl); leave it out."
+            )
     if settings.model.simulate_routing is not None:
         if config.moe is None:
             raise SettingsError(f"--simulate-routing is for models with experts, which {config.architecture} has not.")
@@ -101,14 +108,16 @@ def load_model(
     config: ModelConfig,
     device: torch.device,
     packed_ops: PackedOps | None = None,
+    group: RankGroup = ALONE,
 ) -> LoadedWeights:
-    """Builds the model and reads its weights onto the device."""
+    """Builds the model and reads its weights, or this rank's share of them, onto the device."""
     dtype = resolve_dtype(settings.model, config, device)
-    topology = Topology()
+    topology = group.topology
+    check_split(config, topology.tp_size)
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
-    free = free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    free = free_memory_bytes() // topology.tp_size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))
@@ -118,6 +127,7 @@ def load_model(
         topology,
         dtype,
         device,
+        group,
         quantization=settings.model.quantization,
         deterministic=settings.model.enable_deterministic_inference,
         packed_ops=packed_ops,
@@ -148,7 +158,25 @@ def load_model(
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = cache_scales(settings, source, config) if cache.itemsize == 1 else None
-    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s)
+    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s, group)
+
+
+def check_split(config: ModelConfig, tp_size: int) -> None:
+    """Raises, with the sizes that would do, if so many ranks cannot share the model."""
+    why = _why_not_split(config, tp_size)
+    if why is not None:
+        sizes = [size for size in range(1, config.num_heads + 1) if _why_not_split(config, size) is None]
+        raise SettingsError(f"--tp-size {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
+
+
+def _why_not_split(config: ModelConfig, tp_size: int) -> str | None:
+    if tp_size == 1:
+        return None
+    try:
+        build_model(config, Topology(0, tp_size), torch.float32, torch.device("meta"))
+    except (SettingsError, ModelError) as error:
+        return str(error)
+    return None
 
 
 def _keeps_forms(settings: ModelSettings, device: torch.device) -> bool:

@@ -16,6 +16,7 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
+from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.layout import has_drafts, sampled_tokens
 from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
@@ -34,14 +35,16 @@ class TorchExecutor:
         attention: AttentionBackend,
         limits: Limits,
         weights: WeightStore | None = None,
+        group: RankGroup = ALONE,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._limits = limits
-        self._rows = HostRows(limits)
+        self._group = group
+        self._rows = HostRows(limits, group.from_first)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
-        self._control = ModelControl(weights, pool)
+        self._control = ModelControl(weights, pool, group)
 
     def limits(self) -> Limits:
         return self._limits
@@ -51,6 +54,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
+        self._group.doing = f"step {plan.step}"
         layout = self._rows.apply(plan)
         batch = AttentionBatch(
             rows=torch.from_numpy(layout.rows),

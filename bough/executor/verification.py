@@ -31,7 +31,7 @@ from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, 
 from bough.sampling.logprobs import output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
-from bough.sampling.state import SamplingState
+from bough.sampling.state import Agree, SamplingState, as_drawn
 
 
 class Drawn(NamedTuple):
@@ -53,10 +53,10 @@ def draw_by_torch(state: SamplingState, logits: Tensor, rows: IntArray, masks: B
 class HostRows:
     """Owns what an executor on a CPU knows of each row: `apply` takes a plan in, `finish` samples and moves rows on."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, agree: Agree = as_drawn) -> None:
         self.mirror = RowMirror(limits)
         self.last_tokens = np.zeros(limits.rows, dtype=np.int64)
-        self.sampling = SamplingState(limits.rows, limits.vocab_size, "cpu")
+        self.sampling = SamplingState(limits.rows, limits.vocab_size, "cpu", agree)
 
     def apply(self, plan: BatchPlan) -> StepLayout:
         """Brings the rows up to date; decodes begin with the token that their row sampled last."""

@@ -73,9 +73,16 @@ def _first(device: torch.device) -> torch.Tensor:
 
 class WarmUp:
     """Runs `pieces` beside the loop, on a thread that begins with `enter`, and when they are done `last` on the loop's
-    own: what needs the executor's parts."""
+    own: what needs the executor's parts, and with them the other ranks, which are done when they all `agree`."""
 
-    def __init__(self, pieces: Sequence[Piece], last: Piece, enter: Piece | None = None) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        last: Piece,
+        enter: Piece | None = None,
+        agree: Callable[[bool], bool] = bool,
+    ) -> None:
+        self._agree = agree
         self._pieces = pieces
         self._last: Piece | None = last
         self._enter = enter
@@ -94,7 +101,7 @@ class WarmUp:
             error = self._left.pop(0).exception()
             if error is not None:  # an engine that serves must not end by what was to make it quicker
                 log.warning("a kernel that only some requests need could not be made ready: %s", error)
-        if not self._left:
+        if self._agree(not self._left):
             self._thread.shutdown()
             last, self._last = self._last, None
             last()

@@ -32,7 +32,7 @@ def main() -> None:
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
     at_parents_end: list[Callable[[], None]] = []
     threading.Thread(target=_leave_with_parent, args=(at_parents_end,), daemon=True).start()
-    setproctitle.setproctitle(TITLE + spec.role)
+    setproctitle.setproctitle(TITLE + spec.title)
 
     def announce(**news: Any) -> None:
         announcements.write(json.dumps(news).encode() + b"\n")
@@ -43,6 +43,10 @@ def main() -> None:
             from bough.launch.scheduler_process import run_scheduler
 
             run_scheduler(spec, announce)
+        elif spec.role == "executor":
+            from bough.launch.rank_process import run_rank
+
+            run_rank(spec, announce)
         elif spec.role == "server":
             from bough.launch.service import run_server
 

@@ -94,7 +94,12 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     gc.freeze()  # the modules stay: collections while the model loads need not look at them
     gc.enable()
     imported = time.monotonic()
-    loaded = build_executor(spec.files, settings)
+    if spec.addresses.ranks:
+        from bough.launch.rank_process import lead_ranks
+
+        loaded = lead_ranks(spec, settings, context, build_executor)
+    else:
+        loaded = build_executor(spec.files, settings)
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)

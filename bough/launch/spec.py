@@ -15,7 +15,7 @@ from bough.messages.channels import Addresses
 from bough.server.model_info import ModelInfo
 
 STACK_SIGNAL = signal.SIGUSR1  # has a child print the stacks of its threads, even one that is stuck
-Role = Literal["scheduler", "detokenizer", "server"]
+Role = Literal["scheduler", "detokenizer", "server", "executor"]
 MODEL_EXECUTOR = "bough.executor.build:build_executor"  # what runs plans, as module:function; benchmarks have another
 
 
@@ -34,6 +34,12 @@ class ChildSpec:
     files: ModelFiles
     server: ServerSpec | None = None
     executor: str = MODEL_EXECUTOR
+    rank: int = 0  # of an executor beside the scheduler's own
+
+    @property
+    def title(self) -> str:
+        """What the process is called."""
+        return f"{self.role} TP{self.rank}" if self.rank else self.role
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

@@ -22,17 +22,18 @@ from typing import Any
 
 from bough.core import errors
 from bough.core.child_environment import child_environment
-from bough.core.errors import BoughError, EngineDeadError
+from bough.core.errors import BoughError, EngineDeadError, RankLostError
 from bough.launch.spec import STACK_SIGNAL, ChildSpec
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # how long a child may take to leave by itself
+REASON_S = 2.0  # how long the end of a rank that lost another may wait for that one's own
 
 
 class Child:
     def __init__(self, spec: ChildSpec) -> None:
-        self.role = spec.role
+        self.role, self.title = spec.role, spec.title
         self.ready: dict[str, Any] | None = None
         self.fatal: str | None = None
         self.kind: str | None = None
@@ -67,7 +68,7 @@ class Child:
     def describe_end(self, code: int) -> str:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         reason = f": {self.fatal}" if self.fatal else "."
-        return f"The {self.role} process (pid {self.process.pid}) {how}{reason}"
+        return f"The {self.title} process (pid {self.process.pid}) {how}{reason}"
 
 
 def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
@@ -90,7 +91,7 @@ def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
         raise
     finally:
         os.close(writing)
-    name = spec.role if spec.server is None else f"{spec.role} {spec.server.number}"
+    name = spec.title if spec.server is None else f"{spec.role} {spec.server.number}"
     follow = threading.Thread(target=_print_named, args=(f"{name} (pid {process.pid})", reading), daemon=True)
     follow.start()
     return process
@@ -123,7 +124,7 @@ class Supervisor:
             child = Child(spec)
             self.children.append(child)
             child.send(spec)
-            threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.role}").start()
+            threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.title}").start()
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
         """What each role announced. Raises the error of the first that failed."""
@@ -169,7 +170,7 @@ class Supervisor:
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.warning("the %s process did not leave by itself and is killed", child.role)
+                log.warning("the %s process did not leave by itself and is killed", child.title)
                 child.process.kill()
                 child.process.wait()
         for child in self.children:
@@ -181,6 +182,8 @@ class Supervisor:
     def _watch(self, child: Child) -> None:
         code = child.listen(self._notify)
         with self._changed:
+            if child.kind == RankLostError.__name__:
+                self._changed.wait_for(lambda: self._closing, REASON_S)
             if self._closing or child.dismissed:
                 return
             self._closing = True

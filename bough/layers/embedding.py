@@ -1,4 +1,4 @@
-"""The two ends of a model: token ids to vectors, and vectors to logits. Every rank holds the whole vocabulary."""
+"""The two ends of a model: token ids to vectors, and vectors to logits."""
 
 from __future__ import annotations
 

@@ -16,10 +16,11 @@ from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, TableWe
 from bough.layers.schemes.plain import PlainExperts, PlainTable, PlainWeight
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
+AllGather = Callable[[torch.Tensor], torch.Tensor]  # the columns of all ranks, side by side
 
 
 def no_reduce(x: torch.Tensor) -> torch.Tensor:
-    """The sum over a single rank."""
+    """The sum over a single rank, or its columns."""
     return x
 
 
@@ -54,6 +55,7 @@ class Placement:
     make_weight: WeightMaker = PlainWeight
     make_table: TableMaker = PlainTable
     make_experts: ExpertsMaker = PlainExperts
+    all_gather: AllGather = no_reduce
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:

@@ -23,12 +23,14 @@ class Addresses:
     scheduler: str
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
+    ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own
 
     @classmethod
-    def in_folder(cls, folder: Path, clients: int = 1) -> Addresses:
+    def in_folder(cls, folder: Path, clients: int = 1, tp_size: int = 1) -> Addresses:
         """The folder must be private to the user: a user who can open these files can talk to the engine."""
         scheduler, detokenizer = (f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer"))
-        return cls(scheduler, detokenizer, tuple(f"ipc://{folder}/client{number}" for number in range(clients)))
+        ways = tuple(f"ipc://{folder}/client{number}" for number in range(clients))
+        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{folder}/rank{rank}" for rank in range(1, tp_size)))
 
     @property
     def folder(self) -> Path:
@@ -36,20 +38,25 @@ class Addresses:
 
 
 class Sender:
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 500)  # ms: queued messages are sent, and a dead peer delays nobody
-        self._socket.connect(address)
-        self._encoder = msgspec.msgpack.Encoder()
+    """The sending end of a channel, or of several that get the same; `pack` encodes what msgspec does not know."""
+
+    def __init__(self, context: zmq.Context[Any], *addresses: str, pack: Callable[[Any], Any] | None = None) -> None:
+        self._sockets = [context.socket(zmq.PUSH) for _ in addresses]
+        for socket, address in zip(self._sockets, addresses, strict=True):
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.LINGER, 500)  # ms: queued messages are sent, and a dead peer delays nobody
+            socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=pack)
 
     def send(self, *messages: msgspec.Struct) -> None:
         """Sends all of them or, where one cannot be encoded, none."""
         for frame in [self._encoder.encode(message) for message in messages]:
-            self._socket.send(frame, copy=False)
+            for socket in self._sockets:
+                socket.send(frame, copy=False)
 
     def close(self) -> None:
-        self._socket.close()
+        for socket in self._sockets:
+            socket.close()
 
 
 class ClientSenders(list[Sender]):
@@ -74,7 +81,7 @@ def client_of(handle: int) -> int:
 class Receiver(Generic[M]):
     """The receiving end of a channel; `union` is the type of everything that may arrive. `garbled` makes, of a handle
     (None: unknown) and what is wrong, the message that stands for an undecodable frame; without it such a frame raises.
-    """
+    `unpack` is the inverse of the sender's `pack`."""
 
     def __init__(
         self,
@@ -82,6 +89,7 @@ class Receiver(Generic[M]):
         address: str,
         union: Any,
         garbled: Callable[[int | None, str], M] | None = None,
+        unpack: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -90,7 +98,7 @@ class Receiver(Generic[M]):
         except zmq.ZMQError:
             self._socket.close()  # its context could never end otherwise
             raise
-        self._decoder = msgspec.msgpack.Decoder(union)
+        self._decoder = msgspec.msgpack.Decoder(union, dec_hook=unpack)
         self._garbled = garbled
 
     @property

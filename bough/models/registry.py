@@ -60,9 +60,9 @@ from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
 if TYPE_CHECKING:
     import torch
 
+    from bough.distributed.group import RankGroup
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
-    from bough.layers.placement import AllReduce
     from bough.layers.schemes.stored import FormOf
     from bough.models.base import CausalLM
 
@@ -121,22 +121,26 @@ def build_model(
     topology: Topology,
     dtype: torch.dtype,
     device: torch.device,
-    all_reduce: AllReduce | None = None,
+    group: RankGroup | None = None,
     quantization: str = "none",
     deterministic: bool = False,
     packed_ops: PackedOps | None = None,
     form_of: FormOf | None = None,
 ) -> CausalLM:
-    """A model with memory for this rank's weights, not yet filled. More than one rank needs `all_reduce`. With
+    """A model with memory for this rank's weights, not yet filled. More than one rank needs a `group`. With
     `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names."""
     family = find_family(config.architecture)
+    from bough.distributed.group import ALONE
     from bough.kernels.registry import ops_for
-    from bough.layers.placement import Placement, no_reduce
+    from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedScheme
+    from bough.layers.schemes.plain import PlainTable
     from bough.layers.schemes.registry import experts_for, scheme_for
+    from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
 
-    reduce = all_reduce or no_reduce
+    ranks = group or ALONE
+    reduce = ranks.all_reduce
     if packed_ops is not None:
         packed = PackedScheme(quantization)
         placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table, packed.experts)
@@ -146,7 +150,8 @@ def build_model(
         if form_of is not None:
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
-        placement = Placement(topology, dtype, device, reduce, ops, scheme, make_experts=experts)
+        table = PlainTable if topology.tp_size == 1 else ShardedTable
+        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, ranks.all_gather)
     return family.build(config, placement)
 
 

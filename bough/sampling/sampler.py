@@ -47,7 +47,7 @@ def sample(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
     if random is not None:
         room = state.workspace.lend("part", len(random.numbers), state.vocab_size)
         random.put(tokens, _draw(state, random, random.take(logits, room), random.take(peak)))
-    tokens.masked_fill_(bad, 0)
+    tokens = state.agree(tokens.masked_fill_(bad, 0))
     batch = Part.where(np.ones(len(rows), dtype=np.bool_), rows, state.device)
     if batch is not None:
         state.advance(batch, tokens)
@@ -71,7 +71,8 @@ def sample_rows_on_device(
     from bough.kernels.sampling.triton import sample_rows
 
     def draw_from(lines: Tensor, of: Tensor, numbers: IntArray) -> Sampled:
-        return Sampled(*sample_rows(lines, of, state.parameters, bool(state.flags.filtered(numbers).any())))
+        tokens, bad = sample_rows(lines, of, state.parameters, bool(state.flags.filtered(numbers).any()))
+        return Sampled(state.agree(tokens), bad)
 
     adjusted = adjust_on_device(state, logits, numbers, masks)
     state.lift_bars(numbers)

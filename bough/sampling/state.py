@@ -9,7 +9,7 @@ fixed size, where it may stand many times. How logits become tokens is left to `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,10 +74,19 @@ class RowFlags:
         return self.adjusted(rows) | self.filtered(rows) | self.logprobs[rows]
 
 
+Agree = Callable[[Tensor], Tensor]  # sampled tokens of a rank to those that all ranks go on with
+
+
+def as_drawn(tokens: Tensor) -> Tensor:
+    """For a rank alone."""
+    return tokens
+
+
 class SamplingState:
     """Parameters and counters of all rows."""
 
-    def __init__(self, rows: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(self, rows: int, vocab_size: int, device: torch.device | str, agree: Agree = as_drawn) -> None:
+        self.agree = agree
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.workspace = Workspace()  # of CPUs

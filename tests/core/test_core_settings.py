@@ -35,7 +35,7 @@ def test_a_path_is_as_good_as_its_text() -> None:
 
 def test_what_is_not_built_may_be_left_at_its_default() -> None:
     assert Settings.from_flat(dataclasses.asdict(UnbuiltSettings())) == Settings()
-    assert Settings.from_flat({"tp_size": None}) == Settings()
+    assert Settings.from_flat({"dp_size": None}) == Settings()
 
 
 def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
@@ -61,7 +61,8 @@ def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
         ({"model_path": 5}, "a string"),
         ({"api_key": ""}, "api_key is empty"),
         ({"admin_api_key": " "}, "admin_api_key is empty"),
-        ({"tp_size": 2}, "tp_size: this engine does not have it yet"),
+        ({"tp_size": 0}, "tp_size must be at least 1"),
+        ({"dp_size": 2}, "dp_size: this engine does not have it yet"),
         ({"enable_lora": True}, "enable_lora: this engine does not have it yet"),
     ],
 )

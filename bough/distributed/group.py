@@ -1,0 +1,97 @@
+"""How the ranks of an engine meet: sums, gathered columns, and what the first rank decides for all.
+
+Every rank makes the same calls in the same order, because every rank is given the same plans. `RankGroup` itself is a
+rank alone; `open_group` joins the processes of one host.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from bough.core.errors import RankLostError
+from bough.distributed.topology import Topology
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class RankGroup:
+    """A rank alone: its share is the whole."""
+
+    topology = Topology()
+    doing = "the start"  # what the exchanges belong to, for errors
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks; it may work in place."""
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, width] of each rank, side by side in the order of ranks."""
+        return x
+
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        """What the first rank has; it may work in place."""
+        return x
+
+    def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The smallest of each over all ranks."""
+        return tuple(values)
+
+    def all_agree(self, yes: bool) -> bool:
+        return bool(self.minimum([int(yes)])[0])
+
+
+ALONE = RankGroup()
+
+
+class TorchGroup(RankGroup):
+    """Ranks that meet through torch's process group, of which a process has one."""
+
+    def __init__(self, topology: Topology, device: torch.device) -> None:
+        self.topology, self._device = topology, device
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self._exchange("sum up", dist.all_reduce, x)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(x) for _ in range(self.topology.tp_size)]
+        self._exchange("gather", dist.all_gather, parts, x)
+        return torch.cat(parts, dim=1)
+
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        self._exchange("share tokens", dist.broadcast, x, 0)
+        return x
+
+    def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
+        found = torch.tensor(values, dtype=torch.int64, device=self._device)
+        self._exchange("agree", dist.all_reduce, found, dist.ReduceOp.MIN)
+        return tuple(found.tolist())
+
+    def _exchange(self, what: str, collective: Callable[..., object], *arguments: object) -> None:
+        try:
+            collective(*arguments)
+        except RuntimeError as error:  # the other end was closed, or the time is up
+            place = f"Rank {self.topology.tp_rank} of {self.topology.tp_size}"
+            raise RankLostError(f"{place} could not {what} with the others in {self.doing}: {error}") from error
+
+
+def open_group(topology: Topology, device: torch.device, folder: Path, timeout_s: float) -> RankGroup:
+    """Waits for the other ranks, which open it with the same folder; it must be private to the user."""
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(topology.tp_rank)
+        backend = "nccl"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # nobody outside this host takes part
+    rank, size, timeout = topology.tp_rank, topology.tp_size, timedelta(seconds=timeout_s)
+    try:
+        dist.init_process_group(backend, (folder / "ranks").as_uri(), timeout, size, rank)
+    except RuntimeError as error:
+        raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
+    return TorchGroup(topology, device)

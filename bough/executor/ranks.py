@@ -1,0 +1,97 @@
+"""Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, assert_never
+
+import torch
+
+from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
+from bough.core.errors import BoughError, EngineDeadError, RequestError, SettingsError
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
+from bough.core.settings import Settings
+from bough.distributed.group import RankGroup, open_group
+from bough.distributed.topology import Topology
+from bough.executor.build import resolve_device
+from bough.messages.ranks import LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
+
+log = logging.getLogger(__name__)
+
+LOOK_IN_S = 0.1  # between two looks at what is in flight
+
+
+def join_ranks(settings: Settings, rank: int, folder: Path) -> RankGroup:
+    """This process as one rank of the engine that owns the folder."""
+    size, device = settings.parallel.tp_size, resolve_device(settings.model)
+    if device.type == "cuda" and size > torch.cuda.device_count():
+        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
+    return open_group(Topology(rank, size), device, folder, settings.parallel.dist_timeout)
+
+
+class LeadingExecutor:
+    """The first rank: `send` reaches all others."""
+
+    def __init__(self, own: Executor, send: Callable[[ToRank], None]) -> None:
+        self._own, self._send = own, send
+
+    def limits(self) -> Limits:
+        return self._own.limits()
+
+    def launch(self, plan: BatchPlan) -> InFlight:
+        self._send(LaunchPlan(plan))
+        return self._own.launch(plan)
+
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        self._send(SupplyMasks(step, masks))
+        self._own.supply_masks(step, masks)
+
+    def control(self, command: Command) -> Ticket:
+        if isinstance(command, CopyPagesOut | CopyPagesIn):
+            raise RequestError("Pages of an engine with several ranks cannot be copied: each rank has a part of them.")
+        self._send(RunCommand(command))
+        return self._own.control(command)
+
+    def idle(self) -> bool:
+        self._send(UseIdleTime())
+        return self._own.idle()
+
+    def close(self) -> None:
+        self._send(Leave())
+        self._own.close()
+
+
+class Orders(Protocol):
+    def receive(self, timeout_s: float | None) -> list[ToRank]: ...
+
+
+def follow(executor: Executor, orders: Orders) -> None:
+    """Any other rank: does what comes until it is told to leave. An error of a step is raised here within moments,
+    because the ranks that wait for this one cannot tell why it does not come."""
+    in_flight: deque[InFlight | Ticket] = deque()
+    while True:
+        for order in orders.receive(LOOK_IN_S if in_flight else None):
+            match order:
+                case LaunchPlan():
+                    in_flight.append(executor.launch(order.plan))
+                case SupplyMasks():
+                    executor.supply_masks(order.step, order.masks)
+                case RunCommand():
+                    in_flight.append(executor.control(order.command))
+                case UseIdleTime():
+                    executor.idle()
+                case Leave():
+                    executor.close()
+                    return
+                case _:
+                    assert_never(order)
+        while in_flight and in_flight[0].ready():
+            try:
+                in_flight.popleft().wait()
+            except EngineDeadError:
+                raise
+            except BoughError as error:
+                log.debug("no rank could do a command, as the first tells its sender: %s", error)

@@ -1,0 +1,55 @@
+"""What the first rank tells the others: the same stream of plans, masks and commands that its own executor gets.
+
+Plans are dataclasses with arrays, which become their type, shape and bytes.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bough.core.control import ClientCommand, ProfileStart, ProfileStop
+from bough.core.plan import BatchPlan, TokenMasks
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, tag=True):
+    plan: BatchPlan
+
+
+class SupplyMasks(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    masks: TokenMasks
+
+
+class RunCommand(msgspec.Struct, frozen=True, tag=True):
+    command: ClientCommand | ProfileStart | ProfileStop
+
+
+class UseIdleTime(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is in flight: time for a piece of work that was put off."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Nothing comes after this."""
+
+
+ToRank = LaunchPlan | SupplyMasks | RunCommand | UseIdleTime | Leave
+
+
+def pack_array(value: Any) -> Any:
+    """For what msgspec does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent to a rank")
+
+
+def unpack_array(kind: Any, value: Any) -> Any:
+    """The inverse, in memory of its own that can be written."""
+    assert typing.get_origin(kind) is np.ndarray, kind
+    dtype, shape, content = value
+    return np.frombuffer(content, dtype=dtype).reshape(shape).copy()

@@ -1,0 +1,286 @@
+"""Several ranks in threads of one process: the tokens are those of one rank, whatever runs beside what; a rank does
+what the first is told; and a failure on one shows on all."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from bough.core.control import CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
+from bough.core.errors import ModelError, RankLostError, RequestError, SettingsError
+from bough.core.plan import Executor
+from bough.core.settings import Settings
+from bough.distributed.group import RankGroup
+from bough.executor.build import build_executor
+from bough.executor.control import ModelControl
+from bough.executor.ranks import LeadingExecutor, follow
+from bough.loader.locate import locate
+from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
+from bough.messages.requests import Abort
+from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
+from tests.fakes.one_row import tokens_of
+from tests.fakes.ranks import ThreadGroup, on_ranks, thread_groups
+from tests.fakes.scheduler_bench import Bench
+
+VOCAB = 199  # no number of ranks divides it
+LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": VOCAB, "eos_token_id": None}
+UNTIED = {**LLAMA, "tie_word_embeddings": False, "num_key_value_heads": 1, "attention_bias": True}
+MOE = {
+    **LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "decoder_sparse_step": 1,
+}
+LATENT = {
+    **LLAMA,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 8,
+    "moe_intermediate_size": 24,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
+T = TypeVar("T")
+MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT}
+PAGES, NEW = 96, 30
+PLACES: Places = [[11, 22, 33], [9], [8], [7], [11, 22], [44, 33]]
+FLAGS = {
+    "device": "cpu",
+    "attention_backend": "torch",
+    "cpu_threads": 1,
+    "context_length": 128,
+    "chunked_prefill_size": 16,
+    "max_total_tokens": PAGES,
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("ranks")
+    return {name: write_checkpoint(base / name, 3, **config) for name, config in MODELS.items()}
+
+
+class Orders:
+    """The way to a rank, in memory; what is sent is encoded as on the way to a process."""
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[bytes] = queue.Queue()
+
+    def send(self, message: ToRank) -> None:
+        self.queue.put(msgspec.msgpack.encode(message, enc_hook=pack_array))
+
+    def receive(self, timeout_s: float | None) -> list[ToRank]:
+        try:
+            frame = self.queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return []
+        return [msgspec.msgpack.decode(frame, type=ToRank, dec_hook=unpack_array)]
+
+
+def build(folder: Path, group: RankGroup | None = None, **flags: Any) -> Executor:
+    files = locate(str(folder))
+    if group is None:
+        return build_executor(files, Settings.from_flat({**FLAGS, **flags})).executor
+    settings = Settings.from_flat({**FLAGS, **flags, "tp_size": group.topology.tp_size})
+    return build_executor(files, settings, group).executor
+
+
+def with_ranks(folder: Path, size: int, use: Callable[[Executor], T], **flags: Any) -> T:
+    """What `use` makes of several ranks as one executor."""
+    ways = [Orders() for _ in range(1, size)]
+
+    def work(group: ThreadGroup) -> list[T]:
+        executor, rank = build(folder, group, **flags), group.topology.tp_rank
+        if rank:
+            follow(executor, ways[rank - 1])
+            return []
+        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None)
+        try:
+            return [use(leader)]
+        finally:
+            leader.close()
+
+    return on_ranks(size, work)[0][0]
+
+
+def alone(folder: Path, use: Callable[[Executor], T]) -> T:
+    executor = build(folder)
+    try:
+        return use(executor)
+    finally:
+        executor.close()
+
+
+def mixed_load(executor: Executor) -> dict[int, list[int]]:
+    """Prompts in chunks beside decodes, a cached prefix, a seed, penalties, a grammar, an abort and retractions."""
+    bench = Bench(executor, eos_ids=(EOS,), grammars=FakeGrammars(), schedule_conservativeness=0.0)  # type: ignore[arg-type]
+    draw = np.random.default_rng(5)
+    prompts = [draw.integers(90, VOCAB, length).tolist() for length in (3, 40, 17, 5, 29, 1)]
+    greedy = {"max_new_tokens": NEW, "ignore_eos": True, "temperature": 0.0}
+    for handle, prompt in enumerate(prompts):
+        bench.ask(handle, prompt, **greedy)
+    bench.ask(10, prompts[1], **{**greedy, "temperature": 0.9, "top_p": 0.9, "seed": 7})
+    bench.ask(11, prompts[2], **greedy, repetition_penalty=1.3, frequency_penalty=0.4)
+    bench.ask(12, prompts[3], temperature=0.0, max_new_tokens=40, regex=grammar(PLACES))
+    bench.turn(6)
+    bench.submit(Abort(4))
+    bench.run()
+    assert len(bench.out.ended) == 9 and sum(bench.out.retractions.values()) > 0
+    text = b"".join(PIECES[token] for token in bench.out.outputs[12])
+    assert len(text) == len(PLACES) and all(byte in place for byte, place in zip(text, PLACES, strict=True))
+    return {handle: tokens for handle, tokens in bench.out.outputs.items() if handle != 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "size"), [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4)]
+)
+def test_ranks_give_the_tokens_of_one_under_a_mixed_load(folders: dict[str, Path], model: str, size: int) -> None:
+    assert with_ranks(folders[model], size, mixed_load) == alone(folders[model], mixed_load)
+
+
+def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str, Path], tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other", 4, **LLAMA)
+
+    def use(executor: Executor) -> list[Any]:
+        found: list[Any] = [tokens_of(executor)]
+        with pytest.raises(ModelError, match="another model"):  # is found on all ranks, and none has changed
+            executor.control(SwapWeights(str(folders["moe"]))).wait()
+        found.append(tokens_of(executor))
+        executor.control(SwapWeights(str(other))).wait()
+        executor.control(Sleep()).wait()
+        executor.control(Wake()).wait()
+        return [*found, tokens_of(executor)]
+
+    expected = [alone(folders["llama"], tokens_of)] * 2 + [alone(other, tokens_of)]
+    assert expected[0] != expected[2] and with_ranks(folders["llama"], 2, use) == expected
+
+
+def test_pages_of_several_ranks_are_not_copied(folders: dict[str, Path]) -> None:
+    def use(executor: Executor) -> None:
+        pages = np.ones(1, dtype=np.int32)
+        with pytest.raises(RequestError, match="each rank has a part"):
+            executor.control(CopyPagesOut(pages, np.zeros((1, 4), dtype=np.uint8)))
+
+    with_ranks(folders["llama"], 2, use)
+
+
+def test_a_rank_that_fails_alone_ends_all() -> None:
+    class Control(ModelControl):
+        def _run(self, command: Any) -> Any:
+            if self._group.topology.tp_rank:
+                raise ModelError("this disk is broken")
+            return super()._run(command)
+
+    def work(group: ThreadGroup) -> str:
+        class NoProfiler:
+            def stop(self) -> str:
+                return ""
+
+        control = Control(None, None, group)  # type: ignore[arg-type]
+        control._profiler = NoProfiler()  # type: ignore[assignment]
+        with pytest.raises((RankLostError, ModelError)) as caught:
+            control.run(ProfileStop())
+        return str(caught.value)
+
+    first, second = on_ranks(2, work)
+    assert first == "Another rank could not do the command ProfileStop, which this one has done."
+    assert second == "this disk is broken"
+
+
+class Failing:
+    """An executor whose steps fail, after the launch."""
+
+    def __init__(self) -> None:
+        self.idles = 0
+
+    def launch(self, plan: Any) -> Any:
+        return self
+
+    def idle(self) -> bool:
+        self.idles += 1
+        return False
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        raise ZeroDivisionError("in a step")
+
+
+def test_a_step_that_fails_ends_the_rank_though_nothing_more_comes(folders: dict[str, Path]) -> None:
+    orders, failing = Orders(), Failing()
+    sent: list[ToRank] = []
+    alone(folders["llama"], lambda executor: tokens_of(LeadingExecutor(executor, sent.append), 1))
+    assert isinstance(sent[0], LaunchPlan)
+    orders.send(UseIdleTime())
+    orders.send(sent[0])
+    with pytest.raises(ZeroDivisionError, match="in a step"):
+        follow(failing, orders)  # type: ignore[arg-type]
+    assert failing.idles == 1
+
+
+def test_the_leader_sends_each_command_before_it_does_it_itself(folders: dict[str, Path]) -> None:
+    sent: list[ToRank] = []
+
+    def use(executor: Executor) -> None:
+        leader = LeadingExecutor(executor, sent.append)
+        leader.control(Sleep(("kv_cache",))).wait()
+        assert not leader.idle()
+        leader.close()
+
+    alone(folders["llama"], use)
+    assert sent == [RunCommand(Sleep(("kv_cache",))), UseIdleTime(), Leave()]
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "words"),
+    [
+        ("llama", 3, r"num_heads \(8\) cannot be divided among 3 ranks\. Sizes that fit this model: 1, 2, 4, 8\."),
+        ("latent", 5, r"num_heads \(8\) cannot be .* Sizes that fit this model: 1, 2, 4, 8\."),
+    ],
+)
+def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
+    folders: dict[str, Path], model: str, size: int, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"--tp-size {size}: {words}"):
+        build(folders[model], thread_groups(size)[0])
+
+
+def test_one_process_cannot_be_several_ranks(folders: dict[str, Path]) -> None:
+    with pytest.raises(SettingsError, match="--tp-size 2: this command runs the model in one process"):
+        build_executor(locate(str(folders["llama"])), Settings.from_flat({**FLAGS, "tp_size": 2}))
+
+
+def test_what_the_native_kernels_do_is_refused_with_the_reason(folders: dict[str, Path]) -> None:
+    with pytest.raises(SettingsError, match=r"--quantization int8 .* cannot add up the results of several ranks"):
+        build(folders["llama"], thread_groups(2)[0], quantization="int8", attention_backend="native")
+
+
+def test_the_smallest_cache_decides(folders: dict[str, Path]) -> None:
+    def pages(group: ThreadGroup) -> tuple[int, ...]:
+        tokens = 40 if group.topology.tp_rank else 50
+        executor = build(folders["llama"], group, max_total_tokens=tokens)
+        executor.close()
+        return executor.limits().pages
+
+    assert on_ranks(2, pages) == [(40,), (40,)]

@@ -1,0 +1,111 @@
+"""Ranks as real processes: their tokens, how they show, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bough import Engine, EngineDeadError, SettingsError
+from tests.fakes.checkpoints import write_checkpoint
+from tests.parity.engines import fp32_engine
+
+PATIENCE_S = 60.0
+SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 199, "eos_token_id": None}
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11] * 12, [3], [5, 6, 7, 8, 9]]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("ranks") / "llama", 3, **SHAPE)
+
+
+def engine_of(model: Path, **settings: Any) -> Engine:
+    base = {"device": "cpu", "cpu_threads": 1, "skip_tokenizer_init": True, "max_total_tokens": 600}
+    return Engine(model, **{**base, **settings})
+
+
+def my_children() -> dict[str, psutil.Process]:
+    """By title; an engine that another test keeps alive has no ranks."""
+    found = psutil.Process(os.getpid()).children()
+    titles = {" ".join(process.cmdline()).strip(): process for process in found}
+    return {title: process for title, process in titles.items() if title.startswith("bough::")}
+
+
+def wait_gone(children: dict[str, psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(children.values(), timeout=PATIENCE_S)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(model: Path) -> None:
+    with engine_of(model, attention_backend="torch") as engine:
+        expected = [output["output_ids"] for output in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)]
+    before = set(my_children())
+    with engine_of(model, tp_size=2) as engine:
+        children = {title: child for title, child in my_children().items() if title not in before}
+        assert "bough::executor TP1" in children
+        assert [out["output_ids"] for out in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)] == expected
+        assert engine.get_server_info()["tp_size"] == 2
+        engine.release_memory_occupation()
+        engine.resume_memory_occupation()
+        assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
+    wait_gone(children)
+
+
+def generate_until_it_dies(engine: Engine, begun: threading.Event) -> str:
+    endless = {"temperature": 0.0, "max_new_tokens": 500, "ignore_eos": True}
+    with pytest.raises(EngineDeadError) as caught:
+        while True:
+            for _ in engine.generate(input_ids=[5, 6, 7], sampling_params=endless, stream=True):
+                begun.set()
+    return str(caught.value)
+
+
+def disturb(engine: Engine, blow: signal.Signals) -> str:
+    """What callers are told when a rank is hit in the middle of steps."""
+    begun, told = threading.Event(), []
+    caller = threading.Thread(target=lambda: told.append(generate_until_it_dies(engine, begun)))
+    caller.start()
+    assert begun.wait(PATIENCE_S)
+    my_children()["bough::executor TP1"].send_signal(blow)
+    caller.join(PATIENCE_S)
+    return str(told[0])
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_engine_with_the_reason(model: Path) -> None:
+    with engine_of(model, tp_size=2) as engine:
+        children = my_children()
+        assert disturb(engine, signal.SIGKILL).startswith("The executor TP1 process (pid ")
+        wait_gone(children)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_engine_by_the_timeout(model: Path) -> None:
+    with engine_of(model, tp_size=2, dist_timeout=3.0) as engine:
+        children = my_children()
+        told = disturb(engine, signal.SIGSTOP)
+        assert "The scheduler process" in told and "Rank 0 of 2 could not" in told and "in step " in told
+        wait_gone(children)
+
+
+@pytest.mark.slow
+def test_the_default_model_runs_on_three_ranks_and_says_what_else_fits() -> None:
+    prompts = ["The capital of France is", "Water boils at", "List three rivers: "]
+    greedy = {"temperature": 0.0, "max_new_tokens": 24}
+    regex = {"temperature": 0.0, "max_new_tokens": 24, "regex": "[0-9]{3} [a-z]+ rivers"}
+    with fp32_engine(device="cpu", attention_backend="torch") as engine:
+        expected = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
+    with fp32_engine(device="cpu", tp_size=3) as engine:
+        found = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
+    assert [out["output_ids"] for out in found[0]] == [out["output_ids"] for out in expected[0]]
+    assert found[1]["output_ids"] == expected[1]["output_ids"]
+    with pytest.raises(SettingsError, match=r"--tp-size 2: num_heads \(9\) .* Sizes that fit this model: 1, 3"):
+        Engine(device="cpu", tp_size=2)

@@ -43,8 +43,13 @@ class RankGroup:
         """The smallest of each over all ranks."""
         return tuple(values)
 
-    def all_agree(self, yes: bool) -> bool:
-        return bool(self.minimum([int(yes)])[0])
+    def all_say(self, yes: bool) -> bool:
+        """Whether every rank says yes."""
+        return all(self.minimum([yes]))
+
+    def all_alike(self, yes: bool) -> bool:
+        """Whether every rank says the same."""
+        return any(self.minimum([yes, not yes]))
 
 
 ALONE = RankGroup()
@@ -88,7 +93,8 @@ def open_group(topology: Topology, device: torch.device, folder: Path, timeout_s
     if device.type == "cuda":
         torch.cuda.set_device(topology.tp_rank)
         backend = "nccl"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # nobody outside this host takes part
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, LOOPBACK)  # nobody outside this host takes part
     rank, size, timeout = topology.tp_rank, topology.tp_size, timedelta(seconds=timeout_s)
     try:
         dist.init_process_group(backend, (folder / "ranks").as_uri(), timeout, size, rank)

@@ -62,17 +62,16 @@ class ModelControl:
         return bool(self._asleep)
 
     def run(self, command: Command) -> CommandResult:
-        """Does the command, on all ranks or on none."""
-        self._group.doing = f"the command {type(command).__name__}"
+        """Does the command. Ranks of which only some could do it are of no use any more."""
+        name = self._group.doing = f"the command {type(command).__name__}"
         try:
-            result, error = self._run(command), None
-        except BoughError as raised:
-            result, error = None, raised
-        if not self._group.all_agree(result is not None) and result is not None:
-            raise RankLostError(f"Another rank could not do {self._group.doing}, which this one has done.")
-        if error is not None:
-            raise error
-        assert result is not None
+            result = self._run(command)
+        except BoughError as error:
+            if not self._group.all_alike(False):
+                raise RankLostError(f"This rank could not do {name}, which another has done: {error}") from error
+            raise
+        if not self._group.all_alike(True):
+            raise RankLostError(f"Another rank could not do {name}, which this one has done.")
         return result
 
     def _run(self, command: Command) -> CommandResult:

@@ -109,7 +109,7 @@ class CudaExecutor:
         # Every graph writes here, so that no graph keeps memory of its own.
         self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
-        self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_agree)
+        self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
         self._control = ModelControl(weights, pool, group, drop=self._drop_graphs)
         self._copies: PageCopies | None = None  # made when pages are copied for the first time

@@ -14,6 +14,7 @@ import pytest
 from bough import Engine, EngineDeadError, SettingsError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.parity.engines import fp32_engine
+from tests.system.sockets import LOOPBACK, inet_listeners, private_names
 
 PATIENCE_S = 60.0
 SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 199, "eos_token_id": None}
@@ -53,6 +54,10 @@ def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(model: Path)
         assert "bough::executor TP1" in children
         assert [out["output_ids"] for out in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)] == expected
         assert engine.get_server_info()["tp_size"] == 2
+        if Path("/proc/net/unix").exists():
+            listeners = inet_listeners(list(children.values()))
+            assert len(listeners) == 2 and {address for address, _ in listeners} == {LOOPBACK}
+            assert private_names(list(children.values())) == {"scheduler", "detokenizer", "rank1"}
         engine.release_memory_occupation()
         engine.resume_memory_occupation()
         assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
@@ -68,22 +73,24 @@ def generate_until_it_dies(engine: Engine, begun: threading.Event) -> str:
     return str(caught.value)
 
 
-def disturb(engine: Engine, blow: signal.Signals) -> str:
+def disturb(engine: Engine, blow: signal.Signals, title: str = "executor TP1") -> str:
     """What callers are told when a rank is hit in the middle of steps."""
     begun, told = threading.Event(), []
     caller = threading.Thread(target=lambda: told.append(generate_until_it_dies(engine, begun)))
     caller.start()
     assert begun.wait(PATIENCE_S)
-    my_children()["bough::executor TP1"].send_signal(blow)
+    my_children()[f"bough::{title}"].send_signal(blow)
     caller.join(PATIENCE_S)
     return str(told[0])
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_engine_with_the_reason(model: Path) -> None:
+@pytest.mark.parametrize("title", ["executor TP1", "scheduler"])
+def test_a_killed_rank_ends_the_engine_with_the_reason(model: Path, title: str) -> None:
     with engine_of(model, tp_size=2) as engine:
         children = my_children()
-        assert disturb(engine, signal.SIGKILL).startswith("The executor TP1 process (pid ")
+        told = disturb(engine, signal.SIGKILL, title)
+        assert told.startswith(f"The {title} process (pid ") and told.endswith(" was killed by SIGKILL.")
         wait_gone(children)
 
 

@@ -26,42 +26,10 @@ from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
 from tests.fakes.one_row import tokens_of
-from tests.fakes.ranks import ThreadGroup, on_ranks, thread_groups
+from tests.fakes.ranks import LLAMA, MODELS, VOCAB, ThreadGroup, on_ranks, thread_groups
 from tests.fakes.scheduler_bench import Bench
 
-VOCAB = 199  # no number of ranks divides it
-LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": VOCAB, "eos_token_id": None}
-UNTIED = {**LLAMA, "tie_word_embeddings": False, "num_key_value_heads": 1, "attention_bias": True}
-MOE = {
-    **LLAMA,
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "decoder_sparse_step": 1,
-}
-LATENT = {
-    **LLAMA,
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "num_key_value_heads": 8,
-    "moe_intermediate_size": 24,
-    "kv_lora_rank": 20,
-    "q_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 2.5,
-}
 T = TypeVar("T")
-MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT}
 PAGES, NEW = 96, 30
 PLACES: Places = [[11, 22, 33], [9], [8], [7], [11, 22], [44, 33]]
 FLAGS = {

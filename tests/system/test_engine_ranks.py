@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -13,18 +14,26 @@ import pytest
 
 from bough import Engine, EngineDeadError, SettingsError
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.ranks import MODELS
 from tests.parity.engines import fp32_engine
 from tests.system.sockets import LOOPBACK, inet_listeners, private_names
 
 PATIENCE_S = 60.0
-SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 199, "eos_token_id": None}
-PROMPTS = [[5, 6, 7, 8], [9, 10, 11] * 12, [3], [5, 6, 7, 8, 9]]
-GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11] * 12, [3], [5, 6, 7, 8, 9], *([number] * 20 for number in range(12, 20))]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("ranks") / "llama", 3, **SHAPE)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("ranks")
+    for name, config in MODELS.items():
+        write_checkpoint(base / name, 3, **config)
+    return base
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return folder / "llama"
 
 
 def engine_of(model: Path, **settings: Any) -> Engine:
@@ -44,20 +53,45 @@ def wait_gone(children: dict[str, psutil.Process]) -> None:
     assert not alive
 
 
+def mixed_load(engine: Engine) -> list[list[int]]:
+    """Greedy tokens of requests that come together, of which one is aborted and more run than the cache holds."""
+
+    async def ask(prompt: list[int], **options: Any) -> list[int]:
+        output = await engine.async_generate(input_ids=prompt, sampling_params=GREEDY, **options)
+        return list(output["output_ids"])
+
+    async def all_of_them() -> list[list[int]]:
+        endless = {**GREEDY, "max_new_tokens": 150}
+        doomed = engine.async_generate(input_ids=[90] * 9, sampling_params=endless, rid="doomed", stream=True)
+        stream = await doomed
+        await anext(stream)
+        asked = [asyncio.create_task(ask(prompt)) for prompt in PROMPTS]
+        await anext(stream)
+        await asyncio.to_thread(engine.abort_request, "doomed")
+        return await asyncio.gather(*asked)
+
+    return asyncio.run(all_of_them())
+
+
 @pytest.mark.slow
-def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(model: Path) -> None:
-    with engine_of(model, attention_backend="torch") as engine:
-        expected = [output["output_ids"] for output in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)]
+@pytest.mark.parametrize(("name", "size"), [("llama", 2), ("llama", 4), ("moe", 2), ("latent", 2)])
+def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(folder: Path, name: str, size: int) -> None:
+    small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
+    with engine_of(folder / name, attention_backend="torch", **small) as engine:
+        expected = mixed_load(engine)
     before = set(my_children())
-    with engine_of(model, tp_size=2) as engine:
+    with engine_of(folder / name, tp_size=size, **small) as engine:
         children = {title: child for title, child in my_children().items() if title not in before}
-        assert "bough::executor TP1" in children
-        assert [out["output_ids"] for out in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)] == expected
-        assert engine.get_server_info()["tp_size"] == 2
+        ranks = range(1, size)
+        assert {f"bough::executor TP{rank}" for rank in ranks} < set(children)
+        assert mixed_load(engine) == expected
+        info = engine.get_server_info()
+        assert info["tp_size"] == size and info["internal_states"][0]["num_retractions"] > 0
         if Path("/proc/net/unix").exists():
             listeners = inet_listeners(list(children.values()))
-            assert len(listeners) == 2 and {address for address, _ in listeners} == {LOOPBACK}
-            assert private_names(list(children.values())) == {"scheduler", "detokenizer", "rank1"}
+            assert len(listeners) == size and {address for address, _ in listeners} == {LOOPBACK}
+            names = {"scheduler", "detokenizer", *(f"rank{rank}" for rank in ranks)}
+            assert private_names(list(children.values())) == names
         engine.release_memory_occupation()
         engine.resume_memory_occupation()
         assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]

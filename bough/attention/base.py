@@ -30,7 +30,7 @@ class AttentionSpec:
     head_dim: int
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
-    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value; torch's back end only
+    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value
 
     @property
     def writes_scores(self) -> bool:

@@ -87,6 +87,7 @@ class InvariantAttention(AttentionBackend):
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=pool.key_scales[layer.layer],
                 v_scale=pool.value_scales[layer.layer],
                 out=out,

@@ -79,6 +79,7 @@ class TritonAttention(AttentionBackend):
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 out=out[:n],
@@ -99,6 +100,7 @@ class TritonAttention(AttentionBackend):
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 out=out,
@@ -173,6 +175,7 @@ class TritonAttention(AttentionBackend):
             scale=layer.scale,
             window=layer.window,
             softcap=layer.softcap,
+            sinks=layer.sinks,
         )
 
     def _plan(self, batch: AttentionBatch, layer: AttentionSpec) -> DecodeWork:

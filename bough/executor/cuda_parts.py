@@ -87,9 +87,6 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
-    if loaded.config.moe is not None and not loaded.config.moe.has_kernels:
-        log.info("steps run without CUDA graphs: the experts of %s have no kernel", loaded.config.architecture)
-        return GraphSizes()
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
@@ -128,8 +125,6 @@ def _build_torch(staging: Staging) -> AttentionBackend:
 
 def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
-    if config.attention_sinks:
-        raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
     if config.head_dim <= MIN_DOT // 2:  # it is rounded up to a power of two
         raise SettingsError(
             f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "

@@ -18,7 +18,7 @@ from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
-from bough.kernels.ops import Activation, Ops
+from bough.kernels.ops import Activation, ExpertMatrices, Ops, Router
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
 from bough.kernels.shared_memory import shared_bytes
@@ -61,17 +61,15 @@ class InvariantOps(Ops):
     def routed_experts(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
-        routed = route(invariant_linear(x, router), moe, bias, count=True)
+        routed = route(invariant_linear(x, router.weight, router.logit_bias), moe, router.bias, count=True)
         tiling = fitted(INVARIANT_TILING, x.element_size(), shared_bytes())
-        return multiply(x, gate_up, down, routed, activation, config=tiling)
+        return multiply(x, matrices, routed, activation, config=tiling)
 
 
 INVARIANT = InvariantOps(

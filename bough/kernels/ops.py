@@ -34,6 +34,24 @@ class Norm(NamedTuple):
     plus_one: bool
 
 
+class Router(NamedTuple):
+    """What chooses the experts of a row."""
+
+    weight: torch.Tensor  # [experts, hidden]
+    bias: torch.Tensor | None = None  # [experts], counts when choosing only
+    logit_bias: torch.Tensor | None = None  # [experts]
+
+
+class ExpertMatrices(NamedTuple):
+    """What the rows of a mixture of experts are multiplied with."""
+
+    gate_up: torch.Tensor  # [experts, 2 * inner, hidden]: the gate's rows, then up's
+    down: torch.Tensor  # [experts, hidden, inner]
+    gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
+    down_bias: torch.Tensor | None = None  # [experts, hidden]
+    clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
+
+
 class PackedExpertWeights(NamedTuple):
     """What `PackedOps.packed_experts` multiplies with."""
 
@@ -102,32 +120,28 @@ class Ops:
     def routed_experts(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,  # [experts, hidden]
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        ids, weights = route(self.linear(x, router, None), moe, bias)
-        return self.experts(x, gate_up, down, ids, weights, activation)
+        ids, weights = route(self.linear(x, router.weight, router.logit_bias), moe, router.bias)
+        return self.experts(x, *matrices[:2], ids, weights, activation, *matrices[2:])
 
     def normed_experts(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         norm: Norm,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""
         normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
-        return self.routed_experts(normed, router, bias, moe, gate_up, down, activation), normed, stream
+        return self.routed_experts(normed, router, moe, matrices, activation), normed, stream
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""

@@ -12,7 +12,7 @@ from bough.kernels.experts import triton as experts
 from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.tiling import fused_worth, worth
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
@@ -58,30 +58,27 @@ class TritonOps(Ops):
     def routed_experts(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> torch.Tensor:
-        return experts.routed_experts(x, self.linear(x, router, None), bias, moe, gate_up, down, activation)
+        logits = self.linear(x, router.weight, router.logit_bias)
+        return experts.routed_experts(x, logits, router.bias, moe, matrices, activation)
 
     def normed_experts(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         norm: Norm,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if x.shape[0] <= MAX_TOKENS_NORMED:
-            return experts.normed_experts(x, residual, norm, router, bias, moe, gate_up, down, activation)
-        return Ops.normed_experts(self, x, residual, norm, router, bias, moe, gate_up, down, activation)
+            return experts.normed_experts(x, residual, norm, router, moe, matrices, activation)
+        return Ops.normed_experts(self, x, residual, norm, router, moe, matrices, activation)
 
 
 TRITON = TritonOps(

@@ -41,7 +41,7 @@ from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Norm
+from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
@@ -61,6 +61,7 @@ ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
 HIDDEN, INNER = 4096, 14336
 HEAD_DIMS = (64, 80, 96, 128, 256)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
+SUNK = 128  # and with sinks
 LATENT_HEADS = (16, 128)
 SHARED_BYTES = {  # that a program may have
     "80": 166_912,
@@ -198,6 +199,11 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
     if head_dim in EDGES:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(dtype, window=64, softcap=30.0)
+    if head_dim == SUNK:
+        for kind in (attention.prefill, attention.decode, attention.invariant):
+            kind(dtype, sinks=torch.zeros(HEADS, dtype=dtype))
+        if dtype != torch.float32:
+            attention.projected(sinks=torch.zeros(HEADS, dtype=dtype))
 
 
 def launch_latents(heads: int, arch: str) -> None:
@@ -256,14 +262,19 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
 
 def launch_experts(dtype: torch.dtype, arch: str) -> None:
     moe = MoEConfig(32, 4, 256, scores="sigmoid", correction_bias=True, groups=4, top_groups=2)
+    others = MoEConfig(32, 2, 256, scores="sparsemixer", jitter=0.01)
     gate_up, down = torch.zeros(32, 512, 256, dtype=dtype), torch.zeros(32, 256, 256, dtype=dtype)
+    biased = ExpertMatrices(gate_up, down, gate_up[:, :, 0].clone(), down[:, :, 0].clone(), (1.7, 7.0))
     bias, norm = torch.zeros(32), Norm(torch.ones(256, dtype=dtype), 1e-6, False)
     for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
         x = torch.zeros(tokens, 256, dtype=dtype)
         routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), dtype.itemsize, SHARED_BYTES[arch])
-        multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
-        norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
+        multiply(x, ExpertMatrices(gate_up, down), routed, "silu", config=None if tokens == 1 else cut)
+        if tokens in (1, 8, 1024):
+            multiply(x, biased, routed, "silu", config=None if tokens == 1 else cut)
+        norm_route(x, x, norm, Router(gate_up[0, :32], bias), moe, count=tokens > 16)
+        norm_route(x, x, norm, Router(gate_up[0, :32], None, down[0, 0, :32]), others, count=tokens > 16)
 
 
 def launch_w4(dtype: torch.dtype, group: int) -> None:

@@ -15,7 +15,7 @@ from bough.kernels.experts import reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.tiling import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
-from bough.kernels.ops import Norm
+from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
 from bough.kernels.routing.triton import counters, most_tiles, norm_route, put_in_order, route
@@ -39,6 +39,8 @@ ROUTINGS = [
     replace(MOE, experts=64, per_token=8),
     replace(MOE, simulate="uniform", scale=3.0),
     replace(MOE, experts=60, per_token=4, simulate="uniform"),
+    replace(MOE, per_token=2, scores="sparsemixer", jitter=0.1),
+    replace(MOE, per_token=3, scores="sparsemixer", jitter=0.01, scale=2.0),
 ]
 
 
@@ -53,7 +55,7 @@ def test_each_token_gets_the_same_experts_and_weights(moe: MoEConfig, device: to
     torch.testing.assert_close(_by_expert(got.ids, got.weights, moe), _by_expert(ids, weights, moe))
 
 
-@pytest.mark.parametrize("moe", [ROUTINGS[0], ROUTINGS[4]])
+@pytest.mark.parametrize("moe", [replace(MOE, biases=True), ROUTINGS[4], ROUTINGS[9]])
 @pytest.mark.parametrize("rows", [3, 21])
 @pytest.mark.parametrize("added", [False, True])
 def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: bool, device: torch.device) -> None:
@@ -62,7 +64,8 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
     residual = torch.randn(rows, 72, device=device) if added else None
     norm = Norm(torch.randn(72, device=device), 1e-6, True)
     bias = torch.randn(moe.experts, device=device) * 0.3 if moe.correction_bias else None
-    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=rows > 16)
+    logit_bias = torch.randn(moe.experts, device=device) if moe.biases else None
+    routed, normed, stream = norm_route(x, residual, norm, Router(router, bias, logit_bias), moe, count=rows > 16)
     if rows > 16:
         assert routed.ranks is not None
         assert counters(device)[: moe.experts].tolist() == torch.bincount(routed.ids.flatten()).tolist()
@@ -70,7 +73,7 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
     expected, total = rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
     torch.testing.assert_close(normed, expected)
     torch.testing.assert_close(stream, total)
-    ids, weights = plain_routing.route(F.linear(expected, router), moe, bias)
+    ids, weights = plain_routing.route(F.linear(expected, router, logit_bias), moe, bias)
     got = _by_expert(routed.ids, routed.weights, moe)
     torch.testing.assert_close(got, _by_expert(ids, weights, moe), atol=1e-5, rtol=1e-4)
 
@@ -127,12 +130,36 @@ def test_products_are_those_of_plain_torch(
     gate_up = torch.randn(MOE.experts, 80, 72, device=device) / 8
     down = torch.randn(MOE.experts, 72, 40, device=device) / 6
     routed = route(torch.randn(tokens, MOE.experts, device=device), MOE, None, count=tokens > 16)
-    got = fast.multiply(x, gate_up, down, routed, activation, config=config)
+    got = fast.multiply(x, ExpertMatrices(gate_up, down), routed, activation, config=config)
     exact = reference.experts(
         x.double(), gate_up.double(), down.double(), routed.ids, routed.weights.double(), activation
     )
     assert_near(got, exact, 1e-5)
     assert not counters(device).any()  # as the next layer must find them
+
+
+@pytest.mark.parametrize(
+    ("tokens", "config", "clamped_gate"),
+    [
+        (2, None, None),
+        (1, None, (1.702, 0.7)),
+        (3, CUTS[0], (1.702, 0.7)),
+        (3, CUTS[1], None),
+        pytest.param(20, CUTS[2], (1.702, 0.7), marks=pytest.mark.slow),
+    ],
+)
+def test_experts_may_have_biases_and_a_clamped_gate(
+    tokens: int, config: Tiling | None, clamped_gate: tuple[float, float] | None, device: torch.device
+) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(tokens, 72, device=device)
+    shapes = ((12, 80, 72), (12, 72, 40), (12, 80), (12, 72))
+    tensors = [torch.randn(shape, device=device) / 6 for shape in shapes]
+    routed = route(torch.randn(tokens, MOE.experts, device=device), MOE, None, count=tokens > 16)
+    got = fast.multiply(x, ExpertMatrices(*tensors, clamped_gate), routed, "silu", config=config)
+    gate_up, down, *biases = (tensor.double() for tensor in tensors)
+    choice = (routed.ids, routed.weights.double(), "silu")
+    assert_near(got, reference.experts(x.double(), gate_up, down, *choice, *biases, clamped_gate), 1e-5)
 
 
 @pytest.mark.gpu
@@ -144,9 +171,10 @@ def test_deterministic_products_do_not_depend_on_the_batch() -> None:
         torch.randn(*shape, device=device, dtype=torch.bfloat16) / 16
         for shape in ((64, 512), (64, 512, 512), (64, 512, 256))
     )
-    whole = INVARIANT.routed_experts(x, router, None, moe, gate_up, down, "silu")
+    router, matrices = Router(router), ExpertMatrices(gate_up, down)
+    whole = INVARIANT.routed_experts(x, router, moe, matrices, "silu")
     for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
-        part = INVARIANT.routed_experts(x[first:last].contiguous(), router, None, moe, gate_up, down, "silu")
+        part = INVARIANT.routed_experts(x[first:last].contiguous(), router, moe, matrices, "silu")
         assert torch.equal(part, whole[first:last])
 
 
@@ -161,7 +189,7 @@ def test_cuts_of_real_shapes_multiply_right(tokens: int, shape: tuple[int, int, 
     gate_up = torch.randn(experts, 2 * inner, hidden, device=device, dtype=torch.bfloat16) / hidden**0.5
     down = torch.randn(experts, hidden, inner, device=device, dtype=torch.bfloat16) / inner**0.5
     logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
-    got = fast.routed_experts(x, logits, None, moe, gate_up, down, "silu")
+    got = fast.routed_experts(x, logits, None, moe, ExpertMatrices(gate_up, down), "silu")
     ids, weights = plain_routing.route(logits, moe, None)
     exact = reference.experts(x.float(), gate_up.float(), down.float(), ids, weights, "silu")
     assert_near(got, exact, 2e-2)

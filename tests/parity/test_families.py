@@ -50,7 +50,6 @@ class Case:
     native: bool = True  # whether the native kernels compute it
     model_type: str = ""  # where it is not the case's name
     without: tuple[str, ...] = ()
-    triton: bool = True  # whether GPUs have kernels for it
 
 
 def longrope(original: int) -> dict[str, Any]:
@@ -131,11 +130,10 @@ CASES: dict[str, Case] = {
         {**EXPERTS, "num_hidden_layers": 4, "num_experts": 5, "mlp_only_layers": [3], "decoder_sparse_step": 2},
         model_type="qwen3_moe",
     ),
-    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}, triton=False),
+    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}),
     "gpt_oss-clamped": Case(
         {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "swiglu_limit": 0.5},
         model_type="gpt_oss",
-        triton=False,
     ),
     "glm4_moe": Case(
         {
@@ -204,7 +202,6 @@ class Model:
     theirs: transformers.PreTrainedModel
     config: ModelConfig
     native: bool
-    triton: bool
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -233,7 +230,7 @@ def make(name: str, folder: Path) -> Model:
     theirs.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
-    return Model(folder, theirs, read_config(locate(str(folder))), case.native, case.triton)
+    return Model(folder, theirs, read_config(locate(str(folder))), case.native)
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -282,8 +279,6 @@ def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyP
     from bough.kernels.triton_ops import TRITON
     from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
-    if not model.triton:
-        pytest.skip("what the layers choose is torch's")
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
     ours, config, tokens = forward(model), model.config, prompt(24, seed=2)
     shape = (config.num_heads, config.num_kv_heads, config.head_dim)
@@ -346,10 +341,6 @@ def lines() -> Iterator[str]:
             ", ".join(f"`{name}`" for name in family.architectures),
             "safetensors, GGUF" if family.gguf_architecture else "safetensors",
             "torch and native" if all(case.native for case in cases) else "torch",
-            "torch attention"
-            if not all(case.triton for case in cases)
-            else "tokens"
-            if family.model_types == ("llama",)
-            else "interpreted",  # of SmolLM2, in test_golden_gpu.py
+            "tokens" if family.model_types == ("llama",) else "interpreted",  # of SmolLM2, in test_golden_gpu.py
         )
         yield f"| {' | '.join(columns)} |"

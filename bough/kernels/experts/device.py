@@ -16,9 +16,9 @@ from bough.kernels.overlap import take_turn
 
 @triton.jit
 def gate_up_by_rows(
-    x, gate_up, ids, out, x_stride, INNER,
-    K: tl.constexpr, TOP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
-    PIECE: tl.constexpr, OVERLAP: tl.constexpr,
+    x, gate_up, bias, ids, out, x_stride, INNER,
+    K: tl.constexpr, TOP: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK_N: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One pair: rows of its expert's gate and up whole and in registers (see `skinny_linear.device`)."""
     n, pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
@@ -31,14 +31,18 @@ def gate_up_by_rows(
     up = tl.load(rows + INNER.to(tl.int64) * K, mask=inside, other=0.0, eviction_policy="evict_first")
     row = tl.load(x + pair // TOP * x_stride + k, mask=k < K, other=0.0)
     wide = row.to(tl.float32)[None, :, :]
-    g = tl.sum(tl.sum(gate.to(tl.float32) * wide, axis=1), axis=1).to(row.dtype)
-    u = tl.sum(tl.sum(up.to(tl.float32) * wide, axis=1), axis=1).to(row.dtype)
-    tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION), mask=n < INNER)
+    g = tl.sum(tl.sum(gate.to(tl.float32) * wide, axis=1), axis=1)
+    u = tl.sum(tl.sum(up.to(tl.float32) * wide, axis=1), axis=1)
+    if bias is not None:
+        g += tl.load(bias + expert * 2 * INNER + n, mask=n < INNER, other=0.0)
+        u += tl.load(bias + expert * 2 * INNER + INNER + n, mask=n < INNER, other=0.0)
+    result = gated(g.to(row.dtype), u.to(row.dtype), ACTIVATION, SLOPE, LIMIT)
+    tl.store(out + pair * INNER + n, result, mask=n < INNER)
 
 
 @triton.jit
 def down_by_rows(
-    inner, down, ids, weights, out, N,
+    inner, down, bias, ids, weights, out, N,
     K: tl.constexpr, TOP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token: rows of all its experts, and their weighted sum."""
@@ -48,21 +52,27 @@ def down_by_rows(
     take_turn(OVERLAP)
     # One sum over columns, at the end: each needs all threads to wait, and meanwhile nothing would be read.
     total = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    shift = tl.zeros((BLOCK_N,), dtype=tl.float32)
     for slot in tl.static_range(TOP):
         pair = token * TOP + slot
         expert = tl.load(ids + pair).to(tl.int64)
         w = tl.load(down + (expert * N + n)[:, None] * K + k[None, :], mask=inside, other=0.0)
         row = tl.load(inner + pair * K + k, mask=k < K, other=0.0).to(tl.float32) * tl.load(weights + pair)
         total += w.to(tl.float32) * row[None, :]
-    tl.store(out + token * N + n, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < N)
+        if bias is not None:
+            shift += tl.load(bias + expert * N + n, mask=n < N, other=0.0) * tl.load(weights + pair)
+    result = tl.sum(total, axis=1)
+    if bias is not None:
+        result += shift
+    tl.store(out + token * N + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def gate_up_by_tiles(
-    x, gate_up, ids, order, table, out, x_stride, tokens, INNER,
+    x, gate_up, bias, ids, order, table, out, x_stride, tokens, INNER,
     K: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
-    DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
+    SLOPE: tl.constexpr, LIMIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SWAP: tl.constexpr, DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """`activation(gate) * up` of a tile of pairs and `BLOCK_N` inner columns."""
     columns = tl.cdiv(INNER, BLOCK_N)
@@ -81,8 +91,11 @@ def gate_up_by_tiles(
             gate = _multiply_add(here, gate_tile, gate, SWAP)
             up_tile = _weights(gate_up, first + INNER, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
             up = _multiply_add(here, up_tile, up, SWAP)
+        if bias is not None:
+            gate = _add_bias(gate, bias + expert * 2 * INNER + n, n < INNER, SWAP)
+            up = _add_bias(up, bias + expert * 2 * INNER + INNER + n, n < INNER, SWAP)
         kind = out.dtype.element_ty
-        result = gated(gate.to(kind), up.to(kind), ACTIVATION)
+        result = gated(gate.to(kind), up.to(kind), ACTIVATION, SLOPE, LIMIT)
         if SWAP:
             result = tl.trans(result)
         target = out + pair.to(tl.int64)[:, None] * INNER + n[None, :]
@@ -91,7 +104,7 @@ def gate_up_by_tiles(
 
 @triton.jit(do_not_specialize=["tokens"])
 def down_by_tiles(
-    inner, down, ids, weights, order, table, out, tokens, N,
+    inner, down, bias, ids, weights, order, table, out, tokens, N,
     K: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -109,6 +122,8 @@ def down_by_tiles(
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
             w = _weights(down, first, start, n < N, K, BLOCK_N, BLOCK_K, DESCRIBED)
             acc = _multiply_add(here, w, acc, SWAP)
+        if bias is not None:
+            acc = _add_bias(acc, bias + expert * N + n, n < N, SWAP)
         if SWAP:
             acc = tl.trans(acc)
         acc *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
@@ -180,6 +195,17 @@ def _zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):
     else:
         zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     return zeros
+
+
+@triton.jit
+def _add_bias(acc, places, inside, SWAP: tl.constexpr):
+    """acc with its columns' biases, or, if it is transposed, its rows'."""
+    bias = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    if SWAP:
+        acc += bias[:, None]
+    else:
+        acc += bias[None, :]
+    return acc
 
 
 @triton.jit

@@ -27,7 +27,7 @@ from bough.kernels.experts.tiling import (
     config_for,
     fitted,
 )
-from bough.kernels.ops import Norm
+from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.overlap import overlap
 from bough.kernels.routing.triton import Order, Routed, counters, norm_route, put_in_order, route
 from bough.kernels.shared_memory import shared_bytes
@@ -40,38 +40,34 @@ PIECE = 256  # inputs that a warp reads at once: each then sums rows of its own
 def routed_experts(
     x: torch.Tensor,  # [tokens, hidden]
     logits: torch.Tensor,  # [tokens, experts], the router's
-    bias: torch.Tensor | None,
+    bias: torch.Tensor | None,  # [experts], counts when choosing only
     moe: MoEConfig,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    matrices: ExpertMatrices,
     activation: str,
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    return multiply(x, gate_up, down, route(logits, moe, bias, count=not few), activation)
+    return multiply(x, matrices, route(logits, moe, bias, count=not few), activation)
 
 
 def normed_experts(
     x: torch.Tensor,  # [tokens, hidden], at most 512
     residual: torch.Tensor | None,
     norm: Norm,
-    router: torch.Tensor,  # [experts, hidden], contiguous
-    bias: torch.Tensor | None,
+    router: Router,
     moe: MoEConfig,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    matrices: ExpertMatrices,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The experts' sum for the norm of x + residual, that norm, and x + residual, which is the next residual."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=not few)
-    return multiply(normed, gate_up, down, routed, activation), normed, stream
+    routed, normed, stream = norm_route(x, residual, norm, router, moe, count=not few)
+    return multiply(normed, matrices, routed, activation), normed, stream
 
 
 def multiply(
     x: torch.Tensor,
-    gate_up: torch.Tensor,  # [experts, 2 * inner, hidden], contiguous: the gate's rows, then up's
-    down: torch.Tensor,  # [experts, hidden, inner], contiguous
+    matrices: ExpertMatrices,  # all contiguous
     routed: Routed,  # counted, unless there are few tokens
     activation: str,
     *,
@@ -79,15 +75,16 @@ def multiply(
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in float32."""
     if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS:
-        return _by_rows(x, gate_up, down, routed, activation)
+        return _by_rows(x, matrices, routed, activation)
+    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
     (tokens, hidden), top, (experts, _, inner) = x.shape, routed.ids.shape[1], down.shape
     tiling = config or fitted(config_for(tokens, top, experts), x.element_size(), shared_bytes())
     if hidden * x.element_size() % 16 or inner * x.element_size() % 16:
         tiling = replace(tiling, described=False)  # which wants lines of whole 16 bytes
     order = None if routed.ranks is None else put_in_order(routed, experts, tiling.block_m)
     between, results = x.new_empty((tokens * top, inner)), x.new_empty((tokens * top, hidden))
-    gate_up_tiles(x, gate_up, routed, order, between, activation, tiling)
-    down_tiles(between, down, routed, order, results, tiling)
+    gate_up_tiles(x, gate_up, routed, order, between, activation, tiling, gate_up_bias, clamped_gate)
+    down_tiles(between, down, routed, order, results, tiling, down_bias)
     out = torch.empty_like(x)
     width = min(SUM_WIDTH, power_of_two_above(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
@@ -106,12 +103,14 @@ def gate_up_tiles(
     out: torch.Tensor,  # [pairs, inner]
     activation: str,
     tiling: Tiling,
+    bias: torch.Tensor | None = None,
+    clamped_gate: tuple[float, float] | None = None,
 ) -> None:
     """Fills `out`."""
     (tokens, hidden), inner, cut = x.shape, out.shape[1], tiling.gate_up
     device.gate_up_by_tiles[(_tiles(routed, order) * triton.cdiv(inner, cut.block_n),)](
-        x, _weight(gate_up, cut, tiling), routed.ids, *(order or (None, None)), out, x.stride(0), tokens, inner,
-        K=hidden, ACTIVATION=activation, **_constants(routed, tiling, cut),
+        x, _weight(gate_up, cut, tiling), bias, routed.ids, *(order or (None, None)), out, x.stride(0), tokens, inner,
+        K=hidden, **_gate(activation, clamped_gate), **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 
@@ -122,11 +121,12 @@ def down_tiles(
     order: Order | None,
     out: torch.Tensor,  # [pairs, hidden]
     tiling: Tiling,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """Fills `out` with weighted results."""
     hidden, cut = out.shape[1], tiling.down
     device.down_by_tiles[(_tiles(routed, order) * triton.cdiv(hidden, cut.block_n),)](
-        inner, _weight(down, cut, tiling), routed.ids, routed.weights, *(order or (None, None)), out,
+        inner, _weight(down, cut, tiling), bias, routed.ids, routed.weights, *(order or (None, None)), out,
         routed.ids.shape[0], hidden,
         K=inner.shape[1], **_constants(routed, tiling, cut),
     )  # fmt: skip
@@ -160,34 +160,52 @@ def _constants(routed: Routed, tiling: Tiling, cut: Cut) -> dict[str, Any]:
     }
 
 
-def _by_rows(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routed: Routed, activation: str
-) -> torch.Tensor:
+def _gate(activation: str, clamped: tuple[float, float] | None) -> dict[str, Any]:
+    slope, limit = clamped or (0.0, 0.0)
+    return {"ACTIVATION": "clamped" if clamped else activation, "SLOPE": slope, "LIMIT": limit}
+
+
+def _by_rows(x: torch.Tensor, matrices: ExpertMatrices, routed: Routed, activation: str) -> torch.Tensor:
+    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
     between, out = x.new_empty((routed.ids.numel(), down.shape[2])), torch.empty_like(x)
-    gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS)
-    down_rows(between, down, routed, out, DOWN_BY_ROWS)
+    gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS, gate_up_bias, clamped_gate)
+    down_rows(between, down, routed, out, DOWN_BY_ROWS, down_bias)
     return out
 
 
 def gate_up_rows(
-    x: torch.Tensor, gate_up: torch.Tensor, routed: Routed, out: torch.Tensor, activation: str, cut: RowCut
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    routed: Routed,
+    out: torch.Tensor,
+    activation: str,
+    cut: RowCut,
+    bias: torch.Tensor | None = None,
+    clamped_gate: tuple[float, float] | None = None,
 ) -> None:
     """Fills `out` [pairs, inner]."""
     hidden, (pairs, inner) = x.shape[1], out.shape
     width = power_of_two_above(hidden)
     piece = min(width, PIECE)
     device.gate_up_by_rows[(triton.cdiv(inner, cut.block_n), pairs)](
-        x, gate_up, routed.ids, out, x.stride(0), inner,
-        K=hidden, TOP=routed.ids.shape[1], ACTIVATION=activation, BLOCK_N=cut.block_n, PIECES=width // piece,
-        PIECE=piece, num_warps=cut.num_warps, **overlap(x.shape[0]),
+        x, gate_up, bias, routed.ids, out, x.stride(0), inner,
+        K=hidden, TOP=routed.ids.shape[1], BLOCK_N=cut.block_n, PIECES=width // piece, PIECE=piece,
+        **_gate(activation, clamped_gate), num_warps=cut.num_warps, **overlap(x.shape[0]),
     )  # fmt: skip
 
 
-def down_rows(inner: torch.Tensor, down: torch.Tensor, routed: Routed, out: torch.Tensor, cut: RowCut) -> None:
+def down_rows(
+    inner: torch.Tensor,
+    down: torch.Tensor,
+    routed: Routed,
+    out: torch.Tensor,
+    cut: RowCut,
+    bias: torch.Tensor | None = None,
+) -> None:
     """Fills `out` [tokens, hidden]."""
     tokens, hidden = out.shape
     device.down_by_rows[(triton.cdiv(hidden, cut.block_n), tokens)](
-        inner, down, routed.ids, routed.weights, out, hidden,
+        inner, down, bias, routed.ids, routed.weights, out, hidden,
         K=inner.shape[1], TOP=routed.ids.shape[1], BLOCK_N=cut.block_n, BLOCK_K=power_of_two_above(inner.shape[1]),
         num_warps=cut.num_warps, **overlap(tokens),
     )  # fmt: skip

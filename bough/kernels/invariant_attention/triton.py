@@ -77,6 +77,7 @@ def invariant_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -95,8 +96,8 @@ def invariant_attention(
     if out is None:
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     attend[(heads // chosen.pack, programs)](
-        q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, out, partials.totals, partials.log_sums,
-        q.stride(0), q.stride(1), page_table.stride(0),
+        q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, sinks, out, partials.totals,
+        partials.log_sums, q.stride(0), q.stride(1), page_table.stride(0),
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
@@ -108,7 +109,7 @@ def invariant_attention(
     )  # fmt: skip
     if split_rows:
         merge[(triton.cdiv(heads * head_dim, MERGE_WIDTH), split_rows)](
-            partials.first_item, query_starts, partials.totals, partials.log_sums, out, v_scale,
+            partials.first_item, query_starts, sinks, partials.totals, partials.log_sums, out, v_scale,
             HEADS=heads, HEAD_DIM=head_dim, BLOCK_E=MERGE_WIDTH,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation, Norm, Router
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
 
@@ -66,14 +66,6 @@ class LinearWeight(Protocol):
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills the weight, for parts whose names begin with `prefix`."""
         ...
-
-
-class Router(NamedTuple):
-    """What chooses the experts of a row."""
-
-    weight: torch.Tensor  # [experts, hidden]
-    bias: torch.Tensor | None  # [experts], counts when choosing only
-    logit_bias: torch.Tensor | None = None  # [experts]
 
 
 class ExpertWeights(Protocol):

@@ -10,10 +10,8 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
-from bough.kernels.experts.reference import experts
-from bough.kernels.ops import Activation, Norm, Ops
-from bough.kernels.routing.reference import route
-from bough.layers.schemes.base import Gate, Part, Router, Rows, bands, bias_slots, expert_bias_slots
+from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
+from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots
 from bough.layers.weights import WeightSlot
 
 
@@ -75,20 +73,17 @@ class PlainExperts:
         self._moe, self._ops = moe, placement.ops
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
-        self._gate_up = placement.empty(moe.experts, 2 * inner, hidden_size)
-        self._down = placement.empty(moe.experts, hidden_size, inner)
-        self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
-        # Only the first rank adds it: the sum over ranks then has it once.
-        biased = moe.biases and placement.topology.tp_rank == 0
-        self._down_bias = placement.empty(moe.experts, hidden_size) if biased else None
+        biased = moe.biases and placement.topology.tp_rank == 0  # the sum over ranks has down's bias once
+        self._matrices = ExpertMatrices(
+            placement.empty(moe.experts, 2 * inner, hidden_size),
+            placement.empty(moe.experts, hidden_size, inner),
+            placement.empty(moe.experts, 2 * inner) if moe.biases else None,
+            placement.empty(moe.experts, hidden_size) if biased else None,
+            moe.clamped_gate,
+        )
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        moe, matrices = self._moe, (self._gate_up, self._down)
-        if moe.has_kernels:
-            return self._ops.routed_experts(x, router.weight, router.bias, moe, *matrices, activation)
-        ids, weights = route(self._ops.linear(x, router.weight, router.logit_bias), moe, router.bias)
-        biases = (self._gate_up_bias, self._down_bias)
-        return experts(x, *matrices, ids, weights, activation, *biases, moe.clamped_gate)
+        return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
 
     def after_norm(
         self,
@@ -99,19 +94,16 @@ class PlainExperts:
         activation: Activation,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if self._moe.has_kernels:
-            settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
-            return self._ops.normed_experts(x, residual, norm, *settings)
-        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
-        return self(normed, router, activation, ctx), normed, stream
+        return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        inner, held = self._down.shape[2], self._held
+        gate_up, down, gate_up_bias, down_bias, _ = self._matrices
+        inner, held = down.shape[2], self._held
         for expert in range(self._moe.experts):
-            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
-            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
-        yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias, held)
+            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", gate_up[expert, :inner], (held,))
+            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", gate_up[expert, inner:], (held,))
+            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", down[expert], (slice(None), held))
+        yield from expert_bias_slots(prefix, gate_up_bias, down_bias, held)
 
 
 class PlainTable:

@@ -19,7 +19,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.executor.machine import usable_cores
-from bough.executor.native_recorder import NotRecordedError, OnlyRecorded, RecordedTape, Recorder, RecordingAttention
+from bough.executor.native_recorder import NotRecordedError, RecordedTape, Recorder, Recording, RecordingAttention
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
@@ -43,7 +43,7 @@ def why_not_recorded(config: ModelConfig) -> str | None:
             slot.packing.adopt(PackedWeight(Format.F32, slot.packing.outputs, slot.packing.inputs, aligned_bytes(0)))
     pool = KVPool(small, (1,), 1, torch.float32, device, Topology())
     try:
-        with OnlyRecorded():
+        with Recording(recorder):
             model.logits(record_forward(model, recorder, pool, torch.empty(1, dtype=torch.int64, device="meta")))
     except NotRecordedError as error:
         return f"they have no operation for the model's {error}"
@@ -76,10 +76,12 @@ class NativeTapes:
 
     def record(self) -> None:
         model, finish = self._model, partial(self._recorder.finish, self._library)
-        self.last_tokens = finish(None, model.logits(self._forward(torch.empty(1, dtype=torch.int64, device="meta"))))
-        self.all_tokens = finish(None, self._forward(None))
-        hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
-        self.logits = finish(hidden, model.logits(hidden))
+        with Recording(self._recorder):
+            nothing = torch.empty(1, dtype=torch.int64, device="meta")
+            self.last_tokens = finish(None, model.logits(self._forward(nothing)))
+            self.all_tokens = finish(None, self._forward(None))
+            hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
+            self.logits = finish(hidden, model.logits(hidden))
         tapes = (self.last_tokens, self.all_tokens, self.logits)
         size = max(recorded.tape.scratch_bytes(self._tokens, self._most_threads) for recorded in tapes)
         self._scratch = aligned_bytes(size)

@@ -65,6 +65,11 @@ def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return x.index_select(0, places)
 
 
+def grow_queries_(qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int) -> None:
+    """Multiplies the first `heads` of each token with 1 + rate * ln(1 + position // span)."""
+    qkv[:, :heads] *= (1 + rate * torch.log1p(positions // span)).to(qkv.dtype)[:, None, None]
+
+
 def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
     """`cap * tanh(logits / cap)`, in float32: a cap squeezes the best logits together, and 16-bit numbers would not
     tell them apart."""
@@ -86,6 +91,8 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
     norm_rope_store_: Callable[..., None]
+    any_heads: bool = False  # whether that does all that its reference does, or only what is usual
+    grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int], None] = grow_queries_
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
     experts: Callable[..., torch.Tensor] = experts

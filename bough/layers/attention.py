@@ -65,13 +65,14 @@ class SelfAttention:
             rope.cos,
             rope.sin,
         )
-        self._growth = config.query_growth
+        self._growth, self._grow_queries_ = config.query_growth, placement.ops.grow_queries_
         # Kernels rotate whole heads, by one position, after norms of single heads.
         usual = not (config.qk_norm_whole or config.qk_norm_last)
         self._has_kernels = usual and rope.axes is None and rope.cos.shape[1] * 2 == config.head_dim
         self._norm_rope_store_ = placement.ops.norm_rope_store_
         if not self._has_kernels:
-            self._norm_rope_store_ = partial(norm_rope_store_, axes=rope.axes, norm_last=config.qk_norm_last)
+            any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
+            self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
 
     def __call__(
         self,
@@ -86,8 +87,7 @@ class SelfAttention:
         qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
         if self._growth is not None:
-            rate, span = self._growth
-            qkv[:, : spec.heads] *= (1 + rate * torch.log1p(positions // span)).to(qkv.dtype)[:, None, None]
+            self._grow_queries_(qkv, spec.heads, positions, *self._growth)
         attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool) if self._has_kernels else None
         if attended is None:
             attended = self._rotate_and_run(qkv, spec, positions, ctx)

@@ -23,14 +23,17 @@ ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "embedding": (Address, Float, Address),
     "rms_norm": (Address, Address, Address, Float, Bool, Size, Address, Address),
     "linear": (Address, Int, Address, Size, Address, Address, Size),
-    "norm_rope_store": (Address, Int, Int, Int, Address, Address, Float, Bool, *[Address] * 4, Int, Int),
+    "norm_rope_store": (Address, *[Int] * 3, Address, Address, Float, *[Bool] * 3, Int, *[Address] * 4, Int, Int),
     "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Address, Bool, Address, Size, Int, Address),
-    "gate": (Address, Int, Size, Address),
-    "take_rows": (Address, Size, Size, Address),
+    "activate": (Address, Int, Bool, Size, Address),
+    "take_rows": (Address, Size, Size, Bool, Address),
     "softcap": (Address, Size, Float),
-    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, *[Address] * 4),
+    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, Float, *[Address] * 4),
     "experts": (*[Address] * 3, *[Int] * 3, Float, Float, *[Address] * 4),
     "add_gated": (*[Address] * 4, Size, Address),
+    "layer_norm": (*[Address] * 3, Float, Size, Address),
+    "scale_shift": (Address, Float, Address, Size, Address),
+    "grow_queries": (Address, Size, Size, Float, Size),
 }
 KINDS = list(ARGUMENTS)
 STRUCTS = {

@@ -50,6 +50,7 @@ class ExpertMatrices(NamedTuple):
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
     down_bias: torch.Tensor | None = None  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
+    powers: tuple[torch.Tensor, torch.Tensor] | None = None  # where both matrices are packed 4-bit floats (see `fp4`)
 
 
 class PackedExpertWeights(NamedTuple):

@@ -14,18 +14,20 @@ from typing import Literal, Protocol
 
 import torch
 
+from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.quant_linear.filling import FillingWeight
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import IntegerRows
 
-KeptRows = QuantizedRows | IntegerRows  # as a quantised checkpoint has them
+KeptRows = QuantizedRows | IntegerRows | Fp4Rows  # as a quantised checkpoint has them
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Numbers of a quantised checkpoint that a layer can keep."""
 
-    kind: Literal["fp8", "int4"]  # 8-bit floats with a scale for each output, or integers in groups
+    # 8-bit floats with a scale for each output; integers in groups; or, of experts, 4-bit floats in groups.
+    kind: Literal["fp8", "int4", "fp4"]
     inputs: int
     group: int = 0  # inputs of a group
 

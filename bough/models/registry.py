@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -143,9 +144,10 @@ def build_model(
     else:
         ops = ops_for(device, deterministic)
         scheme = scheme_for(quantization)
-        if form_of is not None:
-            scheme = StoredScheme(form_of, scheme)
         placement = Placement(topology, dtype, device, reduce, ops, scheme)
+        if form_of is not None:
+            stored = StoredScheme(form_of, scheme)
+            placement = replace(placement, make_weight=stored, make_experts=stored.experts)
     return family.build(config, placement)
 
 

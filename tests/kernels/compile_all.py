@@ -265,6 +265,8 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
     others = MoEConfig(32, 2, 256, scores="sparsemixer", jitter=0.01)
     gate_up, down = torch.zeros(32, 512, 256, dtype=dtype), torch.zeros(32, 256, 256, dtype=dtype)
     biased = ExpertMatrices(gate_up, down, gate_up[:, :, 0].clone(), down[:, :, 0].clone(), (1.7, 7.0))
+    codes, powers = ([torch.zeros(32, rows, 256 // n, dtype=torch.uint8) for rows in (512, 256)] for n in (2, 32))
+    small = ExpertMatrices(*codes, *biased[2:5], (powers[0], powers[1]))
     bias, norm = torch.zeros(32), Norm(torch.ones(256, dtype=dtype), 1e-6, False)
     for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
         x = torch.zeros(tokens, 256, dtype=dtype)
@@ -273,6 +275,7 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         multiply(x, ExpertMatrices(gate_up, down), routed, "silu", config=None if tokens == 1 else cut)
         if tokens in (1, 8, 1024):
             multiply(x, biased, routed, "silu", config=None if tokens == 1 else cut)
+            multiply(x, small, routed, "silu", config=cut)
         norm_route(x, x, norm, Router(gate_up[0, :32], bias), moe, count=tokens > 16)
         norm_route(x, x, norm, Router(gate_up[0, :32], None, down[0, 0, :32]), others, count=tokens > 16)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from bough.core.model_config import MoEConfig
-from bough.kernels.experts import reference
+from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.tiling import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
@@ -160,6 +160,40 @@ def test_experts_may_have_biases_and_a_clamped_gate(
     gate_up, down, *biases = (tensor.double() for tensor in tensors)
     choice = (routed.ids, routed.weights.double(), "silu")
     assert_near(got, reference.experts(x.double(), gate_up, down, *choice, *biases, clamped_gate), 1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "config"), [(1, None), (3, CUTS[0]), (3, CUTS[1]), (20, CUTS[2])])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.float16, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
+    ],
+)
+def test_experts_of_4_bit_floats(tokens: int, config: Tiling | None, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(tokens, 64, device=device, dtype=dtype)
+    codes = [torch.randint(256, shape, dtype=torch.uint8, device=device) for shape in ((5, 128, 32), (5, 64, 32))]
+    powers = [torch.randint(118, 124, (*c.shape[:2], 2), dtype=torch.uint8, device=device) for c in codes]
+    routed = route(torch.randn(tokens, 5, device=device), replace(MOE, experts=5), None, count=tokens > 16)
+    biases = [torch.randn(5, size, device=device).to(dtype) for size in (128, 64)]
+    matrices = ExpertMatrices(*codes, *biases, (1.702, 7.0), (powers[0], powers[1]))
+    got = fast.multiply(x, matrices, routed, "silu", config=config)
+    wide = [bias.double() for bias in biases]
+    choice = (routed.ids, routed.weights.double(), "silu")
+    exact = reference.experts(x.double(), *codes, *choice, *wide, (1.702, 7.0), (powers[0], powers[1]))
+    assert_near(got, exact, 1e-5 if dtype == torch.float32 else None)
+
+
+def test_packed_4_bit_floats_are_those_of_the_checkpoint() -> None:
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.randint(16, (7, 128), dtype=torch.uint8)
+    powers = torch.randint(0, 255, (7, 4), dtype=torch.uint8)
+    stored = codes[:, ::2] | codes[:, 1::2] << 4
+    signs = torch.where(codes < 8, 1.0, -1.0)
+    expected = values[(codes & 7).long()] * signs * torch.exp2(powers.float() - 127).repeat_interleave(32, dim=1)
+    assert torch.equal(fp4.dequantize(fp4.pack(stored), powers), expected)
 
 
 @pytest.mark.gpu

@@ -69,7 +69,7 @@ def down_by_rows(
 
 @triton.jit(do_not_specialize=["tokens"])
 def gate_up_by_tiles(
-    x, gate_up, bias, ids, order, table, out, x_stride, tokens, INNER,
+    x, gate_up, powers, bias, ids, order, table, out, x_stride, tokens, INNER,
     K: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr, ACTIVATION: tl.constexpr,
     SLOPE: tl.constexpr, LIMIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SWAP: tl.constexpr, DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
@@ -84,13 +84,19 @@ def gate_up_by_tiles(
         first = expert * 2 * INNER + tl.program_id(0) % columns * BLOCK_N  # of the gate's rows
         gate = _zeros(BLOCK_M, BLOCK_N, SWAP)
         up = _zeros(BLOCK_M, BLOCK_N, SWAP)
-        for start in range(0, K, BLOCK_K):
-            k = (start + tl.arange(0, BLOCK_K))[None, :]
-            here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            gate_tile = _weights(gate_up, first, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
-            gate = _multiply_add(here, gate_tile, gate, SWAP)
-            up_tile = _weights(gate_up, first + INNER, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
-            up = _multiply_add(here, up_tile, up, SWAP)
+        if powers is not None:
+            for start in range(0, K, 64):
+                left, right = _two_groups(rows, start, there)
+                gate = _add_fp4(left, right, gate_up, powers, first, start, n < INNER, gate, K, BLOCK_N, SWAP)
+                up = _add_fp4(left, right, gate_up, powers, first + INNER, start, n < INNER, up, K, BLOCK_N, SWAP)
+        else:
+            for start in range(0, K, BLOCK_K):
+                k = (start + tl.arange(0, BLOCK_K))[None, :]
+                here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
+                gate_tile = _weights(gate_up, first, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
+                gate = _multiply_add(here, gate_tile, gate, SWAP)
+                up_tile = _weights(gate_up, first + INNER, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
+                up = _multiply_add(here, up_tile, up, SWAP)
         if bias is not None:
             gate = _add_bias(gate, bias + expert * 2 * INNER + n, n < INNER, SWAP)
             up = _add_bias(up, bias + expert * 2 * INNER + INNER + n, n < INNER, SWAP)
@@ -104,7 +110,7 @@ def gate_up_by_tiles(
 
 @triton.jit(do_not_specialize=["tokens"])
 def down_by_tiles(
-    inner, down, bias, ids, weights, order, table, out, tokens, N,
+    inner, down, powers, bias, ids, weights, order, table, out, tokens, N,
     K: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -117,11 +123,16 @@ def down_by_tiles(
         rows = inner + pair.to(tl.int64)[:, None] * K
         first = expert * N + tl.program_id(0) % columns * BLOCK_N
         acc = _zeros(BLOCK_M, BLOCK_N, SWAP)
-        for start in range(0, K, BLOCK_K):
-            k = (start + tl.arange(0, BLOCK_K))[None, :]
-            here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = _weights(down, first, start, n < N, K, BLOCK_N, BLOCK_K, DESCRIBED)
-            acc = _multiply_add(here, w, acc, SWAP)
+        if powers is not None:
+            for start in range(0, K, 64):
+                left, right = _two_groups(rows, start, there)
+                acc = _add_fp4(left, right, down, powers, first, start, n < N, acc, K, BLOCK_N, SWAP)
+        else:
+            for start in range(0, K, BLOCK_K):
+                k = (start + tl.arange(0, BLOCK_K))[None, :]
+                here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
+                w = _weights(down, first, start, n < N, K, BLOCK_N, BLOCK_K, DESCRIBED)
+                acc = _multiply_add(here, w, acc, SWAP)
         if bias is not None:
             acc = _add_bias(acc, bias + expert * N + n, n < N, SWAP)
         if SWAP:
@@ -216,3 +227,34 @@ def _multiply_add(rows, w, acc, SWAP: tl.constexpr):
     else:
         acc = tl.dot(rows, w.T, acc, input_precision="ieee")
     return acc
+
+
+@triton.jit
+def _two_groups(rows, start, there):
+    """Of rows, the inputs from `start` on that meet the lower halves of 4-bit weights' bytes, and the upper ones'."""
+    left = rows + (start + tl.arange(0, 32))[None, :]
+    return tl.load(left, mask=there[:, None], other=0.0), tl.load(left + 32, mask=there[:, None], other=0.0)
+
+
+@triton.jit
+def _add_fp4(
+    left, right, weight, powers, first, start, inside, acc,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """acc plus the product of two groups of inputs with rows of 4-bit weights from `first` on."""
+    row = (first + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
+    places = weight + row * (K // 2) + start // 2 + tl.arange(0, 32)[None, :]
+    packed = tl.load(places, mask=inside[:, None], other=0).to(tl.uint32)
+    power = powers + row * (K // 32) + start // 32
+    lower, upper = tl.load(power, mask=inside[:, None], other=0), tl.load(power + 1, mask=inside[:, None], other=0)
+    acc = _multiply_add(left, _fp4_values(packed & 15, lower, left.dtype), acc, SWAP)
+    return _multiply_add(right, _fp4_values(packed >> 4, upper, left.dtype), acc, SWAP)
+
+
+@triton.jit
+def _fp4_values(codes, power, kind):
+    """Exact in all types but for the range of float16."""
+    doubled = ((0xC8643210 >> (codes & 7) * 4) & 15).to(tl.float32)  # one of the eight magnitudes
+    signed = tl.where(codes < 8, doubled, -doubled)
+    half_scale = (tl.maximum(power.to(tl.int32) - 1, 0) << 23).to(tl.float32, bitcast=True)
+    return (signed * half_scale).to(kind)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
+from bough.kernels.experts.fp4 import dequantize
 
 
 def experts(
@@ -20,6 +21,7 @@ def experts(
     gate_up_bias: torch.Tensor | None = None,  # [experts, 2 * inner]
     down_bias: torch.Tensor | None = None,  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None,
+    powers: tuple[torch.Tensor, torch.Tensor] | None = None,  # of 4-bit floats
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in the type of the weights."""
     gate = silu_mul if activation == "silu" else gelu_tanh_mul
@@ -29,8 +31,11 @@ def experts(
     for expert in set(ids.flatten().tolist()):
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-        inner = gate(F.linear(x[tokens], gate_up[expert], biases[0]))
-        result = F.linear(inner, down[expert], biases[1]).to(weights.dtype)
+        matrices = [gate_up[expert], down[expert]]
+        if powers is not None:
+            matrices = [dequantize(m, p[expert]).to(x.dtype) for m, p in zip(matrices, powers, strict=True)]
+        inner = gate(F.linear(x[tokens], matrices[0], biases[0]))
+        result = F.linear(inner, matrices[1], biases[1]).to(weights.dtype)
         out.index_add_(0, tokens, result * weights[tokens, slots, None])
     return out.to(x.dtype)
 

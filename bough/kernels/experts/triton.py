@@ -74,17 +74,19 @@ def multiply(
     config: Tiling | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in float32."""
-    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS:
+    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and matrices.powers is None:
         return _by_rows(x, matrices, routed, activation)
-    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
-    (tokens, hidden), top, (experts, _, inner) = x.shape, routed.ids.shape[1], down.shape
+    gate_up, down, gate_up_bias, down_bias, clamped_gate, powers = matrices
+    (tokens, hidden), top, (experts, outputs, _) = x.shape, routed.ids.shape[1], gate_up.shape
+    inner, (gate_up_powers, down_powers) = outputs // 2, powers or (None, None)
     tiling = config or fitted(config_for(tokens, top, experts), x.element_size(), shared_bytes())
-    if hidden * x.element_size() % 16 or inner * x.element_size() % 16:
+    if powers is not None or hidden * x.element_size() % 16 or inner * x.element_size() % 16:
         tiling = replace(tiling, described=False)  # which wants lines of whole 16 bytes
     order = None if routed.ranks is None else put_in_order(routed, experts, tiling.block_m)
     between, results = x.new_empty((tokens * top, inner)), x.new_empty((tokens * top, hidden))
-    gate_up_tiles(x, gate_up, routed, order, between, activation, tiling, gate_up_bias, clamped_gate)
-    down_tiles(between, down, routed, order, results, tiling, down_bias)
+    gate = (gate_up_bias, clamped_gate, gate_up_powers)
+    gate_up_tiles(x, gate_up, routed, order, between, activation, tiling, *gate)
+    down_tiles(between, down, routed, order, results, tiling, down_bias, down_powers)
     out = torch.empty_like(x)
     width = min(SUM_WIDTH, power_of_two_above(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
@@ -105,12 +107,13 @@ def gate_up_tiles(
     tiling: Tiling,
     bias: torch.Tensor | None = None,
     clamped_gate: tuple[float, float] | None = None,
+    powers: torch.Tensor | None = None,
 ) -> None:
     """Fills `out`."""
     (tokens, hidden), inner, cut = x.shape, out.shape[1], tiling.gate_up
     device.gate_up_by_tiles[(_tiles(routed, order) * triton.cdiv(inner, cut.block_n),)](
-        x, _weight(gate_up, cut, tiling), bias, routed.ids, *(order or (None, None)), out, x.stride(0), tokens, inner,
-        K=hidden, **_gate(activation, clamped_gate), **_constants(routed, tiling, cut),
+        x, _weight(gate_up, cut, tiling), powers, bias, routed.ids, *(order or (None, None)), out, x.stride(0), tokens,
+        inner, K=hidden, **_gate(activation, clamped_gate), **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 
@@ -122,11 +125,12 @@ def down_tiles(
     out: torch.Tensor,  # [pairs, hidden]
     tiling: Tiling,
     bias: torch.Tensor | None = None,
+    powers: torch.Tensor | None = None,
 ) -> None:
     """Fills `out` with weighted results."""
     hidden, cut = out.shape[1], tiling.down
     device.down_by_tiles[(_tiles(routed, order) * triton.cdiv(hidden, cut.block_n),)](
-        inner, _weight(down, cut, tiling), bias, routed.ids, routed.weights, *(order or (None, None)), out,
+        inner, _weight(down, cut, tiling), powers, bias, routed.ids, routed.weights, *(order or (None, None)), out,
         routed.ids.shape[0], hidden,
         K=inner.shape[1], **_constants(routed, tiling, cut),
     )  # fmt: skip
@@ -166,7 +170,7 @@ def _gate(activation: str, clamped: tuple[float, float] | None) -> dict[str, Any
 
 
 def _by_rows(x: torch.Tensor, matrices: ExpertMatrices, routed: Routed, activation: str) -> torch.Tensor:
-    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
+    gate_up, down, gate_up_bias, down_bias, clamped_gate, _ = matrices
     between, out = x.new_empty((routed.ids.numel(), down.shape[2])), torch.empty_like(x)
     gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS, gate_up_bias, clamped_gate)
     down_rows(between, down, routed, out, DOWN_BY_ROWS, down_bias)

@@ -24,6 +24,9 @@ class Memory(Protocol):
     @property
     def topology(self) -> Topology: ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def empty(self, *shape: int) -> torch.Tensor: ...
 
 
@@ -74,13 +77,18 @@ class PlainExperts:
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
         biased = moe.biases and placement.topology.tp_rank == 0  # the sum over ranks has down's bias once
-        self._matrices = ExpertMatrices(
-            placement.empty(moe.experts, 2 * inner, hidden_size),
-            placement.empty(moe.experts, hidden_size, inner),
-            placement.empty(moe.experts, 2 * inner) if moe.biases else None,
-            placement.empty(moe.experts, hidden_size) if biased else None,
-            moe.clamped_gate,
+        self._matrices = self._empty(
+            (moe.experts, 2 * inner, hidden_size), (moe.experts, hidden_size, inner), placement
         )
+        self._matrices = self._matrices._replace(
+            gate_up_bias=placement.empty(moe.experts, 2 * inner) if moe.biases else None,
+            down_bias=placement.empty(moe.experts, hidden_size) if biased else None,
+            clamped_gate=moe.clamped_gate,
+        )
+
+    def _empty(self, gate_up: tuple[int, ...], down: tuple[int, ...], placement: Memory) -> ExpertMatrices:
+        """Memory for matrices of these shapes."""
+        return ExpertMatrices(placement.empty(*gate_up), placement.empty(*down))
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
@@ -97,13 +105,13 @@ class PlainExperts:
         return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        gate_up, down, gate_up_bias, down_bias, _ = self._matrices
-        inner, held = down.shape[2], self._held
-        for expert in range(self._moe.experts):
-            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", gate_up[expert, :inner], (held,))
-            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", gate_up[expert, inner:], (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", down[expert], (slice(None), held))
-        yield from expert_bias_slots(prefix, gate_up_bias, down_bias, held)
+        matrices, held = self._matrices, self._held
+        for expert, (gate_up, down) in enumerate(zip(matrices.gate_up, matrices.down, strict=True)):
+            gate, up = gate_up.chunk(2)
+            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", gate, (held,))
+            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", up, (held,))
+            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", down, (slice(None), held))
+        yield from expert_bias_slots(prefix, matrices.gate_up_bias, matrices.down_bias, held)
 
 
 class PlainTable:

@@ -47,7 +47,7 @@ class ScaledTensor(QuantizedTensor):
     def form(self) -> Form | None:
         return Form("fp8", self.shape[1]) if self.is_float and self.by_row else None
 
-    def read_kept(self, rows: slice) -> KeptRows:
+    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
         return QuantizedRows(self.files.read(self.name, (rows,)), self._row_scales(rows))
 
     @property

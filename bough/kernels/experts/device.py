@@ -32,12 +32,14 @@ def gate_up_by_rows(
     row = tl.load(x + pair // TOP * x_stride + k, mask=k < K, other=0.0)
     wide = row.to(tl.float32)[None, :, :]
     g = tl.sum(tl.sum(gate.to(tl.float32) * wide, axis=1), axis=1)
-    u = tl.sum(tl.sum(up.to(tl.float32) * wide, axis=1), axis=1)
     if bias is not None:
         g += tl.load(bias + expert * 2 * INNER + n, mask=n < INNER, other=0.0)
+    g = g.to(row.dtype)
+    u = tl.sum(tl.sum(up.to(tl.float32) * wide, axis=1), axis=1)
+    if bias is not None:
         u += tl.load(bias + expert * 2 * INNER + INNER + n, mask=n < INNER, other=0.0)
-    result = gated(g.to(row.dtype), u.to(row.dtype), ACTIVATION, SLOPE, LIMIT)
-    tl.store(out + pair * INNER + n, result, mask=n < INNER)
+    u = u.to(row.dtype)
+    tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION, SLOPE, LIMIT), mask=n < INNER)
 
 
 @triton.jit
@@ -61,10 +63,10 @@ def down_by_rows(
         total += w.to(tl.float32) * row[None, :]
         if bias is not None:
             shift += tl.load(bias + expert * N + n, mask=n < N, other=0.0) * tl.load(weights + pair)
-    result = tl.sum(total, axis=1)
+    target, result = out + token * N + n, tl.sum(total, axis=1)
     if bias is not None:
         result += shift
-    tl.store(out + token * N + n, result.to(out.dtype.element_ty), mask=n < N)
+    tl.store(target, result.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -46,7 +46,7 @@ def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.c
 def join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP: tl.constexpr, BLOCK_G: tl.constexpr):
     """Takes the logits of the heads' sinks into the sums of a row's first item: of its parts, one has them."""
     member = tl.arange(0, BLOCK_G)
-    own = (member < GROUP) & (item == tl.load(first_item + place))
+    own = (member < GROUP) & (item == tl.load(first_item + place, cache_modifier=".cg"))
     sink = tl.load(sinks + kv_head * GROUP + member, mask=own, other=float("-inf")).to(tl.float32) * LOG2_E
     new_top = tl.maximum(top, sink)
     shrink = tl.exp2(top - new_top)

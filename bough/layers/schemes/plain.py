@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -73,15 +75,18 @@ class PlainExperts:
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
-        self._moe, self._ops = moe, placement.ops
+        # Shared experts join them, which saves launches, unless their results are scaled.
+        joins = not (moe.shared_gate or moe.biases or moe.shared_size % moe.intermediate_size)
+        self._appended = moe.shared_size // moe.intermediate_size if joins else 0
+        self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
-        biased = moe.biases and placement.topology.tp_rank == 0  # the sum over ranks has down's bias once
-        self._matrices = self._empty(
-            (moe.experts, 2 * inner, hidden_size), (moe.experts, hidden_size, inner), placement
-        )
+        self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")
+        count, biased = moe.experts + self._appended, moe.biases and placement.topology.tp_rank == 0
+        self._matrices = self._empty((count, 2 * inner, hidden_size), (count, hidden_size, inner), placement)
         self._matrices = self._matrices._replace(
             gate_up_bias=placement.empty(moe.experts, 2 * inner) if moe.biases else None,
+            # Only the first rank adds it: the sum over ranks then has it once.
             down_bias=placement.empty(moe.experts, hidden_size) if biased else None,
             clamped_gate=moe.clamped_gate,
         )
@@ -89,6 +94,10 @@ class PlainExperts:
     def _empty(self, gate_up: tuple[int, ...], down: tuple[int, ...], placement: Memory) -> ExpertMatrices:
         """Memory for matrices of these shapes."""
         return ExpertMatrices(placement.empty(*gate_up), placement.empty(*down))
+
+    @property
+    def has_shared(self) -> bool:
+        return self._appended > 0
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
@@ -106,12 +115,40 @@ class PlainExperts:
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         matrices, held = self._matrices, self._held
-        for expert, (gate_up, down) in enumerate(zip(matrices.gate_up, matrices.down, strict=True)):
-            gate, up = gate_up.chunk(2)
+        for expert in range(self._moe.experts):
+            gate, up = matrices.gate_up[expert].chunk(2)
             yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", gate, (held,))
             yield WeightSlot(f"{prefix}{expert}.up_proj.weight", up, (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", down, (slice(None), held))
+            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", matrices.down[expert], (slice(None), held))
         yield from expert_bias_slots(prefix, matrices.gate_up_bias, matrices.down_bias, held)
+        if self._appended:
+            yield from self._shared_slots(prefix.removesuffix("experts.") + "shared_experts.")
+
+    def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """The shared experts are one MLP in checkpoints, which is cut into experts."""
+        gate_up, down, held = *(part[self._moe.experts :] for part in self._matrices[:2]), self._held_shared
+        inner = down.shape[2]
+        for name, rows in (("gate_proj", slice(None, inner)), ("up_proj", slice(inner, None))):
+            cut = gate_up[:, rows]
+            shape = torch.empty(len(cut) * inner, cut.shape[2], dtype=cut.dtype, device="meta")
+            yield WeightSlot(f"{prefix}{name}.weight", shape, (held,), store=partial(_fill_rows, cut), held=(cut,))
+        columns = down.transpose(0, 1)  # [hidden, shared, inner]
+        shape = torch.empty(len(columns), len(down) * inner, dtype=columns.dtype, device="meta")
+        store = partial(_fill_columns, columns)
+        yield WeightSlot(f"{prefix}down_proj.weight", shape, (slice(None), held), store=store, held=(columns,))
+
+
+def _fill_rows(matrices: torch.Tensor, first: int, band: torch.Tensor) -> None:
+    """Copies a band to its rows, those of the matrices [n, rows, inputs] one below the other."""
+    height, last = matrices.shape[1], first + len(band)
+    for number, matrix in enumerate(matrices):
+        begin, end = max(first, number * height), min(last, (number + 1) * height)
+        if begin < end:
+            matrix[begin - number * height : end - number * height].copy_(band[begin - first : end - first])
+
+
+def _fill_columns(columns: torch.Tensor, first: int, band: torch.Tensor) -> None:
+    columns[first : first + len(band)].copy_(band.view(len(band), *columns.shape[1:]))
 
 
 class PlainTable:

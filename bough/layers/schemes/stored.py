@@ -64,15 +64,16 @@ class StoredScheme:
         return self._others(in_features, parts, bias, placement)
 
     def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
-        return StoredExperts(partial(self._make_experts, hidden_size, moe, placement))
+        fits = fits_fp4(hidden_size) and fits_fp4(moe.intermediate_size)
+        if fits and placement.topology.tp_size == 1 and not moe.shared_size:
+            return StoredExperts(partial(self._make_experts, hidden_size, moe, placement))
+        return PlainExperts(hidden_size, moe, placement)
 
     def _make_experts(self, hidden_size: int, moe: MoEConfig, placement: Placement, prefix: str) -> ExpertWeights:
         parts = ("gate_proj", "up_proj", "down_proj")
         forms = [self._form_of(f"{prefix}{i}.{part}.weight") for i in range(moe.experts) for part in parts]
-        whole = placement.topology.tp_size == 1 and fits_fp4(hidden_size) and fits_fp4(moe.intermediate_size)
-        if whole and all(form is not None and form.kind == "fp4" for form in forms):
-            return Fp4Experts(hidden_size, moe, placement)
-        return PlainExperts(hidden_size, moe, placement)
+        kept = all(form is not None and form.kind == "fp4" for form in forms)
+        return (Fp4Experts if kept else PlainExperts)(hidden_size, moe, placement)
 
 
 class StoredWeight(LinearWeight):
@@ -175,7 +176,9 @@ class W4Weight(LinearWeight):
 
 
 class StoredExperts(ExpertWeights):
-    """Experts whose form is known when they are to be filled."""
+    """Experts whose form is known when they are to be filled. None of them is shared."""
+
+    has_shared = False
 
     def __init__(self, make: Callable[[str], ExpertWeights]) -> None:
         self._make = make

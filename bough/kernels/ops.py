@@ -15,7 +15,7 @@ import torch
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
 from bough.kernels.embedding.reference import embedding
-from bough.kernels.experts.reference import experts
+from bough.kernels.experts.reference import Matrices, experts
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
@@ -45,12 +45,11 @@ class Router(NamedTuple):
 class ExpertMatrices(NamedTuple):
     """What the rows of a mixture of experts are multiplied with."""
 
-    gate_up: torch.Tensor  # [experts, 2 * inner, hidden]: the gate's rows, then up's
-    down: torch.Tensor  # [experts, hidden, inner]
+    gate_up: Matrices  # [experts, 2 * inner, hidden]: the gate's rows, then up's
+    down: Matrices  # [experts, hidden, inner]
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
     down_bias: torch.Tensor | None = None  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
-    powers: tuple[torch.Tensor, torch.Tensor] | None = None  # where both matrices are packed 4-bit floats (see `fp4`)
 
 
 class PackedExpertWeights(NamedTuple):

@@ -14,25 +14,24 @@ from typing import Literal, Protocol
 
 import torch
 
-from bough.kernels.experts.fp4 import Fp4Rows
+from bough.kernels.experts.fp4 import FloatRows
 from bough.kernels.quant_linear.filling import FillingWeight
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import IntegerRows
 
-KeptRows = QuantizedRows | IntegerRows | Fp4Rows  # as a quantised checkpoint has them
+KeptRows = QuantizedRows | IntegerRows | FloatRows  # as a quantised checkpoint has them
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Numbers of a quantised checkpoint that a layer can keep."""
 
-    # 8-bit floats with a scale for each output; integers in groups; or, of experts, 4-bit floats in groups.
-    kind: Literal["fp8", "int4", "fp4"]
+    kind: Literal["fp8", "int4", "fp4"]  # 8-bit floats; integers in groups; or, of experts, 4-bit floats in groups
     inputs: int
-    group: int = 0  # inputs of a group
+    group: int = 0  # inputs of an output that share a scale; 0: all
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "fp8" else f"{self.kind} in groups of {self.group}"
+        return f"{self.kind} in groups of {self.group}" if self.group else self.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -134,7 +133,7 @@ def build_model(
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement, no_reduce
     from bough.layers.schemes.packed import PackedScheme
-    from bough.layers.schemes.registry import scheme_for
+    from bough.layers.schemes.registry import experts_for, scheme_for
     from bough.layers.schemes.stored import StoredScheme
 
     reduce = all_reduce or no_reduce
@@ -143,11 +142,11 @@ def build_model(
         placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table, packed.experts)
     else:
         ops = ops_for(device, deterministic)
-        scheme = scheme_for(quantization)
-        placement = Placement(topology, dtype, device, reduce, ops, scheme)
+        scheme, experts = scheme_for(quantization), experts_for(quantization)
         if form_of is not None:
-            stored = StoredScheme(form_of, scheme)
-            placement = replace(placement, make_weight=stored, make_experts=stored.experts)
+            stored = StoredScheme(form_of, scheme, experts)
+            scheme, experts = stored, stored.experts
+        placement = Placement(topology, dtype, device, reduce, ops, scheme, make_experts=experts)
     return family.build(config, placement)
 
 

@@ -1,5 +1,4 @@
-"""Experts of 4-bit floats (E2M1) with a power of two for every 32 inputs, as MXFP4 checkpoints have them: what the
-numbers are, how they are packed for kernels, and what they stand for."""
+"""Experts of 4-bit floats (E2M1) with a power of two for every 32 inputs, as MXFP4 checkpoints have them."""
 
 from __future__ import annotations
 
@@ -7,35 +6,36 @@ from typing import NamedTuple
 
 import torch
 
+from bough.kernels.w4_linear.reference import codes_of, pack_codes
+
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)])
 GROUP = 32  # inputs that share a power
 POWER_BIAS = 127
 
 
-class Fp4Rows(NamedTuple):
+class FloatRows(NamedTuple):
     """Rows as checkpoints have them."""
 
-    codes: torch.Tensor  # [rows, inputs / 2] uint8, of each byte the lower half first
+    codes: torch.Tensor  # [rows, inputs] uint8
     powers: torch.Tensor  # [rows, inputs / 32] uint8
 
 
-def fits(inputs: int) -> bool:
-    """Whether rows of this length can be packed."""
-    return inputs % (2 * GROUP) == 0
+class Fp4Rows(NamedTuple):
+    """Packed rows of a weight."""
+
+    words: torch.Tensor  # as those of `W4Rows`
+    powers: torch.Tensor  # [rows, inputs / 32] uint8
 
 
-def pack(codes: torch.Tensor) -> torch.Tensor:
-    """The codes of rows in the order that kernels read: bytes with the halves of two neighbouring groups."""
-    halves = torch.stack([codes & 15, codes >> 4], dim=-1).view(len(codes), -1, 2, GROUP)
-    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+def pack(rows: FloatRows) -> Fp4Rows:
+    return Fp4Rows(pack_codes(rows.codes), rows.powers)
 
 
-def dequantize(packed: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
-    """The numbers of packed rows. float32 [rows, inputs]"""
-    pairs = packed.view(len(packed), -1, GROUP)
-    values = VALUES.to(packed.device)[torch.stack([pairs & 15, pairs >> 4], dim=2).int()].flatten(1, 2)
-    return (values * powers_of_two(powers)[:, :, None]).flatten(1)
+def dequantize(weight: Fp4Rows, inputs: int) -> torch.Tensor:
+    """The numbers that packed rows stand for. float32 [rows, inputs]"""
+    values = VALUES.to(weight.words.device)[codes_of(weight.words, inputs)]
+    return (values.view(len(values), -1, GROUP) * powers_of_two(weight.powers)[:, :, None]).flatten(1)
 
 
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:

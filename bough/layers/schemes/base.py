@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from bough.attention.context import ForwardContext
+from bough.core.model_config import MoEConfig
 from bough.kernels.ops import Activation, Norm, Router
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
@@ -124,6 +125,16 @@ def bias_slots(prefix: str, parts: Sequence[Part], bias: torch.Tensor | None) ->
     if bias is not None:
         for part, rows in bands(parts):
             yield WeightSlot(f"{prefix}{part.name}.bias", bias[rows], part.index[:1])
+
+
+def expert_biases(
+    hidden_size: int, inner: int, moe: MoEConfig, rank: int, empty: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Memory for those of gate and up and of down, if there are any. Only the first rank adds down's: the sum over
+    ranks then has it once."""
+    if not moe.biases:
+        return None, None
+    return empty(moe.experts, 2 * inner), empty(moe.experts, hidden_size) if rank == 0 else None
 
 
 def expert_bias_slots(

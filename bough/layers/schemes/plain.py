@@ -13,7 +13,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
-from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots
+from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots, expert_biases
 from bough.layers.weights import WeightSlot
 
 
@@ -25,9 +25,6 @@ class Memory(Protocol):
 
     @property
     def topology(self) -> Topology: ...
-
-    @property
-    def device(self) -> torch.device: ...
 
     def empty(self, *shape: int) -> torch.Tensor: ...
 
@@ -82,18 +79,11 @@ class PlainExperts:
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
         self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")
-        count, biased = moe.experts + self._appended, moe.biases and placement.topology.tp_rank == 0
-        self._matrices = self._empty((count, 2 * inner, hidden_size), (count, hidden_size, inner), placement)
-        self._matrices = self._matrices._replace(
-            gate_up_bias=placement.empty(moe.experts, 2 * inner) if moe.biases else None,
-            # Only the first rank adds it: the sum over ranks then has it once.
-            down_bias=placement.empty(moe.experts, hidden_size) if biased else None,
-            clamped_gate=moe.clamped_gate,
-        )
-
-    def _empty(self, gate_up: tuple[int, ...], down: tuple[int, ...], placement: Memory) -> ExpertMatrices:
-        """Memory for matrices of these shapes."""
-        return ExpertMatrices(placement.empty(*gate_up), placement.empty(*down))
+        count, rank = moe.experts + self._appended, placement.topology.tp_rank
+        self._gate_up = placement.empty(count, 2 * inner, hidden_size)
+        self._down = placement.empty(count, hidden_size, inner)
+        self._biases = expert_biases(hidden_size, inner, moe, rank, placement.empty)
+        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate)
 
     @property
     def has_shared(self) -> bool:
@@ -114,26 +104,24 @@ class PlainExperts:
         return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        matrices, held = self._matrices, self._held
+        inner, held = self._down.shape[2], self._held
         for expert in range(self._moe.experts):
-            gate, up = matrices.gate_up[expert].chunk(2)
-            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", gate, (held,))
-            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", up, (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", matrices.down[expert], (slice(None), held))
-        yield from expert_bias_slots(prefix, matrices.gate_up_bias, matrices.down_bias, held)
+            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
+            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
+            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
+        yield from expert_bias_slots(prefix, *self._biases, held)
         if self._appended:
             yield from self._shared_slots(prefix.removesuffix("experts.") + "shared_experts.")
 
     def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The shared experts are one MLP in checkpoints, which is cut into experts."""
-        gate_up, down, held = *(part[self._moe.experts :] for part in self._matrices[:2]), self._held_shared
-        inner = down.shape[2]
+        inner, held, first = self._down.shape[2], self._held_shared, self._moe.experts
         for name, rows in (("gate_proj", slice(None, inner)), ("up_proj", slice(inner, None))):
-            cut = gate_up[:, rows]
+            cut = self._gate_up[first:, rows]
             shape = torch.empty(len(cut) * inner, cut.shape[2], dtype=cut.dtype, device="meta")
             yield WeightSlot(f"{prefix}{name}.weight", shape, (held,), store=partial(_fill_rows, cut), held=(cut,))
-        columns = down.transpose(0, 1)  # [hidden, shared, inner]
-        shape = torch.empty(len(columns), len(down) * inner, dtype=columns.dtype, device="meta")
+        columns = self._down[first:].transpose(0, 1)  # [hidden, shared, inner]
+        shape = torch.empty(len(columns), len(self._down[first:]) * inner, dtype=columns.dtype, device="meta")
         store = partial(_fill_columns, columns)
         yield WeightSlot(f"{prefix}down_proj.weight", shape, (slice(None), held), store=store, held=(columns,))
 

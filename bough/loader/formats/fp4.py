@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from bough.kernels.experts.fp4 import GROUP, VALUES, Fp4Rows, powers_of_two
+from bough.kernels.experts.fp4 import GROUP, VALUES, FloatRows, powers_of_two
 from bough.layers.weights import Form, KeptRows
 from bough.loader.formats.base import QuantizedTensor
 from bough.loader.quantization import Quantization
@@ -14,8 +14,11 @@ from bough.loader.source import Index, SafetensorsSource
 
 def fp4_values(packed: torch.Tensor) -> torch.Tensor:
     """The numbers in bytes, the lower half of each first: twice as many along the last side. float32"""
-    pairs = torch.stack([packed & 15, packed >> 4], dim=-1)
-    return VALUES[pairs.flatten(-2).int()]
+    return VALUES[_codes(packed).int()]
+
+
+def _codes(packed: torch.Tensor) -> torch.Tensor:
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
 
 
 class Fp4Tensor(QuantizedTensor):
@@ -67,7 +70,8 @@ class Mxfp4Experts(QuantizedTensor):
     def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
         assert plane is not None, "experts are kept one by one"
         index = (slice(plane, plane + 1), rows)
-        return Fp4Rows(self.files.read(self._blocks, index)[0].flatten(1), self.files.read(self._scales, index)[0])
+        codes = _codes(self.files.read(self._blocks, index)[0]).flatten(1)
+        return FloatRows(codes, self.files.read(self._scales, index)[0])
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> Fp4Tensor | None:

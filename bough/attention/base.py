@@ -16,6 +16,8 @@ from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig
 from bough.memory.pools.kv_pool import KVPool
 
+Reading = tuple[int | None, int, int]  # window, key-value heads and their width
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -31,6 +33,11 @@ class AttentionSpec:
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
     sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value; torch's back end only
+
+    @property
+    def reading(self) -> Reading:
+        """Layers in which it is the same read by one plan."""
+        return self.window, self.kv_heads, self.head_dim
 
     @property
     def writes_scores(self) -> bool:

@@ -55,7 +55,7 @@ class TorchAttention(AttentionBackend):
         self._batch: AttentionBatch | None = None
         self._reads: dict[tuple[int, int | None], Reads] = {}  # by group and window
         self._masks = CausalMasks(QUERY_BLOCK)
-        self._scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # by the shape of a token's keys
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
@@ -164,15 +164,16 @@ class TorchAttention(AttentionBackend):
             return keys[index], values[index]
         size = index.shape[0]
         shared = values.data_ptr() == keys.data_ptr()  # latents
-        if self._scratch is None or self._scratch[0].shape[0] < size or self._scratch[0].shape[1:] != keys.shape[1:]:
-            self._scratch = None  # first, so that old and new need not fit in memory together
-            room = (max(size, 1024) * 5 // 4, *keys.shape[1:])  # lengths grow by one a step: some for the next ones
-            self._scratch = (keys.new_empty(room), values.new_empty((0,) if shared else room))
-        k = self._scratch[0][:size]
+        shape = keys.shape[1:]
+        if shape not in self._scratch or self._scratch[shape][0].shape[0] < size:
+            self._scratch.pop(shape, None)  # first, so that old and new need not fit in memory together
+            room = (max(size, 1024) * 5 // 4, *shape)  # lengths grow by one a step: some for the next ones
+            self._scratch[shape] = (keys.new_empty(room), values.new_empty((0,) if shared else room))
+        k = self._scratch[shape][0][:size]
         torch.index_select(keys, 0, index, out=k)
         if shared:
             return k, k[..., : values.shape[-1]]
-        v = self._scratch[1][:size]
+        v = self._scratch[shape][1][:size]
         torch.index_select(values, 0, index, out=v)
         return k, v
 

@@ -14,7 +14,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.tiling import INVARIANT_TILING, fitted
-from bough.kernels.experts.triton import multiply
+from bough.kernels.experts.triton import multiply, scaled
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
@@ -58,18 +58,19 @@ class InvariantOps(Ops):
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return invariant_linear(hidden, weight, out_dtype=torch.float32)
 
-    def routed_experts(
+    def experts_by_logits(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
+        logits: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
         gate_up: torch.Tensor,
         down: torch.Tensor,
         activation: Activation,
+        scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
-        routed = route(invariant_linear(x, router), moe, bias, count=True)
+        routed = scaled(route(logits, moe, bias, count=True), scale)
         tiling = fitted(INVARIANT_TILING, x.element_size(), shared_bytes())
         return multiply(x, gate_up, down, routed, activation, config=tiling)
 

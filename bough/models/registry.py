@@ -25,6 +25,7 @@ from bough.models.exaone4 import Exaone4
 from bough.models.family import ModelFamily
 from bough.models.gemma import Gemma, Gemma2, VaultGemma
 from bough.models.gemma3 import Gemma3
+from bough.models.gemma4 import Gemma4
 from bough.models.glm import Glm, Glm4
 from bough.models.glm4_moe import Glm4Moe
 from bough.models.gpt2 import Gpt2
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
 BUILT_IN: tuple[ModelFamily, ...] = (
     *(Llama(), Mistral(), Mistral3(), Ministral(), Ministral3(), Qwen2(), Qwen3(), Gemma(), Gemma2(), Gemma3()),
-    *(VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
+    *(Gemma4(), VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
     *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
     *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.attention.base import AttentionBackend
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.registry import BackendNames, build_backend, choose_backends
 from bough.attention.split_backend import SplitAttention
 from bough.attention.torch_backend import TorchAttention
@@ -29,8 +29,8 @@ def to_device(array: np.ndarray) -> torch.Tensor:
 def triton_attention(case: Case) -> TritonAttention:
     heads = case.kv_heads * case.group
 
-    def make_work(window: int | None) -> DecodeWork:
-        return DecodeWork(8, heads, case.kv_heads, HEAD_DIM, torch.device("cpu"), window=window)
+    def make_work(layer: AttentionSpec) -> DecodeWork:
+        return DecodeWork(8, heads, case.kv_heads, HEAD_DIM, torch.device("cpu"), window=layer.window)
 
     return TritonAttention(to_device, make_work, config_for(heads, case.kv_heads, HEAD_DIM, torch.float32))
 

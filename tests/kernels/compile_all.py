@@ -59,7 +59,7 @@ from bough.sampling.state import SamplingState
 
 ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
 HIDDEN, INNER = 4096, 14336
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
 LATENT_HEADS = (16, 128)
 SHARED_BYTES = {  # that a program may have
@@ -308,7 +308,7 @@ def launch_all(arch: str) -> None:
 def launch_largest(arch: str) -> None:
     """Of prefill attention and invariant attention what wants the most shared memory."""
     room = SHARED_BYTES[arch]
-    for head_dim in (128, 256):
+    for head_dim in (128, 256, 512):
         Attention(torch.bfloat16, head_dim, room).prefill(torch.bfloat16)
     Attention(torch.bfloat16, 128, room).invariant(torch.bfloat16)
 

@@ -43,6 +43,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
     room = shared_bytes() if room is None else room
     if kv_dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
         stages = 2 if head_dim > 128 and room <= LITTLE else 3
+        if head_dim > 256 and room < PLENTY:
+            stages = 1
         return DecodeConfig(block_n=MIN_DOT, num_warps=4, num_stages=stages)
     row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
     block_n = min(128, max(MIN_DOT, 16384 // row_bytes))

@@ -45,10 +45,17 @@ def routed_experts(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     activation: str,
+    scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    return multiply(x, gate_up, down, route(logits, moe, bias, count=not few), activation)
+    routed = scaled(route(logits, moe, bias, count=not few), scale)
+    return multiply(x, gate_up, down, routed, activation)
+
+
+def scaled(routed: Routed, scale: torch.Tensor | None) -> Routed:
+    """With each expert's weight multiplied with its own scale."""
+    return routed if scale is None else routed._replace(weights=routed.weights * scale[routed.ids])
 
 
 def normed_experts(

@@ -13,7 +13,7 @@ import triton
 
 from bough.kernels.invariant_attention.device import attend, merge
 from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
-from bough.kernels.shared_memory import LITTLE, shared_bytes
+from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MERGE_WIDTH = 256
@@ -48,7 +48,8 @@ def config_for(
     group = heads // kv_heads
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
-        return InvariantConfig(chunk=512, block_m=32, block_n=16, pack=pack, num_warps=4, num_stages=2)
+        lines, stages = (16, 1) if head_dim > 256 and room < PLENTY else (32, 2)
+        return InvariantConfig(chunk=512, block_m=lines, block_n=16, pack=pack, num_warps=4, num_stages=stages)
     if head_dim > 256:  # latents: two sums as wide as they are stay in registers
         return InvariantConfig(
             chunk=512, block_m=32, block_n=16 if room <= LITTLE else 32, pack=pack, num_warps=8, num_stages=2

@@ -71,7 +71,10 @@ def config_for(
     group = heads // kv_heads
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
-        return PrefillConfig(block_m=32, block_n=16, pack=pack, num_warps=8, num_stages=2)
+        lines, stages = (16, 1) if head_dim > 256 and room < PLENTY else (32, 2)
+        return PrefillConfig(block_m=lines, block_n=16, pack=pack, num_warps=8, num_stages=stages)
+    if head_dim > 256:
+        return PrefillConfig(block_m=32, block_n=16 if room < PLENTY else 32, pack=pack, num_warps=8, num_stages=2)
     if head_dim > 128 and room < PLENTY:
         return PrefillConfig(block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
     if head_dim > 128:

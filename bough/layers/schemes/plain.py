@@ -105,6 +105,11 @@ class PlainExperts:
         normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
         return self(normed, router, activation, ctx), normed, stream
 
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._ops.experts_by_logits(x, logits, None, self._moe, self._gate_up, self._down, activation, scale)
+
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held
         for expert in range(self._moe.experts):

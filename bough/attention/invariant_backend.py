@@ -86,6 +86,7 @@ class InvariantAttention(AttentionBackend):
                 page_size=batch.page_size,
                 scale=layer.scale,
                 window=layer.window,
+                chunked=layer.chunked,
                 softcap=layer.softcap,
                 k_scale=pool.key_scales[layer.layer],
                 v_scale=pool.value_scales[layer.layer],
@@ -105,9 +106,9 @@ class InvariantAttention(AttentionBackend):
         reading = layer.reading
         work = self._works.get(reading)
         if work is None:
-            work = self._works[reading] = DecodeItems(
-                self._max_batch, layer.heads, width, device, chunk=self._config.chunk, window=layer.window
-            )
+            shape, chunk = (self._max_batch, layer.heads, width, device), self._config.chunk
+            work = DecodeItems(*shape, chunk=chunk, window=layer.window, chunked=layer.chunked)
+            self._works[reading] = work
         if batch.decodes and reading not in self._planned:
             work.plan(batch.lengths[: batch.decodes])
             self._planned.add(reading)

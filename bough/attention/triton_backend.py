@@ -98,6 +98,7 @@ class TritonAttention(AttentionBackend):
                 page_size=batch.page_size,
                 scale=layer.scale,
                 window=layer.window,
+                chunked=layer.chunked,
                 softcap=layer.softcap,
                 k_scale=k_scale,
                 v_scale=v_scale,

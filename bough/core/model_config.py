@@ -79,6 +79,7 @@ class MoEConfig:
     biases: bool = False  # the router and the experts' matrices have biases
     clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
+    scales_inputs: bool = False  # the weight of a token's one expert multiplies what that is given, not its result
     beside_mlp: bool = False  # the layer has an MLP as well; both have norms of their own, and so has the router
     shared_gate: bool = False  # their result is scaled by a gate of its own
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
@@ -136,16 +137,19 @@ class ModelConfig:
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads at once, not of each
     qk_norm_last: bool = False  # after the rotation
+    qk_unit_norm: bool = False  # of heads that rotate, without a weight
     tied_embeddings: bool = False
     sliding_window: int | None = None  # tokens a sliding layer sees, its own included
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none slides
+    chunked: bool = False  # windows do not slide: each begins where the one before it ends
     full_kv_heads: int | None = None  # of layers that do not slide, where theirs differ from those that do
     full_head_dim: int | None = None
     full_keys_as_values: bool = False  # in these layers one projection gives both
     value_norm: bool = False  # value heads are normalised, without a weight
     shared_kv_layers: int = 0  # the last so many have no keys and values of their own (`kv_source`)
     query_scale: float | None = None  # None: head_dim ** -0.5
-    query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b * ln(1 + position // n)
+    # (b, n, o): queries times 1 + b * ln(1 + (position + o) // n), in unrotated layers if there are some
+    query_growth: tuple[float, int, int] | None = None
     attention_softcap: float | None = None
     attention_sinks: bool = False  # each head has a logit that joins its softmax
     logit_scale: float = 1.0

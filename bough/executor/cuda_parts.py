@@ -148,7 +148,7 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
             shape = (limits.rows, heads, head_blocks(heads), latent.rank, loaded.device)
             return DecodeWork(*shape, programs=LATENT_PROGRAMS)
         shape = (limits.rows, heads, layer.kv_heads, layer.head_dim, loaded.device)
-        return DecodeWork(*shape, window=layer.window)
+        return DecodeWork(*shape, window=layer.window, chunked=layer.chunked)
 
     prompts = None
     if latent is not None:

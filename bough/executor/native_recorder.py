@@ -198,6 +198,8 @@ class Recorder:
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, group)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
+        if layer.chunked:
+            raise NotRecordedError("attention within chunks")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
@@ -224,7 +226,7 @@ class Recorder:
     ) -> torch.Tensor:
         if moe.experts > MAX_EXPERTS:
             raise NotRecordedError(f"{moe.experts} experts")
-        if moe.scores not in SCORES:
+        if moe.scores not in SCORES or moe.scales_inputs:
             raise NotRecordedError(f"{moe.scores} routing")
         on_logits, size = self._on_logits(x), x.shape[1]
         scores, ids, weights = (self.rows(width, on_logits) for width in (moe.experts, moe.per_token, moe.per_token))

@@ -14,7 +14,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.tiling import INVARIANT_TILING, fitted
-from bough.kernels.experts.triton import multiply, scaled
+from bough.kernels.experts.triton import multiply, weighed
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
@@ -70,7 +70,7 @@ class InvariantOps(Ops):
         scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
-        routed = scaled(route(logits, moe, bias, count=True), scale)
+        x, routed = weighed(x, route(logits, moe, bias, count=True), moe, scale)
         tiling = fitted(INVARIANT_TILING, x.element_size(), shared_bytes())
         return multiply(x, gate_up, down, routed, activation, config=tiling)
 

@@ -126,6 +126,8 @@ class Ops:
         ids, weights = route(logits, moe, bias)
         if scale is not None:
             weights = weights * scale[ids]
+        if moe.scales_inputs:
+            x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
         return experts(x, gate_up, down, ids, weights, activation)
 
     def normed_experts(

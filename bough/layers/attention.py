@@ -47,10 +47,12 @@ class SelfAttention:
             self._norms = (RmsNorm(sizes[0], *settings), RmsNorm(sizes[1], *settings))
         self._take_rows = placement.ops.take_rows
         self._query_heads = query_heads
+        window = config.sliding_window if config.slides(layer) else None
         self._spec = AttentionSpec(
             layer=layer,
             scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
-            window=config.sliding_window if config.slides(layer) else None,
+            window=window,
+            chunked=config.chunked and window is not None,
             group=config.kv_group(layer),
             softcap=config.attention_softcap,
             heads=query.size // head_dim,
@@ -59,17 +61,19 @@ class SelfAttention:
             sinks=placement.empty(query.size // head_dim) if config.attention_sinks else None,
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
+        unrotated = bool(config.unrotated_layers) and config.unrotated_layers[layer]
         rope = placement.rope(config.rope_of(layer), head_dim, config.context_length)
         query_norm, key_norm = self._norms or (None, None)
+        unit = torch.ones_like(placement.empty(head_dim)) if config.qk_unit_norm and not unrotated else None
         self._qk_norm_rope = QKNormRope(
-            None if query_norm is None else query_norm.rms.weight,
-            None if key_norm is None or self._shares else key_norm.rms.weight,
+            unit if query_norm is None else query_norm.rms.weight,
+            unit if key_norm is None or self._shares else key_norm.rms.weight,
             config.norm_eps,
             config.norm_plus_one,
             rope.cos,
             rope.sin,
         )
-        self._growth = config.query_growth
+        self._growth = config.query_growth if unrotated or not any(config.unrotated_layers) else None
         normalises = config.value_norm and not self._shares
         self._value_weight = torch.ones_like(placement.empty(head_dim)) if normalises else None
         self._rms_norm = placement.ops.rms_norm
@@ -93,8 +97,9 @@ class SelfAttention:
         qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], -1, spec.head_dim)
         if self._growth is not None:
-            rate, span = self._growth
-            qkv[:, : spec.heads] *= (1 + rate * torch.log1p(positions // span)).to(qkv.dtype)[:, None, None]
+            rate, span, offset = self._growth
+            grown = 1 + rate * torch.log1p((positions + offset) // span)
+            qkv[:, : spec.heads] *= grown.to(qkv.dtype)[:, None, None]
         if self._value_weight is not None:
             values = qkv[:, -spec.kv_heads :]
             values.copy_(self._rms_norm(values, self._value_weight, self._qk_norm_rope.eps)[0])

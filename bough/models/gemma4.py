@@ -13,7 +13,7 @@ from bough import layers
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import NESTED, Names, Piece, planes
+from bough.models.names import NESTED, Names, fused_experts, nested
 from bough.models.rope_config import read_local_rope
 
 ROPE = {
@@ -80,17 +80,10 @@ class Gemma4(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        found: dict[str, str | Piece | list[Piece]] = {}
-        for prefix in ("model", "model.language_model", "language_model.model"):
-            theirs = f"{prefix}.layers.*"
-            found |= {f"{theirs}.{name}": f"model.layers.*.mlp.{ours}" for name, ours in MOVED.items()}
-            if config.moe is not None:
-                count, inner = config.moe.experts, config.moe.intermediate_size
-                gates = planes("gate_proj.weight", count, slice(0, inner))
-                ups = planes("up_proj.weight", count, slice(inner, 2 * inner))
-                found[f"{theirs}.experts.gate_up_proj"] = [*gates, *ups]
-                found[f"{theirs}.experts.down_proj"] = planes("down_proj.weight", count)
-        return {**found, **NESTED}
+        if config.moe is None:
+            return NESTED
+        moved = {f"model.layers.*.{name}": f"model.layers.*.mlp.{ours}" for name, ours in MOVED.items()}
+        return nested({**moved, **fused_experts("model.layers.*.experts", config.moe)})
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SandwichBlock:
         if isinstance(config, Gemma4Config) and config.doubled_mlp and config.kv_source(layer) != layer:

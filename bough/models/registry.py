@@ -36,6 +36,7 @@ from bough.models.granitemoe import GraniteMoe
 from bough.models.hunyuan import HunYuanDense
 from bough.models.hunyuan_moe import HunYuanMoe
 from bough.models.llama import Llama
+from bough.models.llama4 import Llama4
 from bough.models.minimax_m2 import MiniMaxM2
 from bough.models.ministral import Ministral, Ministral3, Mistral3
 from bough.models.mistral import Mistral
@@ -72,7 +73,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(Gemma4(), VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
     *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
-    *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
+    *(Mixtral(), Llama4(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
     *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
 )
 GROUP = "bough.models"

@@ -198,6 +198,8 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
     if head_dim in EDGES:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(dtype, window=64, softcap=30.0)
+        attention.prefill(dtype, window=64, chunked=True)
+        attention.invariant(dtype, window=64, chunked=True)
 
 
 def launch_latents(heads: int, arch: str) -> None:

@@ -158,6 +158,37 @@ CASES: dict[str, Case] = {
     "cwm": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
     "mixtral": Case({"num_local_experts": 4, "intermediate_size": 64}),
     "mixtral-window": Case({"num_local_experts": 4, "sliding_window": 9}, model_type="mixtral"),
+    "llama4_text": Case(
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 72,
+            "num_local_experts": 5,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 9,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
+            "head_dim": 16,
+        },
+        native=False,
+    ),
+    "llama4": Case(
+        {
+            "text_config": {**SIZES, "model_type": "llama4_text", "num_local_experts": 4, "head_dim": 16},
+            "vision_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 64,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+                "image_size": 28,
+            },
+        },
+        native=False,
+        without=tuple(SIZES),
+    ),
     "qwen2_moe": Case({**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}),
     "qwen3_moe": Case({**EXPERTS, "head_dim": 16, "num_experts": 5, "norm_topk_prob": True}),
     "qwen3_moe-dense-layers": Case(
@@ -325,7 +356,7 @@ def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyP
 
     def make_work(layer: AttentionSpec) -> DecodeWork:
         shape = (1, layer.heads, layer.kv_heads, layer.head_dim, CPU)
-        return DecodeWork(*shape, window=layer.window, programs=INTERPRETED_PROGRAMS)
+        return DecodeWork(*shape, window=layer.window, chunked=layer.chunked, programs=INTERPRETED_PROGRAMS)
 
     kv_heads = math.lcm(*(count for count, _ in config.kv_shapes))
     prefill = config_for(config.num_heads, kv_heads, config.head_dim, torch.float32)

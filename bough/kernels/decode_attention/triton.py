@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.device import fold, hand_in, leave
-from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
+from bough.kernels.decode_attention.work import ITEM_FIELDS, PROGRAMS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
@@ -100,8 +100,8 @@ def decode_attention(
     kv_heads = head_blocks(heads) if extra else k_cache.shape[1]
     group = heads // kv_heads
     if work is None:
-        programs = {"programs": LATENT_PROGRAMS} if extra else {}
-        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window, **programs)
+        programs = LATENT_PROGRAMS if extra else PROGRAMS
+        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window, programs=programs)
         plan_decode(lengths, work)
     assert work.window == window, "the work was planned for another window"
     assert q.stride(2) == 1

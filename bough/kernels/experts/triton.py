@@ -49,13 +49,19 @@ def routed_experts(
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    routed = scaled(route(logits, moe, bias, count=not few), scale)
+    x, routed = weighed(x, route(logits, moe, bias, count=not few), moe, scale)
     return multiply(x, gate_up, down, routed, activation)
 
 
-def scaled(routed: Routed, scale: torch.Tensor | None) -> Routed:
-    """With each expert's weight multiplied with its own scale."""
-    return routed if scale is None else routed._replace(weights=routed.weights * scale[routed.ids])
+def weighed(
+    x: torch.Tensor, routed: Routed, moe: MoEConfig, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Routed]:
+    """What the experts multiply, and the choices with what they multiply their results with."""
+    if scale is not None:
+        routed = routed._replace(weights=routed.weights * scale[routed.ids])
+    if moe.scales_inputs:
+        x, routed = (x * routed.weights).to(x.dtype), routed._replace(weights=torch.ones_like(routed.weights))
+    return x, routed
 
 
 def normed_experts(
@@ -72,7 +78,8 @@ def normed_experts(
     """The experts' sum for the norm of x + residual, that norm, and x + residual, which is the next residual."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
     routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=not few)
-    return multiply(normed, gate_up, down, routed, activation), normed, stream
+    x, routed = weighed(normed, routed, moe)
+    return multiply(x, gate_up, down, routed, activation), normed, stream
 
 
 def multiply(

@@ -77,6 +77,7 @@ def invariant_attention(
     page_size: int,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,  # the window is one of those that stand side by side
     softcap: float | None = None,
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
@@ -100,8 +101,8 @@ def invariant_attention(
         q.stride(0), q.stride(1), page_table.stride(0),
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
-        EXTRA=extra, PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, CHUNK=chosen.chunk, PACK=chosen.pack,
+        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, CHUNKED=chunked, HEADS=heads, KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim, EXTRA=extra, PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, CHUNK=chosen.chunk, PACK=chosen.pack,
         BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n, BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)),
         PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other

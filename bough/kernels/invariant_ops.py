@@ -58,6 +58,9 @@ class InvariantOps(Ops):
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return invariant_linear(hidden, weight, out_dtype=torch.float32)
 
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        return invariant_linear(x, router, out_dtype=torch.float32)
+
     def experts_by_logits(
         self,
         x: torch.Tensor,

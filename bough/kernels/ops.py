@@ -109,7 +109,12 @@ class Ops:
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        return self.experts_by_logits(x, self.linear(x, router, None), bias, moe, gate_up, down, activation)
+        return self.experts_by_logits(x, self.router_logits(x, router), bias, moe, gate_up, down, activation)
+
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        """The product of the rows and a router [experts, hidden], in float32: rounded to 16 bits, logits of experts
+        between which a token is nearly undecided would be the same."""
+        return torch.nn.functional.linear(x.float(), router.float())
 
     def experts_by_logits(
         self,

@@ -55,6 +55,11 @@ class TritonOps(Ops):
             return skinny_gate_up(x, residual, *norm, weight, activation)
         return Ops.norm_gate_up(self, x, residual, norm, weight, bias, activation)
 
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and x.dtype != torch.float32 and torch.version.hip is None:
+            return torch.mm(x, router.t(), out_dtype=torch.float32)
+        return Ops.router_logits(self, x, router)
+
     def experts_by_logits(
         self,
         x: torch.Tensor,

@@ -63,6 +63,7 @@ def longrope(original: int) -> dict[str, Any]:
 GQA = ("num_key_value_heads",)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+CORRECTED = {**EXPERTS, "n_routed_experts": 6, "routed_scaling_factor": 1.7}
 GEMMA4 = {  # its scores are not divided, so that rounding moves them far: those of transformers too
     "head_dim": 16,
     "global_head_dim": 32,
@@ -250,6 +251,33 @@ CASES: dict[str, Case] = {
             "use_bias": False,
         }
     ),
+    "dots1": Case(
+        {
+            **CORRECTED,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "sliding_window": 9,
+            "layer_types": WINDOWS,
+        }
+    ),
+    "solar_open": Case({**CORRECTED, "head_dim": 16, "attention_bias": True}),
+    "hy_v3": Case({**EXPERTS, "num_experts": 6, "num_shared_experts": 2, "head_dim": 16}),
+    "exaone_moe": Case({**EXPERTS, "num_experts": 6, "sliding_window": 9, "layer_types": WINDOWS}),
+    "glm4_moe_lite": Case(
+        {
+            **CORRECTED,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+        },
+        native=False,
+    ),
+    "flex_olmo": Case({"num_experts": 5, "num_experts_per_tok": 2}, native=False),
     "minimax_m2": Case(
         {
             "head_dim": 16,
@@ -343,8 +371,11 @@ def test_bfloat16_stays_near(model: Model) -> None:
 def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's, interpreted: those that the layers choose, and attention."""
     from bough.attention.base import AttentionSpec
+    from bough.attention.latent_prompts import LatentPrompts
     from bough.attention.triton_backend import TritonAttention
     from bough.kernels.decode_attention.work import DecodeWork
+    from bough.kernels.invariant_attention import triton as invariant
+    from bough.kernels.latent_attention import triton as expanded
     from bough.kernels.prefill_attention.triton import config_for
     from bough.kernels.triton_ops import TRITON
     from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
@@ -353,14 +384,20 @@ def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyP
         pytest.skip("what the layers choose is torch's")
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
     ours, config, tokens = forward(model), model.config, prompt(24, seed=2)
+    latent = config.latent
 
     def make_work(layer: AttentionSpec) -> DecodeWork:
-        shape = (1, layer.heads, layer.kv_heads, layer.head_dim, CPU)
+        width = layer.head_dim if latent is None else latent.rank
+        shape = (1, layer.heads, layer.kv_heads, width, CPU)
         return DecodeWork(*shape, window=layer.window, chunked=layer.chunked, programs=INTERPRETED_PROGRAMS)
 
     kv_heads = math.lcm(*(count for count, _ in config.kv_shapes))
     prefill = config_for(config.num_heads, kv_heads, config.head_dim, torch.float32)
-    ours.attention = TritonAttention(torch.from_numpy, make_work, prefill)
+    prompts = None
+    if latent is not None:
+        short = invariant.config_for(config.num_heads, 1, latent.rank, torch.float32)
+        prompts = LatentPrompts(torch.from_numpy, expanded.config_for(torch.float32), short)
+    ours.attention = TritonAttention(torch.from_numpy, make_work, prefill, prompts)
     found = in_chunks(ours, tokens, (13, 14, 23))
     torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 

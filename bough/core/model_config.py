@@ -82,6 +82,7 @@ class MoEConfig:
     scales_inputs: bool = False  # the weight of a token's one expert multiplies what that is given, not its result
     beside_mlp: bool = False  # the layer has an MLP as well; both have norms of their own, and so has the router
     shared_gate: bool = False  # their result is scaled by a gate of its own
+    appended: int = 0  # shared experts whose matrices stand behind the others'; each token passes them, weight one
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
     simulate: Literal["", "uniform"] = ""  # for benchmarks with random weights: experts are drawn evenly
 

@@ -25,7 +25,7 @@ from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
-from bough.kernels.decode_attention.triton import LATENT_PROGRAMS, MIN_DOT, head_blocks
+from bough.kernels.decode_attention.triton import LATENT_WORK, MIN_DOT, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.latent_attention import triton as expanded
@@ -145,8 +145,8 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
 
     def make_work(layer: AttentionSpec) -> DecodeWork:
         if latent is not None:
-            shape = (limits.rows, heads, head_blocks(heads), latent.rank, loaded.device)
-            return DecodeWork(*shape, programs=LATENT_PROGRAMS)
+            blocks, device = head_blocks(heads), loaded.device
+            return DecodeWork(limits.rows, heads, blocks, latent.rank, device, **LATENT_WORK)
         shape = (limits.rows, heads, layer.kv_heads, layer.head_dim, loaded.device)
         return DecodeWork(*shape, window=layer.window, chunked=layer.chunked)
 

@@ -12,13 +12,14 @@ block of heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.device import fold, hand_in, leave
-from bough.kernels.decode_attention.work import ITEM_FIELDS, PROGRAMS, DecodeWork, plan_decode
+from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
@@ -52,7 +53,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
 
 
 MOST_HEADS = 64  # that attend to latents in one program: as many lines as the widest instructions take
-LATENT_PROGRAMS = 2 * 132  # of those a multiprocessor has room for two
+# A multiprocessor has room for two programs; reading keys takes long.
+LATENT_WORK: dict[str, Any] = {"programs": 2 * 132, "key_step": 32}
 FEW_ROWS = 32  # whose parts are weighed by several programs for each head
 
 
@@ -100,8 +102,8 @@ def decode_attention(
     kv_heads = head_blocks(heads) if extra else k_cache.shape[1]
     group = heads // kv_heads
     if work is None:
-        programs = LATENT_PROGRAMS if extra else PROGRAMS
-        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window, programs=programs)
+        settings = LATENT_WORK if extra else {}
+        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window, **settings)
         plan_decode(lengths, work)
     assert work.window == window, "the work was planned for another window"
     assert q.stride(2) == 1

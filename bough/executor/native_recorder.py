@@ -226,8 +226,10 @@ class Recorder:
     ) -> torch.Tensor:
         if moe.experts > MAX_EXPERTS:
             raise NotRecordedError(f"{moe.experts} experts")
-        if moe.scores not in SCORES or moe.scales_inputs:
+        if moe.scores not in SCORES:
             raise NotRecordedError(f"{moe.scores} routing")
+        if moe.scales_inputs:
+            raise NotRecordedError("experts with scaled inputs")
         on_logits, size = self._on_logits(x), x.shape[1]
         scores, ids, weights = (self.rows(width, on_logits) for width in (moe.experts, moe.per_token, moe.per_token))
         chosen = [self.place(ids), self.place(weights)]

@@ -284,12 +284,12 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         sizes = (dtype.itemsize, dtype.itemsize, SHARED_BYTES[arch])
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), *sizes)
         multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
-        for group in (0, 128) if arch in EIGHT_BIT_TILES else ():
+        for group in (0, 128) if arch in EIGHT_BIT_TILES and tokens != 32 else ():  # whose cut is that of 8
             small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
             wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)
             cut = expert_cuts.fitted(wide, dtype.itemsize, 1, SHARED_BYTES[arch])
             multiply(x, *small, routed, "silu", config=None if tokens == 1 else cut)
-        for group in (32, 128) if dtype != torch.float32 and tokens in (1, 160, 1024) else ():
+        for group in (32, 128) if dtype != torch.float32 and tokens in (8, 160, 1024) else ():
             packed = [
                 W4Rows(
                     torch.zeros(*m.shape[:2], m.shape[2] // 8, dtype=torch.int32),

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 Quantized = QuantizedRows | W4Rows
 Empty = Callable[[tuple[int, ...], Form | None], Quantized]  # matrices [experts, outputs, inputs], not yet filled
-Slot = Callable[
-    [str, Matrices, tuple[slice, ...], Form | None], WeightSlot
-]  # of a name, rows of one matrix, their index
+# What fills rows of one matrix: its name, they, which part of the tensor they are, and the form to read them in.
+Slot = Callable[[str, Matrices, tuple[slice, ...], Form | None], WeightSlot]
 
 
 class QuantizedExperts:

@@ -93,6 +93,7 @@ class Recorder:
         self._buffers: dict[int, Buffer] = {}  # by their storage, which `_tensors` keeps alive
         self._tensors: list[torch.Tensor] = []
         self._kept: list[Any] = []  # what the tape's addresses point at
+        self.positions = torch.empty(1, dtype=torch.int64, device="meta")  # stands for those of the step's tokens
         self.ops = PackedOps(
             embedding=_not_recorded,
             linear=_not_recorded,
@@ -219,10 +220,14 @@ class Recorder:
         settings = (eps, plus_one, whole, norm_last, cos.shape[1])
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, *settings, *pointers, number, group)
 
-    def _grow_queries(self, qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int) -> None:
-        self._add("grow_queries", self.place(qkv), qkv.stride(0), heads * qkv.shape[2], rate, span)
+    def _grow_queries(
+        self, qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int, offset: int
+    ) -> None:
+        self._add("grow_queries", self.place(qkv), qkv.stride(0), heads * qkv.shape[2], rate, span, offset)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
+        if layer.chunked:
+            raise NotRecordedError("attention within chunks")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
@@ -249,6 +254,8 @@ class Recorder:
     ) -> torch.Tensor:
         if moe.experts > MAX_EXPERTS:
             raise NotRecordedError(f"{moe.experts} experts")
+        if moe.scales_inputs:
+            raise NotRecordedError("experts with scaled inputs")
         on_logits, size = self._on_logits(x), x.shape[1]
         scores, ids, weights = (self.rows(width, on_logits) for width in (moe.experts, moe.per_token, moe.per_token))
         chosen = [self.place(ids), self.place(weights)]
@@ -302,6 +309,8 @@ class Recorder:
         return out
 
     def _at_positions(self, table: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
+        if positions is not self.positions:
+            raise NotRecordedError("index_select")
         out = self.rows(table.shape[1], on_logits=False)
         self._add("take_rows", self._address(table), table.stride(0), table.shape[1], True, self.place(out))
         return out

@@ -54,12 +54,11 @@ def why_not_recorded(config: ModelConfig) -> str | None:
 def record_forward(
     model: CausalLM, recorder: Recorder, pool: KVPool, logits_indices: torch.Tensor | None
 ) -> torch.Tensor:
-    nothing = torch.empty(1, dtype=torch.int64, device="meta")
     # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
     slots = torch.empty((len(model.config.kv_groups), 1), dtype=torch.int64, device="meta")
     batch = cast(AttentionBatch, _Unread(tuple(slots)))
     context = ForwardContext(RecordingAttention(recorder), pool, batch, logits_indices)
-    return model.forward(nothing, nothing, context)
+    return model.forward(recorder.positions, recorder.positions, context)
 
 
 class NativeTapes:

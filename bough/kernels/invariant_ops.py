@@ -14,11 +14,11 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
-from bough.kernels.experts.triton import multiply
+from bough.kernels.experts.triton import multiply, weighed
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
-from bough.kernels.ops import Activation, ExpertMatrices, Ops, Router
+from bough.kernels.ops import Activation, ExpertMatrices, Ops
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
@@ -58,16 +58,21 @@ class InvariantOps(Ops):
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return invariant_linear(hidden, weight, out_dtype=torch.float32)
 
-    def routed_experts(
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        return invariant_linear(x, router, out_dtype=torch.float32)
+
+    def experts_by_logits(
         self,
         x: torch.Tensor,
-        router: Router,
+        logits: torch.Tensor,
+        bias: torch.Tensor | None,
         moe: MoEConfig,
         matrices: ExpertMatrices,
         activation: Activation,
+        scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
-        routed = route(invariant_linear(x, router.weight, router.logit_bias), moe, router.bias, count=True)
+        x, routed = weighed(x, route(logits, moe, bias, count=True), moe, scale)
         tiling = INVARIANT_FP8 if isinstance(matrices.gate_up, QuantizedRows) else INVARIANT_TILING
         return multiply(x, matrices, routed, activation, config=tiling)
 

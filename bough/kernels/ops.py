@@ -65,9 +65,9 @@ def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return x.index_select(0, places)
 
 
-def grow_queries_(qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int) -> None:
-    """Multiplies the first `heads` of each token with 1 + rate * ln(1 + position // span)."""
-    qkv[:, :heads] *= (1 + rate * torch.log1p(positions // span)).to(qkv.dtype)[:, None, None]
+def grow_queries_(qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int, offset: int) -> None:
+    """Multiplies the first `heads` of each token with 1 + rate * ln(1 + (position + offset) // span)."""
+    qkv[:, :heads] *= (1 + rate * torch.log1p((positions + offset) // span)).to(qkv.dtype)[:, None, None]
 
 
 def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
@@ -92,10 +92,9 @@ class Ops:
     gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
     norm_rope_store_: Callable[..., None]
     any_heads: bool = False  # whether that does all that its reference does, or only what is usual
-    grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int], None] = grow_queries_
+    grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int, int], None] = grow_queries_
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
-    experts: Callable[..., torch.Tensor] = experts
     add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
     latent_store_: Callable[..., None] = latent_store_
 
@@ -133,8 +132,34 @@ class Ops:
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        ids, weights = route(self.linear(x, router.weight, router.logit_bias), moe, router.bias)
-        return self.experts(x, *matrices[:2], ids, weights, activation, *matrices[2:])
+        logits = self.router_logits(x, router.weight)
+        if router.logit_bias is not None:
+            logits = logits + router.logit_bias
+        return self.experts_by_logits(x, logits, router.bias, moe, matrices, activation)
+
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        """The product of the rows and a router [experts, hidden], in float32: rounded to 16 bits, logits of experts
+        between which a token is nearly undecided would be the same."""
+        return torch.nn.functional.linear(x.float(), router.float())
+
+    def experts_by_logits(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,  # [rows, experts]
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        matrices: ExpertMatrices,
+        activation: Activation,
+        scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
+    ) -> torch.Tensor:
+        """The same for the router's logits."""
+        ids, weights = route(logits, moe, bias)
+        if scale is not None:
+            weights = weights * scale[ids]
+        if moe.scales_inputs:
+            x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+        gate_up, down, gate_up_bias, down_bias, gate = matrices
+        return experts(x, gate_up, down, ids, weights, activation, gate_up_bias, down_bias, gate)
 
     def normed_experts(
         self,

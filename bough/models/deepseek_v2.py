@@ -82,7 +82,7 @@ class DeepseekV2(ModelFamily):
 
 def expert_groups(config: Fields) -> dict[str, Any]:
     """Fields of a `MoEConfig` whose experts are chosen group by group."""
-    groups, kept = config.integer("n_group"), config.integer("topk_group")
+    groups, kept = config.integer("n_group", 1), config.integer("topk_group", 1)
     experts = config.integer("n_routed_experts")
     if experts % groups or kept > groups:
         raise ModelError(f"{config.where}: {experts} experts do not make {groups} groups of which {kept} are kept.")
@@ -90,9 +90,14 @@ def expert_groups(config: Fields) -> dict[str, Any]:
 
 
 def dense_layers(config: Fields) -> tuple[bool, ...]:
-    """Which layers have no experts: the first few, and all but each so-manieth."""
+    """Which layers have no experts: those that are listed as dense, or the first few, and all but each so-manieth."""
+    types, layers = config.values.get("mlp_layer_types"), range(config.integer("num_hidden_layers"))
+    if types is not None:
+        if not isinstance(types, list) or len(types) < len(layers) or not {*types} <= {"dense", "sparse"}:
+            raise ModelError(f"{config.where}: mlp_layer_types must say dense or sparse for each layer, got {types!r}.")
+        return tuple(types[layer] == "dense" for layer in layers) if "dense" in types else ()
     first, step = config.values.get("first_k_dense_replace") or 0, config.integer("moe_layer_freq", 1)
     if isinstance(first, bool) or not isinstance(first, int):
         raise ModelError(f"{config.where}: first_k_dense_replace must be a whole number, got {first!r}.")
-    dense = tuple(layer < first or layer % step != 0 for layer in range(config.integer("num_hidden_layers")))
+    dense = tuple(layer < first or layer % step != 0 for layer in layers)
     return dense if any(dense) else ()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
 DTYPES = ("float32", "float16", "bfloat16")
-LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
+LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
 
 class Metadata(Protocol):

@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.deepseek_v2 import dense_layers, expert_groups
 from bough.models.family import Metadata, ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, pairs_apart
 
+ROUTED = {"num_local_experts": "n_routed_experts"}  # what Transformers 5 writes
+COUNTED = {**ROUTED, "num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 HEAD_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 
@@ -19,7 +22,7 @@ class Glm4Moe(ModelFamily):
     model_types = ("glm4_moe",)
     gguf_architecture = "glm4moe"
     partial_rotation = pairs_apart = True
-    renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
+    renamed_fields: ClassVar[dict[str, str]] = ROUTED
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 131_072,
         "num_key_value_heads": 8,
@@ -35,23 +38,7 @@ class Glm4Moe(ModelFamily):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        dense, layers = config.count("first_k_dense_replace"), config.integer("num_hidden_layers")
-        inner = config.integer("moe_intermediate_size")
-        moe = MoEConfig(
-            experts=config.integer("n_routed_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=inner,
-            scores="sigmoid",
-            renormalise=config.boolean("norm_topk_prob", True),
-            scale=config.number("routed_scaling_factor", 1.0),
-            groups=config.integer("n_group"),
-            top_groups=config.integer("topk_group"),
-            group_score="best_two",
-            correction_bias=True,
-            shared_size=inner * config.integer("n_shared_experts"),
-            dense_layers=tuple(layer < dense for layer in range(layers)) if dense else (),
-        )
-        return {"moe": moe, "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}
+        return {"moe": corrected_experts(config), "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}
 
     def names(self, config: ModelConfig) -> Names:
         return _heads_apart(config, *(f"model.layers.*.self_attn.{part}" for part in HEAD_PARTS))
@@ -78,6 +65,24 @@ class Glm4Moe(ModelFamily):
             **_heads_apart(config, *(f"blk.*.attn_{part}" for part in ("q", "k", "q_norm", "k_norm"))),
             "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
         }
+
+
+def corrected_experts(config: Fields) -> MoEConfig:
+    """Experts that are chosen by sigmoid scores and a correction of these, and weighed without it."""
+    inner = config.integer("moe_intermediate_size")
+    return MoEConfig(
+        experts=config.integer("n_routed_experts"),
+        per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=inner,
+        scores="sigmoid",
+        renormalise=config.boolean("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor", 1.0),
+        group_score="best_two",
+        correction_bias=True,
+        shared_size=inner * (config.optional_integer("n_shared_experts") or 0),
+        dense_layers=dense_layers(config),
+        **expert_groups(config),
+    )
 
 
 def _heads_apart(config: ModelConfig, *stored: str) -> Names:

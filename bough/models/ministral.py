@@ -60,7 +60,7 @@ class Mistral3(Ministral):
         return NESTED
 
 
-def _growth(config: Fields) -> tuple[float, int] | None:
+def _growth(config: Fields) -> tuple[float, int, int] | None:
     rope = config.section("rope_parameters")
     rate = rope.optional_number("llama_4_scaling_beta") if rope else None
-    return (rate, rope.integer("original_max_position_embeddings")) if rope and rate else None
+    return (rate, rope.integer("original_max_position_embeddings"), 0) if rope and rate else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import ModelConfig, MoEConfig
 
 Rows = slice | tuple[int, ...]  # which rows, in which order
 
@@ -136,6 +136,15 @@ NESTED: Names = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+
+
+def nested(names: Names) -> Names:
+    """The same names, for checkpoints of a language model alone and of a multimodal one around it."""
+    inner = {name.removeprefix("model."): pieces for name, pieces in names.items()}
+    prefixes = [prefix for prefix, ours in NESTED.items() if ours == "model."]
+    return {prefix + name: pieces for prefix in ("model.", *prefixes) for name, pieces in inner.items()} | dict(NESTED)
+
+
 GGUF_NAMES: Names = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -167,3 +176,12 @@ def planes(part: str, experts: int, rows: Rows | None = None, *, transposed: boo
     """A part of each expert, in a tensor that has them behind each other."""
     modules = (f"model.layers.*.mlp.experts.{expert}.{part}" for expert in range(experts))
     return [Piece(module, rows, transposed, plane) for plane, module in enumerate(modules)]
+
+
+def fused_experts(module: str, moe: MoEConfig, *, transposed: bool = False) -> Names:
+    """The experts' matrices behind each other in `module`, the rows of a gate before those of what it gates."""
+    count, inner = moe.experts, moe.intermediate_size
+    gates = planes("gate_proj.weight", count, slice(0, inner), transposed=transposed)
+    ups = planes("up_proj.weight", count, slice(inner, 2 * inner), transposed=transposed)
+    downs = planes("down_proj.weight", count, transposed=transposed)
+    return {f"{module}.gate_up_proj": [*gates, *ups], f"{module}.down_proj": downs}

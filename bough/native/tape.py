@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "add_gated": (*[Address] * 4, Size, Address),
     "layer_norm": (*[Address] * 3, Float, Size, Address),
     "scale_shift": (Address, Float, Address, Size, Address),
-    "grow_queries": (Address, Size, Size, Float, Size),
+    "grow_queries": (Address, Size, Size, Float, Size, Size),
 }
 KINDS = list(ARGUMENTS)
 STRUCTS = {

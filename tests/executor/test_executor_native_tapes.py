@@ -26,7 +26,7 @@ LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeCo
         {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5, apart=True)},
         {"norm": "layer", "norm_plus_one": True, "mlp": "plain", "activation": "relu2"},
         {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5), "learned_positions": True},
-        {"qk_norm": True, "qk_norm_whole": True, "query_growth": (0.1, 16)},
+        {"qk_norm": True, "qk_norm_whole": True, "query_growth": (0.1, 16, 0)},
         {"qk_norm": True, "qk_norm_last": True, "moe": MoEConfig(5, 2, 32, scores="sparsemixer")},
         {"logit_scale": 0.5, "head_bias": True},
         {"attention_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 8, "sliding_layers": (True, False)},
@@ -39,6 +39,9 @@ def test_what_is_recorded(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "lacks"),
     [
+        ({"sliding_window": 8, "sliding_layers": (True, True), "chunked": True}, "attention within chunks"),
+        ({"shared_kv_layers": 1}, "index_select"),
+        ({"moe": MoEConfig(5, 1, 32, scores="sigmoid", scales_inputs=True)}, "experts with scaled inputs"),
         ({"moe": MoEConfig(1025, 2, 32)}, "1025 experts"),
         ({"rope": RopeConfig(10000.0, sections=(1, 2, 1))}, "rotation by several positions"),
     ],

@@ -62,7 +62,7 @@ from bough.sampling.state import SamplingState
 
 ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
 HIDDEN, INNER = 4096, 14336
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
 SUNK = 128  # and with sinks
 LATENT_HEADS = (16, 128)
@@ -203,6 +203,8 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
     if head_dim in EDGES:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(dtype, window=64, softcap=30.0)
+        attention.prefill(dtype, window=64, chunked=True)
+        attention.invariant(dtype, window=64, chunked=True)
     if head_dim == SUNK:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(dtype, sinks=torch.zeros(HEADS, dtype=dtype))
@@ -293,12 +295,12 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         multiply(x, ExpertMatrices(gate_up, down), routed, "silu", config=None if tokens == 1 else cut)
         if tokens in (1, 8, 1024):
             multiply(x, biased, routed, "silu", config=None if tokens == 1 else cut)
-        for group in (0, 128) if arch in EIGHT_BIT_TILES else ():
+        for group in (0, 128) if arch in EIGHT_BIT_TILES and tokens != 32 else ():  # whose cut is that of 8
             small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
             wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)
             cut = expert_cuts.fitted(wide, dtype.itemsize, 1, SHARED_BYTES[arch])
             multiply(x, ExpertMatrices(*small), routed, "silu", config=None if tokens == 1 else cut)
-        for group in (32, 128) if dtype != torch.float32 and tokens in (1, 160, 1024) else ():
+        for group in (32, 128) if dtype != torch.float32 and tokens in (8, 160, 1024) else ():
             packed = [
                 W4Rows(
                     torch.zeros(*m.shape[:2], m.shape[2] // 8, dtype=torch.int32),
@@ -358,7 +360,7 @@ def launch_all(arch: str) -> None:
 def launch_largest(arch: str) -> None:
     """Of prefill attention and invariant attention what wants the most shared memory."""
     room = SHARED_BYTES[arch]
-    for head_dim in (128, 256):
+    for head_dim in (128, 256, 512):
         Attention(torch.bfloat16, head_dim, room).prefill(torch.bfloat16)
     Attention(torch.bfloat16, 128, room).invariant(torch.bfloat16)
 

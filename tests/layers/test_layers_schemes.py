@@ -99,6 +99,18 @@ def test_logits_of_experts_are_near_those_of_plain_ones(biases: bool) -> None:
     assert 1e-4 < (found - expected).norm() / expected.norm() < 0.15
 
 
+def test_weights_of_4_bits() -> None:
+    wide = replace(MIXTURE, moe=MoEConfig(experts=6, per_token=2, intermediate_size=96, simulate="uniform"))
+    slots = list(loaded(wide, "int4").slots())
+    attention = [slot for slot in slots if slot.name.endswith("q_proj.weight")]
+    assert all(slot.nbytes == 64 * (64 + 2 + 1) for slot in attention), "64 inputs fill half of their bytes"
+    assert all(slot.held for slot in slots if "experts." in slot.name)
+    assert not any(slot.held for slot in slots if not slot.name.endswith("proj.weight"))
+    expected = Forward(loaded(wide, "none")).step(PROMPT)[0]
+    found = Forward(loaded(wide, "int4")).step(PROMPT)[0]
+    assert 1e-3 < (found - expected).norm() / expected.norm() < 0.3
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU interprets no kernels")
 def test_kernels_of_gpus_multiply_experts_that_were_quantised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ CONFIGS = {
         head_dim=10,
     ),
     "rotation first": replace(
-        LLAMA, qk_norm=True, qk_norm_last=True, query_growth=(0.3, 4), mlp="plain", activation="silu"
+        LLAMA, qk_norm=True, qk_norm_last=True, query_growth=(0.3, 4, 1), mlp="plain", activation="silu"
     ),
     "sparse mixer": replace(
         LLAMA, architecture="MixtralForCausalLM", moe=MoEConfig(5, 2, 96, scores="sparsemixer", jitter=0.3)

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 Quantized = QuantizedRows | W4Rows | Fp4Rows
 Empty = Callable[[tuple[int, ...], Form | None], Quantized]  # matrices [experts, outputs, inputs], not yet filled
-Slot = Callable[
-    [str, Matrices, tuple[slice, ...], Form | None], WeightSlot
-]  # of a name, rows of one matrix, their index
+# What fills rows of one matrix: its name, they, which part of the tensor they are, and the form to read them in.
+Slot = Callable[[str, Matrices, tuple[slice, ...], Form | None], WeightSlot]
 
 
 class QuantizedExperts:
@@ -64,6 +63,11 @@ class QuantizedExperts:
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         rows, columns = (self._held,), (slice(None), self._held)

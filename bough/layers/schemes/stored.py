@@ -20,11 +20,12 @@ from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, Norm, Router
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
-from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack, words_of
+from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
 from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
+from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.weights import Filled, Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class StoredExperts(Named[ExpertWeights]):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self._weight.after_norm(x, residual, norm, router, activation, ctx)
 
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._weight.by_logits(x, logits, scale, activation, ctx)
+
 
 class StoredWeight(Named[LinearWeight], LinearWeight):
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
@@ -138,10 +144,19 @@ class StoredWeight(Named[LinearWeight], LinearWeight):
 
 
 class W4Weight(LinearWeight):
-    """A matrix of 4-bit integers; activations stay as they are."""
+    """A matrix of 4-bit integers, which the checkpoint has so or, if it is not `stored`, that is quantised while it is
+    loaded; activations stay as they are."""
 
-    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, form: Form) -> None:
-        self._parts, self._form, self._ops = tuple(parts), form, placement.ops
+    def __init__(
+        self,
+        in_features: int,
+        parts: Sequence[Part],
+        bias: bool,
+        placement: Placement,
+        form: Form,
+        stored: bool = True,
+    ) -> None:
+        self._parts, self._form, self._stored, self._ops = tuple(parts), form, stored, placement.ops
         outputs = sum(part.outputs for part in parts)
         self._rows = _empty((outputs, in_features), form, placement.device)
         self._bias = placement.empty(outputs) if bias else None
@@ -178,11 +193,31 @@ class W4Weight(LinearWeight):
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):
             own = W4Rows(*(tensor[rows] for tensor in self._rows))
-            yield _slot(f"{prefix}{part.name}.weight", own, part.index, self._form)
+            yield _slot(f"{prefix}{part.name}.weight", own, part.index, self._form, self._stored)
         yield from bias_slots(prefix, self._parts, self._bias)
 
 
-def w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form]) -> ExpertWeights:
+def make_w4(in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
+    """A weight that is quantised to 4 bits while it is loaded, if it can be."""
+    group = group_for(in_features)
+    if group is None:
+        return PlainWeight(in_features, parts, bias, placement)
+    return W4Weight(in_features, parts, bias, placement, Form("int4", in_features, group), stored=False)
+
+
+def make_w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
+    """The same for experts."""
+    inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
+    groups = group_for(hidden_size), group_for(inner)
+    if groups[0] is None or groups[1] is None:
+        return PlainExperts(hidden_size, moe, placement)
+    forms = (Form("int4", hidden_size, groups[0]), Form("int4", inner, groups[1]))
+    return w4_experts(hidden_size, moe, placement, forms, stored=False)
+
+
+def w4_experts(
+    hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form], stored: bool = True
+) -> ExpertWeights:
     """Experts of 4-bit integers."""
 
     def empty(shape: tuple[int, ...], form: Form | None) -> W4Rows:
@@ -191,7 +226,7 @@ def w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement, forms: tu
 
     def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
         assert isinstance(own, W4Rows) and form is not None
-        return _slot(name, own, index, form)
+        return _slot(name, own, index, form, stored)
 
     return QuantizedExperts(hidden_size, moe, placement, forms, empty, slot)
 
@@ -232,12 +267,14 @@ def _empty(shape: tuple[int, ...], form: Form, device: torch.device) -> W4Rows:
     )
 
 
-def _slot(name: str, own: W4Rows, index: tuple[slice, ...], form: Form) -> WeightSlot:
-    """Fills `own`."""
+def _slot(name: str, own: W4Rows, index: tuple[slice, ...], form: Form, stored: bool) -> WeightSlot:
+    """Fills `own`. Rows are quantised by themselves, so that bands can be."""
 
     def keep(first: int, band: KeptRows) -> None:
         assert isinstance(band, IntegerRows)
         _copy(own, first, pack(band))
 
     shape = torch.empty(len(own.words), form.inputs, device="meta")
-    return WeightSlot(name, shape, index, form=form, keep=keep, held=tuple(own))
+    if stored:
+        return WeightSlot(name, shape, index, form=form, keep=keep, held=tuple(own))
+    return WeightSlot(name, shape, index, lambda first, band: keep(first, quantize(band, form.group)), held=tuple(own))

@@ -155,7 +155,7 @@ static void run_scale_shift(const bough_operation *op, int64_t rows, const runni
 static void run_grow_queries(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
     __typeof__(&op->grow_queries) o = &op->grow_queries;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
-        float factor = 1.0f + o->rate * log1pf((float)(r->step->positions[row] / o->span));
+        float factor = 1.0f + o->rate * log1pf((float)((r->step->positions[row] + o->offset) / o->span));
         for (int64_t i = row * o->stride; i < row * o->stride + o->size; i++)
             o->qkv[i] *= factor;
     }

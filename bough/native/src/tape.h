@@ -128,7 +128,7 @@ typedef struct {
             float *qkv;
             int64_t stride, size; /* from token to token; of the queries */
             float rate;
-            int64_t span; /* a query is multiplied with 1 + rate * ln(1 + position / span) */
+            int64_t span, offset; /* a query is multiplied with 1 + rate * ln(1 + (position + offset) / span) */
         } grow_queries;
     };
 } bough_operation;

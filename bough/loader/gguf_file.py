@@ -219,6 +219,8 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise ModelError(f"{cursor.path} is damaged: tensor {name!r} has {dimensions} dimensions; fetch it again.")
     shape = tuple(cursor.count() for _ in range(dimensions))[::-1]
+    while len(shape) > 1 and shape[0] == 1:  # tensors are padded with such dimensions, some in the file itself
+        shape = shape[1:]
     if 0 in shape:
         raise ModelError(f"{cursor.path} is damaged: tensor {name!r} is empty; fetch it again.")
     number = int(cursor.scalar(GGUFValueType.UINT32))

@@ -34,12 +34,13 @@ from bough.loader.source import (
     TensorSource,
     WeightSource,
 )
-from bough.models.names import find_tensors
+from bough.models.names import Stored, find_tensors
 from bough.models.registry import FALLBACK, find_family, find_gguf_family
 from bough.native.library import cpu_name
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
 PIECE_ROWS = 16  # packed weights take whole tiles of rows
+UNUSED_IN_GGUF = ("attn_rot_embd.weight", "attn_rot_embd.freqs")  # frequencies that follow from the configuration
 
 
 def open_source(
@@ -52,6 +53,7 @@ def open_source(
         file = GgufFile.open(files.gguf)
         family = find_gguf_family(str(file.metadata.get("general.architecture")), f"{files.gguf}: ")
         tensors = find_tensors(family.gguf_names(config), file.tensors, keep_others=False)
+        _refuse_unknown(file, tensors.values(), config.num_layers)
         return NamedSource(GgufSource(file), tensors)
     if files.safetensors and load_format in ("auto", "safetensors"):
         stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
@@ -64,6 +66,17 @@ def open_source(
         return NamedSource(source, find_tensors(family.names(config), source.names(), keep_others=True))
     kind = "weights" if load_format == "auto" else f"{load_format} weights"
     raise ModelError(f"{files.folder} holds no {kind}; choose another model, or --load-format dummy for random ones.")
+
+
+def _refuse_unknown(file: GgufFile, known: Iterable[Stored], layers: int) -> None:
+    """A layer with a tensor that has no place in the model is another model's."""
+    used = {part.name for at in known for part in at.parts or (at,)}
+    for name in file.tensors.keys() - used:
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        if name.startswith("blk.") and block.isdigit() and int(block) < layers and rest not in UNUSED_IN_GGUF:
+            raise ModelError(
+                f"{file.path} holds {name}, which this architecture has no place for; it is not supported."
+            )
 
 
 def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:

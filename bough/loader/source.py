@@ -198,16 +198,23 @@ class NamedSource(WeightSource):
 
     def shape(self, name: str) -> tuple[int, ...]:
         at = self._tensors[name]
-        shape = self._shape(at)
-        if self._is_flipped(at):
-            shape = shape[::-1]
-        return shape if at.rows is None else (_count(at.rows), *shape[1:])
+        if at.parts:
+            shapes = [self._whole_shape(part) for part in at.parts]
+            return sum(shape[0] for shape in shapes), *shapes[0][1:]
+        return self._whole_shape(at)
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
-        return self._source.stored_type(self._tensors[name].name)
+        at = self._tensors[name]
+        return GGMLQuantizationType.F32 if at.parts else self._source.stored_type(at.name)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         at = self._tensors[name]
+        if not at.parts:
+            return self._read_placed(at, index)
+        rows, *columns = index or (slice(None),)
+        return torch.cat([self._read_placed(part, (slice(None), *columns)) for part in at.parts])[rows]
+
+    def _read_placed(self, at: Stored, index: Index) -> torch.Tensor:
         if at.rows is None and not at.transposed:
             return self._read(at, index)
         (rows, *columns), order = self._place(at, index)
@@ -219,7 +226,7 @@ class NamedSource(WeightSource):
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
         at = self._tensors[name]
-        if self._is_flipped(at):
+        if at.parts or self._is_flipped(at):
             return float_rows(self.read(name, index))
         place, order = self._place(at, index)
         rows, kind = self._source.read_stored(at.name, self._with_plane(at, place))
@@ -228,7 +235,7 @@ class NamedSource(WeightSource):
 
     def form(self, name: str) -> Form | None:
         at = self._tensors[name]
-        return None if at.transposed or at.plane is not None else self._source.form(at.name)
+        return None if at.transposed or at.plane is not None or at.parts else self._source.form(at.name)
 
     def read_kept(self, name: str, rows: slice) -> KeptRows:
         at = self._tensors[name]
@@ -242,6 +249,12 @@ class NamedSource(WeightSource):
 
     def _with_plane(self, at: Stored, index: Index) -> Index:
         return index if at.plane is None else (slice(at.plane, at.plane + 1), *index)
+
+    def _whole_shape(self, at: Stored) -> tuple[int, ...]:
+        shape = self._shape(at)
+        if self._is_flipped(at):
+            shape = shape[::-1]
+        return shape if at.rows is None else (_count(at.rows), *shape[1:])
 
     def _shape(self, at: Stored) -> tuple[int, ...]:
         shape = self._source.shape(at.name)

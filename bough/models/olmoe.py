@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import MoEConfig
-from bough.models.family import Metadata, ModelFamily
+from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.qwen3_moe import gguf_experts_fields
 
 
 class Olmoe(ModelFamily):
@@ -35,6 +33,3 @@ class Olmoe(ModelFamily):
             renormalise=config.boolean("norm_topk_prob"),
         )
         return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        return gguf_experts_fields(meta)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
 from bough.loader.config import read_config
 from bough.loader.locate import ModelFiles
 
@@ -101,6 +101,27 @@ def test_gemma3(make_gguf: MakeGguf) -> None:
     assert config.activation == "gelu_tanh"
     largest = read(make_gguf("gemma3", shape=shape | {"block_count": 62}))
     assert largest.query_scale == (64 / 4) ** -0.5
+
+
+def test_deepseek(make_gguf: MakeGguf) -> None:
+    """Files from before latent attention was computed there, which say nothing of groups."""
+    more = {"attention.key_length": 24, "attention.value_length": 16, "attention.kv_lora_rank": 32}
+    more |= {"rope.dimension_count": 8, "expert_feed_forward_length": 32, "expert_used_count": 2}
+    shape = SHAPE | more | {"expert_shared_count": 1, "expert_count": 256}
+    two = read(make_gguf("deepseek2", shape=shape))
+    assert two.latent == LatentConfig(rank=32, rope_dim=8, nope_dim=16, value_dim=16)
+    assert two.moe is not None and (two.architecture, two.moe.groups) == ("DeepseekV2ForCausalLM", 1)
+    three = read(make_gguf("deepseek2", shape=shape | {"expert_gating_func": 2})).moe
+    assert three is not None and (three.scores, three.groups, three.top_groups) == ("sigmoid", 8, 4)
+    kimi = read(make_gguf("deepseek2", shape=shape | {"expert_gating_func": 2, "expert_count": 384})).moe
+    assert kimi is not None and (kimi.scores, kimi.groups, kimi.top_groups) == ("sigmoid", 1, 1)
+
+
+def test_gemma2(make_gguf: MakeGguf) -> None:
+    shape = SHAPE | {"attention.key_length": 64, "attention.sliding_window": 16}
+    config = read(make_gguf("gemma2", shape=shape))
+    assert (config.sliding_layers, config.query_scale) == ((True, False), 0.125)
+    assert read(make_gguf("gemma2", shape=shape | {"block_count": 46})).query_scale == (64 / 4) ** -0.5
 
 
 def test_ends_from_metadata_and_from_the_chat_template(make_gguf: MakeGguf) -> None:

@@ -65,8 +65,6 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
     file = GgufFile.open(path)
     meta = _Metadata(file)
     family = find_gguf_family(meta.name, f"{path}: ")
-    if meta.get("split.count", 1) != 1:
-        raise ModelError(f"{path} is one part of a split GGUF; join the parts with `llama-gguf-split --merge` first.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{path} holds no token_embd.weight: it is not a whole model.")

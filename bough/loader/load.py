@@ -21,7 +21,7 @@ from bough.kernels.quant_linear.packed import Format, packed_bytes
 from bough.layers.weights import Form, WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
-from bough.loader.locate import ModelFiles
+from bough.loader.locate import ModelFiles, gguf_parts
 from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.quantization import quantization_of
 from bough.loader.quantized import QuantizedSource
@@ -82,7 +82,7 @@ def _refuse_unknown(file: GgufFile, known: Iterable[Stored], layers: int) -> Non
 def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:
     """Where the packed weights of these files are kept; None for what has no files, or is dequantised. Without `keep`
     it is only read."""
-    weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
+    weights = list(gguf_parts(files.gguf) if files.gguf is not None else files.safetensors)
     if quantization == "none" or not weights:
         return None
     if files.gguf is None and files.config is not None and quantization_of(files) is not None:

@@ -17,6 +17,7 @@ from bough.core.settings import ModelSettings
 from bough.loader import catalogue
 from bough.models.fields import read_json
 
+GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a split model
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 SHAPES = Path(__file__).parent / "shapes"  # a config.json of each: public models to be served with random weights
 INDEX_NAME = "model.safetensors.index.json"
@@ -79,7 +80,8 @@ def _in_folder(folder: Path, name: str) -> ModelFiles:
     generation_config = _if_file(folder / "generation_config.json")
     safetensors = _safetensors_in(folder)
     config = _if_file(folder / "config.json") or _if_file(folder / PARAMS_NAME)
-    ggufs = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    found = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    ggufs = [path for path in found if (part := GGUF_PART.search(path.name)) is None or int(part[1]) == 1]
     if ggufs and not safetensors:
         if len(ggufs) > 1:
             names = ", ".join(path.name for path in ggufs)
@@ -88,6 +90,15 @@ def _in_folder(folder: Path, name: str) -> ModelFiles:
     if config is None:
         raise ModelError(f"{folder} holds no model: there is neither a config.json nor a .gguf file in it.")
     return ModelFiles(name, folder, None, safetensors, config, tokenizer, generation_config)
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """The files of a model by their names: those of a split one, if this is the first of them."""
+    part = GGUF_PART.search(path.name)
+    if part is None or int(part[1]) != 1:
+        return (path,)
+    stem, count = path.name[: part.start()], int(part[2])
+    return tuple(path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
 def _safetensors_in(folder: Path) -> tuple[Path, ...]:

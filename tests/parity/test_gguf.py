@@ -217,9 +217,11 @@ class GgufWriter:
         self._architecture = gguf.MODEL_ARCH_NAMES[kind]
         self._names = gguf.get_tensor_name_map(kind, self._layers)
 
-    def write(self, path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+    def write(
+        self, path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32, split_max_tensors: int = 0
+    ) -> Path:
         """Matrices of `kind`, where their rows are long enough for it."""
-        writer = gguf.GGUFWriter(path, self._architecture)
+        writer = gguf.GGUFWriter(path, self._architecture, split_max_tensors=split_max_tensors)
         for key, value in self._metadata().items():
             add_metadata(writer, f"{self._architecture}.{key}", value)
         block, _ = gguf.GGML_QUANT_SIZES[kind]
@@ -424,6 +426,23 @@ def test_every_family_with_a_gguf_architecture_is_compared() -> None:
     compared = {(FILES[name].case or name).partition("-")[0] for name in FILES}
     for family in BUILT_IN:
         assert bool(family.gguf_architecture) == any(kind in compared for kind in family.model_types), family
+
+
+def test_a_split_model_is_read_from_all_its_files(tmp_path: Path) -> None:
+    model, tokens = make_checkpoint("mixtral", tmp_path), prompt(30, seed=9)
+    folder = tmp_path / "split"
+    folder.mkdir()
+    GgufWriter(tmp_path, "LLAMA").write(folder / "model.gguf", split_max_tensors=9)
+    parts = sorted(folder.iterdir())
+    assert [part.name for part in parts] == [f"model-0000{number}-of-00004.gguf" for number in (1, 2, 3, 4)]
+    for path in (folder, parts[0]):
+        found = Forward(load(path)).step({0: tokens})[0]
+        torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+    with pytest.raises(ModelError, match=r"-00001-of-00004\.gguf"):
+        load(parts[1])
+    parts[2].unlink()
+    with pytest.raises(ModelError, match=r"model-00003-of-00004\.gguf: No such file"):
+        load(folder)
 
 
 def test_tensors_without_a_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

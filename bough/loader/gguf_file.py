@@ -140,6 +140,13 @@ class GgufFile:
         data = np.frombuffer(info.buffer, np.uint8, info.nbytes, info.start)
         return data.reshape(math.prod(info.shape[:-1]), -1)
 
+    def forget(self, info: TensorInfo) -> None:
+        """Pages that were read of a tensor no longer count as this process's memory; who has its bytes may go on."""
+        first = -(-info.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (info.start + info.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0:
+            info.buffer.madvise(mmap.MADV_DONTNEED, first, length)
+
 
 class _Cursor:
     """A position in the file that moves over what it reads."""

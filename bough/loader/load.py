@@ -40,6 +40,7 @@ from bough.native.library import cpu_name
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
 PIECE_ROWS = 16  # packed weights take whole tiles of rows
+PICKLES = ("*.bin", "*.pt", "*.pth")
 UNUSED_IN_GGUF = ("attn_rot_embd.weight", "attn_rot_embd.freqs")  # frequencies that follow from the configuration
 
 
@@ -55,7 +56,7 @@ def open_source(
         tensors = find_tensors(family.gguf_names(config), file.tensors, keep_others=False)
         _refuse_unknown(file, tensors.values(), config.num_layers)
         return NamedSource(GgufSource(file), tensors)
-    if files.safetensors and load_format in ("auto", "safetensors"):
+    if files.safetensors and load_format in ("auto", "safetensors", "mistral"):
         stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
         source: WeightSource = stored
         if quantization is not None:
@@ -65,7 +66,13 @@ def open_source(
             return TensorSource(FALLBACK.convert(config, {name: source.read(name) for name in source.names()}))
         return NamedSource(source, find_tensors(family.names(config), source.names(), keep_others=True))
     kind = "weights" if load_format == "auto" else f"{load_format} weights"
-    raise ModelError(f"{files.folder} holds no {kind}; choose another model, or --load-format dummy for random ones.")
+    pickled = next((path.name for end in PICKLES for path in files.folder.glob(end)), None)
+    what = (
+        f"save {pickled} as safetensors, it is not read because pickled weights can run code"
+        if pickled
+        else ("choose another model, or --load-format dummy for random ones")
+    )
+    raise ModelError(f"{files.folder} holds no {kind}; {what}.")
 
 
 def _refuse_unknown(file: GgufFile, known: Iterable[Stored], layers: int) -> None:

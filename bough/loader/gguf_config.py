@@ -17,7 +17,8 @@ from bough.models.registry import find_gguf_family
 
 # Quantised files do not say what they were made from. bfloat16 has the range for all of them, which float16 has not.
 DTYPES = {LlamaFileType.ALL_F32: "float32", LlamaFileType.MOSTLY_F16: "float16"}
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+HARMONY_END = "<|return|>"  # of the one format that goes on after <|end|>
 ROPE_FACTORS = "rope_freqs.weight"
 # Fields of configurations and the keys that state the same; those that a family does not read do no harm.
 FIELDS = {
@@ -173,7 +174,8 @@ def _eos_ids(meta: _Metadata) -> list[int]:
     found = [token for token in named if token is not None]
     template = str(meta.values.get("tokenizer.chat_template", ""))
     tokens = meta.values.get("tokenizer.ggml.tokens")
-    used = [marker for marker in TURN_ENDS if marker in template]
+    ends = TURN_ENDS[:-1] if HARMONY_END in template else TURN_ENDS
+    used = [marker for marker in ends if marker in template]
     if used and isinstance(tokens, GgufArray):
         found += [place for marker in used if (place := tokens.find(marker)) is not None]
     return list(dict.fromkeys(found))

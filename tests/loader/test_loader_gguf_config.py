@@ -132,6 +132,10 @@ def test_ends_from_metadata_and_from_the_chat_template(make_gguf: MakeGguf) -> N
     }
     assert read(make_gguf(extra=extra)).eos_token_ids == (1, 2)
     assert read(make_gguf(extra=extra | {"tokenizer.ggml.eot_token_id": 3})).eos_token_ids == (1, 3, 2)
+    phi = {"tokenizer.ggml.tokens": ["a", "b", "<|end|>"], "tokenizer.chat_template": "{{ message }}<|end|>"}
+    assert read(make_gguf("phi3", extra=extra | phi)).eos_token_ids == (1, 2)
+    harmony = phi | {"tokenizer.chat_template": "{{ thinking }}<|end|>{{ answer }}<|return|>"}
+    assert read(make_gguf(extra=extra | harmony)).eos_token_ids == (1,)
     del extra["tokenizer.chat_template"]
     assert read(make_gguf(extra=extra)).eos_token_ids == (1,)
 

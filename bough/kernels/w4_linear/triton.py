@@ -19,8 +19,8 @@ from bough.kernels.w4_linear.reference import BLOCK, HALF, W4Rows
 
 MOST_TILED = 128  # rows of `x`; beyond, the weight is dequantised for torch's product
 ROWS_N, ROWS_BLOCKS = 8, 32  # weight rows of a program by rows, and blocks that it holds of each at once
-TILE_N, TILE_WARPS, TILE_STAGES = 64, 4, 4
-PROGRAMS = 4 * 132  # fewer tiles are split along the inputs, to have more of the weight in flight
+TILE_N, TILE_WARPS, TILE_STAGES = 64, 4, 3
+PROGRAMS = 8 * 132  # fewer tiles are split along the inputs, to have more of the weight in flight
 LEAST_BLOCKS = 4  # of a split
 VALUES_N = 64
 SUM_WIDTH = 1024
@@ -50,7 +50,9 @@ def w4_linear(
     w4_by_tiles[(*tiles, splits)](
         x, *_by_bytes(weight), bias if splits == 1 else None, parts, x.stride(0), parts.stride(-2), m, n,
         K=k, GROUP=group, SPLITS=splits, BLOCK_M=block_m, BLOCK_N=TILE_N,
-        num_warps=TILE_WARPS, num_stages=TILE_STAGES, **overlap(m),
+        num_warps=TILE_WARPS,
+        num_stages=TILE_STAGES if _on_nvidia() else 1,  # Triton fails to pipeline it for AMD's
+        **overlap(m),
     )  # fmt: skip
     if splits > 1:
         sum_splits[(triton.cdiv(n, SUM_WIDTH), m)](
@@ -111,15 +113,14 @@ def _by_rows(
     w4_by_rows[(triton.cdiv(n, ROWS_N),)](
         high, low, scales, sums, *weight, bias, out, n,
         K=k, GROUP=k // weight.scales.shape[1], ACTIVATION=activation, BLOCK_N=ROWS_N,
-        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(blocks)), FOUR_AT_ONCE=_four_at_once(), num_warps=4,
+        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(blocks)), FOUR_AT_ONCE=_on_nvidia(), num_warps=4,
         **overlap(1),
     )  # fmt: skip
     return stream
 
 
 @functools.cache
-def _four_at_once() -> bool:
-    """Whether the device has NVIDIA's instruction for that."""
+def _on_nvidia() -> bool:
     return not knobs.runtime.interpret and driver.active.get_current_target().backend == "cuda"
 
 

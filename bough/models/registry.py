@@ -119,7 +119,7 @@ def find_gguf_family(name: str, where: str = "") -> ModelFamily:
     for family in _families():
         if name == family.gguf_architecture:
             return family
-    known = [family.gguf_architecture for family in _families() if family.gguf_architecture]
+    known = dict.fromkeys(family.gguf_architecture for family in _families() if family.gguf_architecture)
     raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {', '.join(known)}.")
 
 

@@ -312,8 +312,8 @@ class Model:
         return tokens[len(prompt) :]
 
 
-def make(name: str, folder: Path) -> Model:
-    case = CASES[name]
+def make(name: str, folder: Path, case: Case | None = None) -> Model:
+    case = case or CASES[name]
     fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
     torch.manual_seed(1)
     config = transformers.AutoConfig.for_model(case.model_type or name, **fields)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
@@ -94,7 +94,9 @@ class InvariantAttention(AttentionBackend):
             )
         return out
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         """All rows in the absorbed form, whose arithmetic does not depend on how many queries a row has."""
         weight, nope_dim = layer.weight, layer.latent.nope_dim
         queries = absorb(q, weight, nope_dim, block_t=ANY_TOKENS)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, QKNormRope
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, QKNormRope
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.latent_prompts import LatentPrompts
 from bough.core.plan import IntArray
@@ -106,7 +106,9 @@ class TritonAttention(AttentionBackend):
             )
         return out
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         batch, chunks, nope_dim = self._batch, self._chunks, layer.latent.nope_dim
         assert batch is not None, "prepare() comes before run_latent()"
         out = torch.empty((len(q), layer.heads, layer.latent.value_dim), dtype=q.dtype, device=q.device)

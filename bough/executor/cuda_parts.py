@@ -130,6 +130,8 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     if config.attention_sinks:
         raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
+    if config.latent is not None and config.latent.index is not None:
+        raise SettingsError("Triton's attention is not sparse, as this model's is; use --attention-backend torch.")
     if config.head_dim <= MIN_DOT // 2:  # it is rounded up to a power of two
         raise SettingsError(
             f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "

@@ -71,12 +71,12 @@ class DeepseekV2(ModelFamily):
         assert latent is not None
         if not latent.interleaved:
             return {}
-        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, latent.nope_dim))
+        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, slice(latent.nope_dim, None)))
         projection = f"{attention}.{'q_proj' if latent.query_rank is None else 'q_b_proj'}"
         keys = f"{attention}.kv_a_proj_with_mqa"
         return {
             projection: Piece(projection, queries),
-            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, latent.rank))),
+            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, slice(latent.rank, None)))),
         }
 
 
@@ -90,9 +90,16 @@ def expert_groups(config: Fields) -> dict[str, Any]:
 
 
 def dense_layers(config: Fields) -> tuple[bool, ...]:
-    """Which layers have no experts: the first few, and all but each so-manieth."""
+    """Which layers have no experts: those listed, or the first few and all but each so-manieth."""
+    layers, kinds = config.integer("num_hidden_layers"), config.values.get("mlp_layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) < layers or not set(map(str, kinds)) <= {"dense", "sparse"}:
+            raise ModelError(
+                f"{config.where}: mlp_layer_types must say dense or sparse for {layers} layers: {kinds!r}."
+            )
+        return tuple(kind == "dense" for kind in kinds[:layers])
     first, step = config.values.get("first_k_dense_replace") or 0, config.integer("moe_layer_freq", 1)
     if isinstance(first, bool) or not isinstance(first, int):
         raise ModelError(f"{config.where}: first_k_dense_replace must be a whole number, got {first!r}.")
-    dense = tuple(layer < first or layer % step != 0 for layer in range(config.integer("num_hidden_layers")))
+    dense = tuple(layer < first or layer % step != 0 for layer in range(layers))
     return dense if any(dense) else ()

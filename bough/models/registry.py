@@ -19,6 +19,7 @@ from bough.models.cohere import Cohere, Cohere2
 from bough.models.cwm import Cwm
 from bough.models.deepseek_v2 import DeepseekV2
 from bough.models.deepseek_v3 import DeepseekV3
+from bough.models.deepseek_v32 import DeepseekV32
 from bough.models.ernie4_5 import Ernie45, Helium
 from bough.models.ernie4_5_moe import Ernie45Moe
 from bough.models.exaone4 import Exaone4
@@ -27,6 +28,7 @@ from bough.models.gemma import Gemma, Gemma2, VaultGemma
 from bough.models.gemma3 import Gemma3
 from bough.models.glm import Glm, Glm4
 from bough.models.glm4_moe import Glm4Moe
+from bough.models.glm_moe_dsa import GlmMoeDsa
 from bough.models.gpt2 import Gpt2
 from bough.models.gpt_neox import GptNeoX
 from bough.models.gpt_oss import GptOss
@@ -72,7 +74,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
     *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
-    *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
+    *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3(), DeepseekV32(), GlmMoeDsa()),
 )
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()

@@ -62,7 +62,7 @@ def longrope(original: int) -> dict[str, Any]:
 GQA = ("num_key_value_heads",)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-ELSEWHERE = ("deepseek_v2", "deepseek_v3")  # test_deepseek.py compares them
+ELSEWHERE = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")  # test_deepseek.py compares them
 CASES: dict[str, Case] = {
     "llama": Case({}),
     "mistral": Case({"sliding_window": 9}),

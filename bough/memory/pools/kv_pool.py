@@ -3,7 +3,9 @@
 The pool owns memory, its number format and its scales; it does not know which pages are in use. Page 0 is scratch,
 where padding is written. Memory is never filled: readers must not rely on what a page held before it was written.
 
-Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale.
+Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale. Where
+it is sparse, layers that choose tokens have a second tensor, of the keys by which they choose. These have at least 16
+bits: a query that attends to other tokens is further off than one that attends to rounded ones.
 
 In an 8-bit format a value is stored divided by its layer's scale, and saturated; readers multiply with the scale. A
 prompt computed in one go attends with its keys as they were computed, one with a cached prefix to rounded ones, so
@@ -12,6 +14,7 @@ results may differ a little with what happens to be cached.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -32,6 +35,11 @@ FORMATS = {
 def cache_dtype(name: str, activations: torch.dtype) -> torch.dtype:
     """The type that `--kv-cache-dtype` names; `auto` is that of the activations."""
     return activations if name == "auto" else FORMATS[name]
+
+
+def index_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of index keys in a cache of this type."""
+    return dtype if dtype.itemsize > 1 else torch.bfloat16
 
 
 class GroupPool(Protocol):
@@ -62,8 +70,8 @@ class GroupPool(Protocol):
 
 class AttentionPool:
     """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each, or keys alone, of which
-    the first `latent` columns are the values. A window group has fewer pages than one of full attention, and is
-    otherwise the same."""
+    the first `latent` columns are the values. `index` says how many layers have index keys too, and how wide. A window
+    group has fewer pages than one of full attention, and is otherwise the same."""
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class AttentionPool:
         dtype: torch.dtype,
         device: torch.device,
         latent: int | None = None,
+        index: tuple[int, int] = (0, 0),
     ) -> None:
         slots = (pages + 1) * page_size
         self._page_size = page_size
@@ -84,6 +93,9 @@ class AttentionPool:
         else:
             self.values = [keys[..., :latent] for keys in self.keys]
             self._tensors = tuple(self.keys)
+        count, width = index
+        self.index_keys = [torch.empty((slots, width), dtype=index_dtype(dtype), device=device) for _ in range(count)]
+        self._tensors += tuple(self.index_keys)
         self._clear_scratch()
 
     @property
@@ -146,13 +158,14 @@ class KVPool:
         if config.latent is not None:
             shape, latent = (1, config.latent.width), config.latent.rank
         attention = [
-            AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device, latent)
+            AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device, latent, _index(config))
             for group in range(len(config.kv_groups))
         ]
         self.groups: tuple[GroupPool, ...] = tuple(attention)
         places = [group_of[:layer].count(group) for layer, group in enumerate(group_of)]
         self.keys = [attention[group].keys[place] for group, place in zip(group_of, places, strict=True)]
         self.values = [attention[group].values[place] for group, place in zip(group_of, places, strict=True)]
+        self.index_keys = dict(zip(config.choosing_layers, attention[0].index_keys, strict=True))  # by layer
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [key for key, _ in pairs]
@@ -179,7 +192,15 @@ class KVPool:
         of_layer = 2 * _local_kv_heads(config, topology) * config.head_dim
         if config.latent is not None:
             of_layer = config.latent.width
-        return tuple(groups.count(group) * of_layer * dtype.itemsize for group in range(len(config.kv_groups)))
+        of_index = math.prod(_index(config)) * index_dtype(dtype).itemsize
+        of_groups = (groups.count(group) * of_layer * dtype.itemsize for group in range(len(config.kv_groups)))
+        return tuple(nbytes + of_index for nbytes in of_groups)
+
+
+def _index(config: ModelConfig) -> tuple[int, int]:
+    """How many layers have index keys, and how wide these are. Such models have one KV group."""
+    index = None if config.latent is None else config.latent.index
+    return (0, 0) if index is None else (len(config.choosing_layers), index.head_dim)
 
 
 def _local_kv_heads(config: ModelConfig, topology: Topology) -> int:

@@ -59,6 +59,11 @@ class LatentSpec:
         return int(self.weight.shape[0])
 
     @property
+    def top(self) -> int | None:
+        """Tokens that a query attends to; None: all that it sees."""
+        return None if self.latent.index is None else self.latent.index.top
+
+    @property
     def absorbed(self) -> AttentionSpec:
         return self._as_plain(self.heads, 1, self.latent.width)
 

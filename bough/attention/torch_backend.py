@@ -94,9 +94,9 @@ class TorchAttention(AttentionBackend):
         reads = self._plan(layer.group, None, pool)
         out = q.new_empty((len(q), layer.heads, layer.latent.value_dim))
         if index is not None:
-            assert layer.latent.index is not None
-            self._choices = choose_tokens(index, reads, pool.index_keys[layer.layer], layer.latent.index.top)
-        choices = iter(self._choices if layer.latent.index is not None else repeat(None))
+            assert layer.top is not None
+            self._choices = choose_tokens(index, reads, pool.index_keys[layer.layer], layer.top)
+        choices = iter(repeat(None) if layer.top is None else self._choices)
         for group, chosen in zip(reads.decodes, choices, strict=False):
             if chosen is not None:
                 seen = hide_others(chosen, group.keys, pool.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from bough.attention import latent_prompts
+from bough.attention import latent_prompts, sparse_latents
 from bough.attention.base import AttentionBackend
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
@@ -130,8 +130,6 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
     if config.attention_sinks:
         raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
-    if config.latent is not None and config.latent.index is not None:
-        raise SettingsError("Triton's attention is not sparse, as this model's is; use --attention-backend torch.")
     if config.head_dim <= MIN_DOT // 2:  # it is rounded up to a power of two
         raise SettingsError(
             f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "
@@ -185,6 +183,8 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
     gathered = 0
     if latent is not None and not settings.model.enable_deterministic_inference:
         gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
+    if latent is not None and latent.index is not None:
+        gathered += sparse_latents.scratch_bytes(config.context_length)
     if "torch" not in (names.prefill, names.decode):
         return gathered
     heads = loaded.topology.share(config.num_heads, "num_heads")

@@ -22,6 +22,7 @@ from bough.kernels.ops import Activation, Ops
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
 from bough.kernels.shared_memory import shared_bytes
+from bough.kernels.sparse_index.triton import index_store_
 
 ANY_ROWS = 128  # what the kernels' cuts are chosen for, however many rows there are
 
@@ -82,4 +83,5 @@ INVARIANT = InvariantOps(
     gelu_tanh_mul=gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
     latent_store_=latent_store_,
+    index_store_=index_store_,
 )

@@ -131,12 +131,12 @@ class InvariantAttention(AttentionBackend):
         batch = self._batch
         assert batch is not None, "prepare() comes before run_latent()"
         n, starts = batch.decodes, None if self._prefills is None else self._query_starts
-        slots, counts = self._sparse.choose(index, layer, pool, batch, starts)
-        places, items = torch.arange(len(counts) + 1, dtype=torch.int32, device=slots.device), None
+        slots, lengths, places = self._sparse.choose(index, layer, pool, batch, starts)
+        items = None
         if starts is not None:
-            items = torch.full((1 + len(counts) - n, ITEM_FIELDS), -1, dtype=torch.int32, device=slots.device)
-            items[0, 0], items[1:, 0], items[1:, 1] = len(counts) - n, places[n:-1], 0
-        return Reading(slots, places[:-1], places, counts, items, 1)
+            items = torch.full((1 + len(lengths) - n, ITEM_FIELDS), -1, dtype=torch.int32, device=slots.device)
+            items[0, 0], items[1:, 0], items[1:, 1] = len(lengths) - n, places[n:-1], 0
+        return Reading(slots, places[:-1], places, lengths, items, 1)
 
     def _work(
         self, batch: AttentionBatch, layer: AttentionSpec, lengths: torch.Tensor, width: int, device: torch.device

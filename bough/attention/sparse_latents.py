@@ -7,6 +7,8 @@ step.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from bough.attention.base import IndexQueries, LatentSpec
@@ -20,8 +22,16 @@ def scratch_bytes(context: int) -> int:
     return max(MAX_SCORES, context) * 4
 
 
+class Lists(NamedTuple):
+    """What the tokens of a step read, as rows of a page table."""
+
+    slots: torch.Tensor  # [tokens, top] int32
+    lengths: torch.Tensor  # [tokens] int32
+    places: torch.Tensor  # [tokens + 1] int32, counting up
+
+
 class SparseLatents:
-    """The lists of a step's tokens."""
+    """The lists of the current step."""
 
     def __init__(self) -> None:
         self._tokens: tuple[torch.Tensor, ...] | None = None
@@ -38,28 +48,26 @@ class SparseLatents:
         pool: KVPool,
         batch: AttentionBatch,
         query_starts: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The list of each token [tokens, top] int32, and how long it is. `query_starts` [batch + 1] stands on the
-        device; without it all rows are decodes."""
+    ) -> Lists:
+        """`query_starts` [batch + 1] stands on the device; without it all rows are decodes."""
         top = layer.top
         assert top is not None
         if self._tokens is None:
             lengths = (batch.positions + 1).int()
-            self._tokens = _rows_of_tokens(batch, query_starts), lengths, lengths.clamp(max=top)
-        rows, lengths, counts = self._tokens
+            places = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+            rows = batch.rows.int() if query_starts is None else _rows_of_tokens(batch, query_starts, places[:-1])
+            self._tokens = rows, lengths, lengths.clamp(max=top), places
+        rows, lengths, counts, places = self._tokens
         if index is not None:
             keys, table = pool.index_keys[layer.layer], batch.page_tables[layer.group]
             self._slots = choose_slots(*index, keys, table, rows, lengths, top, page_size=batch.page_size)
         assert self._slots is not None, "the first layer has no other whose choice it could share"
-        return self._slots, counts
+        return Lists(self._slots, counts, places)
 
 
-def _rows_of_tokens(batch: AttentionBatch, query_starts: torch.Tensor | None) -> torch.Tensor:
+def _rows_of_tokens(batch: AttentionBatch, query_starts: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
     """The line of the page table that each token's row has. Padding behind the last row is given to any: its position
     is 0, which every row has."""
-    if query_starts is None:
-        return batch.rows.int()
     ends = query_starts[1:].cummax(0).values  # padded with zeros
-    token = torch.arange(len(batch.positions), dtype=ends.dtype, device=ends.device)
     place = torch.searchsorted(ends, token, right=True).clamp_(max=len(ends) - 1)
     return batch.rows[place].int()

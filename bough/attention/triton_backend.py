@@ -161,23 +161,22 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         """All rows in the absorbed form, each token by its list. Beside prompts, decodes are not cut into items."""
         starts, nope_dim = None if self._chunks is None else self._chunks.query_starts, layer.latent.nope_dim
-        slots, counts = self._sparse.choose(index, layer, pool, batch, starts)
+        lists = self._sparse.choose(index, layer, pool, batch, starts)
         if starts is None:
             parts = [(slice(len(q)), self._plan(batch, layer.absorbed, layer.top))]
         else:
             if not self._whole:
                 sizes = [slice(at, min(at + MOST_ABSORBED, len(q))) for at in range(0, len(q), MOST_ABSORBED)]
-                self._whole = [(part, WholeRows(counts[part])) for part in sizes]
+                self._whole = [(part, WholeRows(lists.lengths[part])) for part in sizes]
             parts = self._whole
-        places = torch.arange(parts[0][0].stop, dtype=torch.int32, device=q.device)
         for part, work in parts:
             attended = decode_attention(
                 absorb(q[part], layer.weight, nope_dim),
                 pool.keys[layer.layer],
                 pool.values[layer.layer],
-                slots[part],
-                places,
-                counts[part],
+                lists.slots[part],
+                lists.places,
+                lists.lengths[part],
                 work,
                 page_size=1,
                 scale=layer.scale,

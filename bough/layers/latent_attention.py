@@ -40,6 +40,7 @@ class LatentAttention:
             first = Columns("q_a_proj", slice(0, rank))
             made = (replace(query, name="q_b_proj"), *(() if self._index is None else (self._index.of_query,)))
             self._query_up = ColumnLinear(rank, made, False, placement)
+            self._query_widths = [column.size for column in made]
             self._query_norm = RmsNorm(rank, INNER_EPS, False, placement)
         columns = [first, Columns("kv_a_proj_with_mqa", slice(0, latent.width))]
         columns += () if self._index is None else self._index.of_hidden
@@ -75,9 +76,9 @@ class LatentAttention:
         projected, total = self._down.after(norm, x, residual, ctx)
         query, latents, *of_index = torch.split(projected, self._widths, dim=1)
         if self._query_up is not None:
-            query, _ = self._query_up.after(self._query_norm, query, None, ctx)
-        own = spec.heads * self._head_dim
-        q, slots = query[:, :own].view(len(query), spec.heads, self._head_dim), ctx.batch.slots[spec.group]
+            made, _ = self._query_up.after(self._query_norm, query, None, ctx)
+            query, *index_queries = torch.split(made, self._query_widths, dim=1)
+        q, slots = query.view(len(query), spec.heads, self._head_dim), ctx.batch.slots[spec.group]
         # The latents of all tokens are stored before any row attends: a row may read pages that another row of the
         # same step writes (see `bough.core.plan`).
         self._latent_store_(
@@ -94,7 +95,7 @@ class LatentAttention:
         )
         index = None
         if self._index is not None:
-            index = self._index(query[:, own:], of_index, positions, slots, ctx)
+            index = self._index(index_queries[0], of_index, positions, slots, ctx)
         attended = ctx.attention.run_latent(q, latents, spec, pool, index).flatten(1)
         if ctx.logits_indices is not None:
             attended = self._take_rows(attended, ctx.logits_indices)

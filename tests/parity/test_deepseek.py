@@ -16,6 +16,7 @@ import bough
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor.load_model import resolve_config
+from bough.executor.native_tapes import why_not_recorded
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import locate
 from bough.models.base import CausalLM
@@ -187,6 +188,8 @@ def test_layers_behind_the_last_are_not_looked_at(
 def test_the_engine_says_what_they_say(checkpoint: tuple[transformers.PreTrainedModel, Path]) -> None:
     """From a folder with config.json and weights alone: prompts in chunks, a prefix from the cache, several at once."""
     theirs, folder = checkpoint
+    config = resolve_config(locate(str(folder)), Settings())
+    assert (why_not_recorded(config) is None) == (not config.choosing_layers), "by native kernels, or else by torch"
     texts = [draw(60, 1), [*draw(60, 1)[:45], *draw(8, 6)], draw(5, 7)]
     new = 12
     with torch.inference_mode():

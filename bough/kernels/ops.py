@@ -15,7 +15,7 @@ import torch
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
 from bough.kernels.embedding.reference import embedding
-from bough.kernels.experts.reference import experts
+from bough.kernels.experts.reference import Matrices, experts
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
@@ -107,8 +107,8 @@ class Ops:
         router: torch.Tensor,  # [experts, hidden]
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
@@ -123,8 +123,8 @@ class Ops:
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""

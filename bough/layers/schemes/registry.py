@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bough.layers.placement import WeightMaker
-from bough.layers.schemes.fp8 import Fp8Scheme
-from bough.layers.schemes.plain import PlainWeight
+from bough.layers.placement import ExpertsMaker, WeightMaker
+from bough.layers.schemes.fp8 import Fp8Scheme, fp8_experts
+from bough.layers.schemes.plain import PlainExperts, PlainWeight
 
 SCHEMES: dict[str, Callable[[], WeightMaker]] = {
     "auto": lambda: PlainWeight,
@@ -18,3 +18,8 @@ SCHEMES: dict[str, Callable[[], WeightMaker]] = {
 def scheme_for(quantization: str) -> WeightMaker:
     """A fresh scheme, for one model."""
     return SCHEMES[quantization]()
+
+
+def experts_for(quantization: str) -> ExpertsMaker:
+    """What makes the experts of such a model."""
+    return fp8_experts if quantization == "fp8" else PlainExperts

@@ -110,7 +110,7 @@ def test_every_so_manieth_layer_may_have_experts() -> None:
         ({"attention_bias": True}, "attention_bias is not supported with latent attention"),
         ({"n_group": 3}, "256 experts do not make 3 groups"),
         ({"topk_group": 9}, "of which 9 are kept"),
-        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types must say dense or sparse for 5 layers"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types must say dense or sparse for each layer"),
         ({"model_type": "deepseek_v32", "q_lora_rank": None}, "sparse attention needs a q_lora_rank"),
         ({"model_type": "deepseek_v32", "index_head_dim": 32}, "smaller than qk_rope_head_dim"),
         ({"model_type": "glm_moe_dsa", "indexer_types": ["full"]}, "must say full or shared for 5 layers"),

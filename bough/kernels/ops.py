@@ -21,6 +21,7 @@ from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
+from bough.kernels.sparse_index.reference import index_store_
 
 Activation = Literal["silu", "gelu_tanh"]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -97,6 +98,7 @@ class Ops:
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
     add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
     latent_store_: Callable[..., None] = latent_store_
+    index_store_: Callable[..., None] = index_store_
 
     def norm_linear(
         self,

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
-from bough.models.family import ModelFamily
+from bough.models.family import Metadata, ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, interleaved_rows
 from bough.models.rope_config import score_factor
 
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+GGUF_MODULES = {
+    f"blk.*.attn_{theirs}": f"model.layers.*.self_attn.{ours}"
+    for theirs, ours in {
+        "q_a": "q_a_proj",
+        "q_a_norm": "q_a_layernorm",
+        "q_b": "q_b_proj",
+        "kv_a_mqa": "kv_a_proj_with_mqa",
+        "kv_a_norm": "kv_a_layernorm",
+        "kv_b": "kv_b_proj",
+    }.items()
+}
+GGUF_SIGMOID = 2  # llama.cpp's number for the scores
+GGUF_V3_EXPERTS = 256  # their groups are not in older files; Kimi has more experts, and no groups
 
 
 class DeepseekV2(ModelFamily):
     architectures: tuple[str, ...] = ("DeepseekV2ForCausalLM",)
     model_types: tuple[str, ...] = ("deepseek_v2",)
+    gguf_architecture: str | None = "deepseek2"
+    gguf_modules = GGUF_MODULES
     defaults: ClassVar[dict[str, Any]] = {
         **LATENT,
         "vocab_size": 102_400,
@@ -65,18 +81,50 @@ class DeepseekV2(ModelFamily):
         groups = {} if method == "greedy" else expert_groups(config)
         return {"renormalise": False, **groups}
 
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """llama.cpp has one name for V2 and V3, of which V3 scores experts by sigmoids. Files from before latent
+        attention was computed there have the sizes of heads under other keys."""
+        latent = "_mla" if meta.get(".attention.key_length_mla", None) else ""
+        rope_dim = meta.need(".rope.dimension_count")
+        found: dict[str, Any] = {
+            "q_lora_rank": given.get("q_lora_rank"),
+            "qk_rope_head_dim": rope_dim,
+            "qk_nope_head_dim": meta.need(f".attention.key_length{latent}") - rope_dim,
+            "v_head_dim": meta.need(f".attention.value_length{latent}"),
+            "num_key_value_heads": given["num_attention_heads"],
+            "partial_rotary_factor": 1.0,
+            "topk_method": "group_limited_greedy" if given.get("n_group", 1) > 1 else "greedy",
+        }
+        sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
+        if sharper and given["rope_scaling"]:
+            found["rope_scaling"] = {**given["rope_scaling"], "mscale": 10 * sharper, "mscale_all_dim": 10 * sharper}
+        if meta.get(".expert_gating_func", None) == GGUF_SIGMOID:
+            found |= {"architectures": ["DeepseekV3ForCausalLM"], "norm_topk_prob": given.get("norm_topk_prob", False)}
+            if "n_group" not in given and given["n_routed_experts"] != GGUF_V3_EXPERTS:
+                found |= {"n_group": 1, "topk_group": 1}
+        return found
+
+    def gguf_names(self, config: ModelConfig) -> Names:
+        """In most files the two halves of `kv_b_proj` stand apart, one of them transposed: a plane for each head."""
+        heads, whole = range(config.num_heads), "model.layers.*.self_attn.kv_b_proj"
+        return {
+            **super().gguf_names(config),
+            "blk.*.attn_k_b": [Piece(whole, plane=head, transposed=True, place=2 * head) for head in heads],
+            "blk.*.attn_v_b": [Piece(whole, plane=head, place=2 * head + 1) for head in heads],
+        }
+
     def names(self, config: ModelConfig) -> Names:
         """Here halves are rotated, which checkpoints have in neighbouring pairs."""
         latent, attention = config.latent, "model.layers.*.self_attn"
         assert latent is not None
         if not latent.interleaved:
             return {}
-        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, latent.nope_dim))
+        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, slice(latent.nope_dim, None)))
         projection = f"{attention}.{'q_proj' if latent.query_rank is None else 'q_b_proj'}"
         keys = f"{attention}.kv_a_proj_with_mqa"
         return {
             projection: Piece(projection, queries),
-            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, latent.rank))),
+            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, slice(latent.rank, None)))),
         }
 
 

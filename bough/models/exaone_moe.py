@@ -15,6 +15,7 @@ from bough.models.names import Names
 class ExaoneMoe(Exaone4):
     architectures = ("ExaoneMoeForCausalLM",)
     model_types = ("exaone_moe",)
+    gguf_architecture = None
     renamed_fields: ClassVar[dict[str, str]] = COUNTED
     block = ModelFamily.block  # with norms before attention and MLP
     defaults: ClassVar[dict[str, Any]] = {

@@ -11,6 +11,7 @@ from bough.models.glm4_moe import ROUTED
 class Glm4MoeLite(DeepseekV3):
     architectures: tuple[str, ...] = ("Glm4MoeLiteForCausalLM",)
     model_types: tuple[str, ...] = ("glm4_moe_lite",)
+    gguf_architecture = None
     renamed_fields: ClassVar[dict[str, str]] = ROUTED
     defaults: ClassVar[dict[str, Any]] = {
         **DeepseekV3.defaults,

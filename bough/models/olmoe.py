@@ -3,15 +3,13 @@ OLMo 2, norms after attention and experts only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import Metadata, ModelFamily
+from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.qwen3_moe import gguf_experts_fields
 
 
 class Olmoe(ModelFamily):
@@ -37,9 +35,6 @@ class Olmoe(ModelFamily):
             renormalise=config.boolean("norm_topk_prob"),
         )
         return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        return gguf_experts_fields(meta)
 
 
 class FlexOlmo(Olmoe):

@@ -12,6 +12,8 @@ from bough.models.fields import Fields
 class SmolLM3(ModelFamily):
     architectures = ("SmolLM3ForCausalLM",)
     model_types = ("smollm3",)
+    gguf_architecture = "smollm3"
+    gguf_interleaved = True
     defaults: ClassVar[dict[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 32_768,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, MoEConfig, RopeConfig
 from bough.executor.native_recorder import NotRecordedError, Recorder, Recording
 from bough.executor.native_tapes import why_not_recorded
 
@@ -29,6 +29,7 @@ LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeCo
         {"qk_norm": True, "qk_norm_whole": True, "query_growth": (0.1, 16, 0)},
         {"qk_norm": True, "qk_norm_last": True, "moe": MoEConfig(5, 2, 32, scores="sparsemixer")},
         {"logit_scale": 0.5, "head_bias": True},
+        {"latent": LatentConfig(9, 4, 4, 5, query_rank=6)},
         {"attention_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 8, "sliding_layers": (True, False)},
     ],
 )
@@ -44,6 +45,8 @@ def test_what_is_recorded(fields: dict[str, Any]) -> None:
         ({"moe": MoEConfig(5, 1, 32, scores="sigmoid", scales_inputs=True)}, "experts with scaled inputs"),
         ({"moe": MoEConfig(1025, 2, 32)}, "1025 experts"),
         ({"rope": RopeConfig(10000.0, sections=(1, 2, 1))}, "rotation by several positions"),
+        ({"latent": LatentConfig(513, 64, 4, 5)}, "latents of 577 numbers"),
+        ({"latent": LatentConfig(9, 4, 4, 5, query_rank=6, index=IndexConfig(3, 4, 8))}, "sparse attention"),
     ],
 )
 def test_what_is_not_recorded_is_named(fields: dict[str, Any], lacks: str) -> None:

@@ -53,7 +53,7 @@ class Forward:
     ) -> None:
         self.model = model
         self.pool = KVPool(model.config, (pages, pages), page_size, dtype, CPU, Topology(), scales)
-        for tensor in (*self.pool.keys, *self.pool.values):
+        for tensor in (*self.pool.keys, *self.pool.values, *self.pool.index_keys.values()):
             tensor.fill_(float("nan"))
         self.attention: AttentionBackend = TorchAttention()
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32)

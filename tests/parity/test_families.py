@@ -73,7 +73,8 @@ GEMMA4 = {  # its scores are not divided, so that rounding moves them far: those
     "hidden_size_per_layer_input": 12,
     "final_logit_softcapping": 20.0,
 }
-ELSEWHERE = ("deepseek_v2", "deepseek_v3")  # test_deepseek.py compares them
+ELSEWHERE = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")  # test_deepseek.py compares them
+SPARSE = ("deepseek_v32", "glm_moe_dsa")  # the native kernels have no such attention
 CASES: dict[str, Case] = {
     "llama": Case({}),
     "mistral": Case({"sliding_window": 9}),
@@ -268,7 +269,6 @@ CASES: dict[str, Case] = {
             "qk_rope_head_dim": 8,
             "v_head_dim": 20,
         },
-        native=False,
     ),
     "flex_olmo": Case({"num_experts": 5, "num_experts_per_tok": 2}),
     "minimax_m2": Case(
@@ -303,8 +303,8 @@ class Model:
         return tokens[len(prompt) :]
 
 
-def make(name: str, folder: Path) -> Model:
-    case = CASES[name]
+def make(name: str, folder: Path, case: Case | None = None) -> Model:
+    case = case or CASES[name]
     fields = {name: value for name, value in {**SIZES, **case.fields}.items() if name not in case.without}
     torch.manual_seed(1)
     config = transformers.AutoConfig.for_model(case.model_type or name, **fields)
@@ -436,7 +436,7 @@ def lines() -> Iterator[str]:
     for family in BUILT_IN:
         cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
         if family.model_types[0] in ELSEWHERE:
-            cases = [Case({}, native=False)]
+            cases = [Case({}, native=family.model_types[0] not in SPARSE)]
         assert cases, f"{family.architectures} are not compared"
         columns = (
             ", ".join(f"`{name}`" for name in family.model_types),

@@ -29,6 +29,8 @@ enum bough_kind {
     BOUGH_LAYER_NORM,
     BOUGH_SCALE_SHIFT,
     BOUGH_GROW_QUERIES,
+    BOUGH_LATENT_STORE,
+    BOUGH_BY_HEAD,
 };
 
 typedef struct {
@@ -43,7 +45,7 @@ typedef struct {
             const float *x, *residual, *weight; /* residual and sum may both be NULL */
             float eps;
             bool plus_one;
-            int64_t size;
+            int64_t size, x_stride;
             float *out, *sum;
         } rms_norm;
         struct {
@@ -130,6 +132,30 @@ typedef struct {
             float rate;
             int64_t span, offset; /* a query is multiplied with 1 + rate * ln(1 + (position + offset) / span) */
         } grow_queries;
+        struct {
+            float *q;
+            int64_t q_stride;
+            int heads, dim; /* of q, whose heads end in what rotates */
+            float *latents; /* what is normalised, then what rotates */
+            int64_t latent_stride;
+            int rank, rope_dim;
+            const float *norm;
+            float eps;
+            const float *cos, *sin;
+            void *cache;
+            int number; /* enum bough_number */
+            int group;
+        } latent_store;
+        struct { /* y = x · w of each head, and behind it the `extra` numbers that follow in x */
+            const float *x;
+            int64_t x_stride, x_dim; /* from token to token, from head to head */
+            const float *weight;
+            int64_t weight_stride; /* from head to head */
+            int heads, inputs, outputs, extra;
+            bool by_inputs; /* w is [inputs][outputs], or else [outputs][inputs] */
+            float *y;
+            int64_t y_stride, y_dim;
+        } by_head;
     };
 } bough_operation;
 

@@ -108,6 +108,35 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Layers that keep a state instead of all tokens: the last inputs of a convolution, and of each head a matrix in
+    which keys find values. Without keys there is the convolution alone."""
+
+    layers: tuple[bool, ...]  # which layers of the model have one
+    heads: int
+    value_dim: int  # of a head
+    conv_width: int  # tokens that the convolution sees, its own included
+    key_heads: int = 1  # each serves several heads
+    key_dim: int = 0
+    conv_bias: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def size(self) -> int:
+        """Numbers that a sequence keeps in a layer."""
+        return (self.conv_width - 1) * self.channels + self.heads * self.key_dim * self.value_dim
+
+    @property
+    def page_bytes(self) -> int:
+        """What a sequence keeps in all layers, in float32."""
+        return 4 * sum(self.layers) * self.size
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
@@ -131,6 +160,9 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     moe: MoEConfig | None = None
+    recurrent: RecurrentConfig | None = None
+    attention_layers: tuple[bool, ...] = ()  # per layer; empty: all that have no recurrent state
+    attention_gate: bool = False  # what the heads find is scaled by gates of its own size
     latent: LatentConfig | None = None  # of all layers; `num_kv_heads` is then 1, and `head_dim` that of queries
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads at once, not of each
@@ -160,15 +192,27 @@ class ModelConfig:
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
 
+    def recurs(self, layer: int) -> bool:
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def attends(self, layer: int) -> bool:
+        return self.attention_layers[layer] if self.attention_layers else not self.recurs(layer)
+
     @property
-    def kv_groups(self) -> tuple[KVGroup, ...]:
-        """What the layers keep of a sequence. A window that no sequence can leave is full attention."""
+    def attention_groups(self) -> tuple[KVGroup, ...]:
+        """What attention keeps of a sequence. A window that no sequence can leave is full attention."""
         if self.sliding_window is None or not any(self.sliding_layers) or self.sliding_window >= self.context_length:
             return (FULL_ATTENTION,)
         return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
 
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """What the layers keep of a sequence; states come last."""
+        return self.attention_groups if self.recurrent is None else (*self.attention_groups, KVGroup("state"))
+
     def kv_group(self, layer: int) -> int:
-        return int(self.slides(layer) and len(self.kv_groups) > 1)
+        """That of the layer's keys and values."""
+        return int(self.slides(layer) and len(self.attention_groups) > 1)
 
     def rope_of(self, layer: int) -> RopeConfig:
         if self.unrotated_layers and self.unrotated_layers[layer]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bough.layers.blocks import SandwichBlock as SandwichBlock
     from bough.layers.embedding import Embedding as Embedding
     from bough.layers.embedding import Head as Head
+    from bough.layers.gated_delta_net import GatedDeltaNet as GatedDeltaNet
     from bough.layers.linear import ColumnLinear as ColumnLinear
     from bough.layers.linear import RowLinear as RowLinear
     from bough.layers.mlp import GatedMLP as GatedMLP
@@ -38,6 +39,7 @@ _HOMES = {
     "SelfAttention": "bough.layers.attention",
     **dict.fromkeys(("Block", "PreNormBlock", "ParallelBlock", "SandwichBlock"), "bough.layers.blocks"),
     **dict.fromkeys(("Embedding", "Head"), "bough.layers.embedding"),
+    "GatedDeltaNet": "bough.layers.gated_delta_net",
     **dict.fromkeys(("ColumnLinear", "RowLinear"), "bough.layers.linear"),
     **dict.fromkeys(("GatedMLP", "PlainMLP"), "bough.layers.mlp"),
     **dict.fromkeys(("MoE", "make_mlp"), "bough.layers.moe"),

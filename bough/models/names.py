@@ -136,6 +136,15 @@ NESTED: Names = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+
+
+def nested(names: Names) -> Names:
+    """The same names where the model stands alone, and where it is the language model of a multimodal checkpoint."""
+    inner = [prefix for prefix, own in NESTED.items() if own == "model."]
+    deeper = {prefix + name.removeprefix("model."): piece for prefix in inner for name, piece in names.items()}
+    return {**names, **deeper, **NESTED}
+
+
 GGUF_NAMES: Names = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

@@ -50,7 +50,9 @@ from bough.models.phimoe import PhiMoe
 from bough.models.qwen2 import Qwen2
 from bough.models.qwen2_moe import Qwen2Moe
 from bough.models.qwen3 import Qwen3
+from bough.models.qwen3_5 import Qwen35, Qwen35Moe
 from bough.models.qwen3_moe import Qwen3Moe
+from bough.models.qwen3_next import Qwen3Next
 from bough.models.seed_oss import SeedOss
 from bough.models.smollm3 import SmolLM3
 from bough.models.stablelm import StableLm
@@ -73,6 +75,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
     *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
     *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
+    *(Qwen3Next(), Qwen35(), Qwen35Moe()),
 )
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()

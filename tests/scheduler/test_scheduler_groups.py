@@ -6,7 +6,7 @@ import pytest
 
 from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
-from tests.fakes.executor import FakeExecutor, oracle
+from tests.fakes.executor import FakeExecutor, GuessingProposer, oracle
 from tests.fakes.scheduler_bench import Bench
 
 
@@ -78,3 +78,12 @@ def test_without_a_radix_cache_nothing_is_copied() -> None:
         bench.run()
     assert not any(len(plan.new_pages[2]) for plan in executor.plans)
     assert bench.scheduler._cache.groups[0].available == 40
+
+
+def test_decodes_with_states_have_no_drafts() -> None:
+    executor = FakeExecutor(groups=[(KVGroup("state"), 20)])
+    bench = Bench(executor, proposer=GuessingProposer(3))
+    bench.ask(0, [3] * 12, max_new_tokens=8)
+    bench.run()
+    assert bench.out.outputs[0] == oracle([3] * 12, 8)
+    assert max(int(plan.query_lens.max()) for plan in executor.plans if not len(plan.tokens)) == 1

@@ -20,6 +20,7 @@ import torch
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.memory.pools.state_pool import StatePool
 
 FORMATS = {
     "bf16": torch.bfloat16,
@@ -141,18 +142,23 @@ class KVPool:
     ) -> None:
         self.page_size = page_size
         self.dtype = dtype
-        group_of = [config.kv_group(layer) for layer in range(config.num_layers)]
+        group_of = _groups_of_layers(config)
         shape, latent = (_local_kv_heads(config, topology), config.head_dim), None
         if config.latent is not None:
             shape, latent = (1, config.latent.width), config.latent.rank
         attention = [
             AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device, latent)
-            for group in range(len(config.kv_groups))
+            for group in range(len(config.attention_groups))
         ]
-        self.groups: tuple[GroupPool, ...] = tuple(attention)
-        places = [group_of[:layer].count(group) for layer, group in enumerate(group_of)]
-        self.keys = [attention[group].keys[place] for group, place in zip(group_of, places, strict=True)]
-        self.values = [attention[group].values[place] for group, place in zip(group_of, places, strict=True)]
+        self.states = None if config.recurrent is None else StatePool(config.recurrent, pages[-1], device)
+        self.groups: tuple[GroupPool, ...] = (*attention, *(() if self.states is None else (self.states,)))
+        # By layer; those that do not attend have none.
+        nothing = torch.empty(0, dtype=dtype, device=device)
+        self.keys, self.values = [nothing] * config.num_layers, [nothing] * config.num_layers
+        for layer, group in enumerate(group_of):
+            if group is not None:
+                place = group_of[:layer].count(group)
+                self.keys[layer], self.values[layer] = attention[group].keys[place], attention[group].values[place]
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [key for key, _ in pairs]
@@ -174,12 +180,17 @@ class KVPool:
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
-        """What one token costs on this rank, over all layers of each KV group."""
-        groups = [config.kv_group(layer) for layer in range(config.num_layers)]
+        """What one token costs on this rank, over all layers of each group of attention."""
+        groups = _groups_of_layers(config)
         of_layer = 2 * _local_kv_heads(config, topology) * config.head_dim
         if config.latent is not None:
             of_layer = config.latent.width
-        return tuple(groups.count(group) * of_layer * dtype.itemsize for group in range(len(config.kv_groups)))
+        return tuple(groups.count(group) * of_layer * dtype.itemsize for group in range(len(config.attention_groups)))
+
+
+def _groups_of_layers(config: ModelConfig) -> list[int | None]:
+    """The group of each layer's keys and values; None: it has none."""
+    return [config.kv_group(layer) if config.attends(layer) else None for layer in range(config.num_layers)]
 
 
 def _local_kv_heads(config: ModelConfig, topology: Topology) -> int:

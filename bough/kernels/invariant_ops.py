@@ -12,6 +12,7 @@ import torch
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
+from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.tiling import INVARIANT_TILING, fitted
 from bough.kernels.experts.triton import multiply
@@ -19,6 +20,7 @@ from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
 from bough.kernels.ops import Activation, Ops
+from bough.kernels.recurrence.triton import recurrence_by_tokens_
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
 from bough.kernels.shared_memory import shared_bytes
@@ -82,4 +84,6 @@ INVARIANT = InvariantOps(
     gelu_tanh_mul=gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
     latent_store_=latent_store_,
+    causal_conv_=causal_conv_,
+    recurrence_=recurrence_by_tokens_,
 )

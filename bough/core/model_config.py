@@ -6,6 +6,7 @@ configuration. A family whose blocks need more fields subclasses `ModelConfig`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,6 +120,10 @@ class RecurrentConfig:
     key_heads: int = 1  # each serves several heads
     key_dim: int = 0
     conv_bias: bool = False
+    bias: bool = False  # of the projections
+    norm_groups: int = 1  # Mamba: parts of the result that are normalised by themselves
+    norm_eps: float = 1e-6  # Mamba: of that norm
+    step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba: between which a token's rate may be
 
     @property
     def channels(self) -> int:

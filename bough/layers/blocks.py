@@ -131,3 +131,31 @@ class SandwichBlock(Block):
             mlp=self._mlp,
             post_feedforward_layernorm=self._mlp_norm,
         )
+
+
+class SingleBlock(Block):
+    """One thing after a norm, added to the residual: attention, a recurrent layer or an MLP."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None
+    ) -> None:
+        self._norm, self._take_rows = make_norm(config, placement), placement.ops.take_rows
+        mixes = config.attends(layer) or config.recurs(layer)
+        self._mixer = make_mixer(config, layer, placement, recurrent) if mixes else None
+        self._mlp = None if mixes else make_mlp(config, layer, placement)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._mixer is not None:
+            return self._mixer(x, residual, self._norm, positions, ctx)
+        assert self._mlp is not None
+        if ctx.logits_indices is not None:
+            x = self._take_rows(x, ctx.logits_indices)
+            residual = None if residual is None else self._take_rows(residual, ctx.logits_indices)
+        return self._mlp(x, residual, self._norm, ctx)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        mixer = self._mixer or self._mlp
+        assert mixer is not None
+        return slots_of(prefix, norm=self._norm, mixer=mixer)

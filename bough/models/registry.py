@@ -32,14 +32,17 @@ from bough.models.gpt_neox import GptNeoX
 from bough.models.gpt_oss import GptOss
 from bough.models.granite import Granite
 from bough.models.granitemoe import GraniteMoe
+from bough.models.granitemoehybrid import GraniteMoeHybrid
 from bough.models.hunyuan import HunYuanDense
 from bough.models.hunyuan_moe import HunYuanMoe
+from bough.models.lfm2 import Lfm2
 from bough.models.llama import Llama
 from bough.models.minimax_m2 import MiniMaxM2
 from bough.models.ministral import Ministral, Ministral3, Mistral3
 from bough.models.mistral import Mistral
 from bough.models.mixtral import Mixtral
 from bough.models.nemotron import Nemotron
+from bough.models.nemotron_h import NemotronH
 from bough.models.olmo import Olmo
 from bough.models.olmo2 import Olmo2, Olmo3
 from bough.models.olmoe import Olmoe
@@ -75,7 +78,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
     *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
     *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
-    *(Qwen3Next(), Qwen35(), Qwen35Moe()),
+    *(Qwen3Next(), Qwen35(), Qwen35Moe(), GraniteMoeHybrid(), NemotronH(), Lfm2()),
 )
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()

@@ -62,6 +62,18 @@ def longrope(original: int) -> dict[str, Any]:
 GQA = ("num_key_value_heads",)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+MAMBA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 56,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+}
 SHARED_EXPERTS = {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}
 DELTA_NETS = {
     "head_dim": 16,
@@ -99,15 +111,7 @@ CASES: dict[str, Case] = {
     "phi3-short": Case(longrope(128), model_type="phi3"),
     "glm": Case({"head_dim": 16, "attention_bias": True}),
     "glm4": Case({"head_dim": 16, "attention_bias": True}),
-    "granite": Case(
-        {
-            "embedding_multiplier": 12.0,
-            "attention_multiplier": 0.1,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 8.0,
-        },
-        native=False,
-    ),
+    "granite": Case(MULTIPLIERS, native=False),
     "olmo": Case({}, native=False),
     "olmo2": Case({}, native=False),
     "olmo3": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
@@ -172,16 +176,7 @@ CASES: dict[str, Case] = {
         model_type="glm4_moe",
     ),
     "olmoe": Case({"num_experts": 5, "num_experts_per_tok": 2}, native=False),
-    "granitemoe": Case(
-        {
-            "num_local_experts": 5,
-            "embedding_multiplier": 12.0,
-            "attention_multiplier": 0.1,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 8.0,
-        },
-        native=False,
-    ),
+    "granitemoe": Case({**MULTIPLIERS, "num_local_experts": 5}, native=False),
     "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}, native=False),
     "phimoe-near": Case(
         {"num_local_experts": 5, "router_jitter_noise": 0.4, "sliding_window": 9}, native=False, model_type="phimoe"
@@ -206,6 +201,33 @@ CASES: dict[str, Case] = {
         },
         native=False,
     ),
+    "granitemoehybrid": Case({**MULTIPLIERS, **MAMBA, "num_local_experts": 5, "mamba_n_groups": 2}, native=False),
+    "granitemoehybrid-dense": Case(
+        {
+            **MULTIPLIERS,
+            **MAMBA,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "time_step_limit": [0.3, 0.8],
+        },
+        native=False,
+        model_type="granitemoehybrid",
+    ),
+    "nemotron_h": Case(
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "head_dim": 16,
+            "ssm_state_size": 8,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+        },
+        native=False,
+        without=("num_hidden_layers",),
+    ),
+    "lfm2": Case({"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}, native=False),
+    "lfm2-biases": Case({"full_attn_idxs": [0], "conv_bias": True, "block_auto_adjust_ff_dim": False}, False, "lfm2"),
     "qwen3_next": Case({**DELTA_NETS, **SHARED_EXPERTS, "norm_topk_prob": True}, native=False),
     "qwen3_next-dense-layers": Case(
         {**DELTA_NETS, **SHARED_EXPERTS, "linear_num_key_heads": 4, "mlp_only_layers": [0, 1], "attention_bias": True},

@@ -16,7 +16,7 @@ NEW = 24
 FLAGS = {"attention_backend": "torch", "cpu_threads": 1, "dtype": "float32", "max_running_requests": 4}
 
 
-@pytest.fixture(scope="module", params=["qwen3_5_text"])
+@pytest.fixture(scope="module", params=["qwen3_5_text", "nemotron_h"])
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, transformers.PreTrainedModel]:

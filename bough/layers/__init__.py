@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bough.layers.embedding import Embedding as Embedding
     from bough.layers.embedding import Head as Head
     from bough.layers.gated_delta_net import GatedDeltaNet as GatedDeltaNet
+    from bough.layers.kimi_delta import KimiDelta as KimiDelta
     from bough.layers.linear import ColumnLinear as ColumnLinear
     from bough.layers.linear import RowLinear as RowLinear
     from bough.layers.mamba2 import Mamba2 as Mamba2
@@ -43,6 +44,7 @@ _HOMES = {
     **dict.fromkeys(("Block", "PreNormBlock", "ParallelBlock", "SandwichBlock", "SingleBlock"), "bough.layers.blocks"),
     **dict.fromkeys(("Embedding", "Head"), "bough.layers.embedding"),
     "GatedDeltaNet": "bough.layers.gated_delta_net",
+    "KimiDelta": "bough.layers.kimi_delta",
     "Mamba2": "bough.layers.mamba2",
     "ShortConv": "bough.layers.short_conv",
     **dict.fromkeys(("ColumnLinear", "RowLinear"), "bough.layers.linear"),

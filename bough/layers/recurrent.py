@@ -22,6 +22,8 @@ class RecurrentLayer:
     """A subclass says in `_mix` what becomes of the projection: of its first part, which is convolved and holds all
     channels, and of the others. `convolved` and `others` have the names and sizes of what the checkpoint has of it."""
 
+    output_name = "out_proj"
+
     def __init__(
         self,
         config: ModelConfig,
@@ -41,7 +43,7 @@ class RecurrentLayer:
         columns = [Columns(name, slice(0, size)) for name, size in {**convolved, **others}.items()]
         self._input = ColumnLinear(config.hidden_size, columns, bias, placement)
         inner = slice(0, recurrent.heads * recurrent.value_dim)
-        self._output = RowLinear("out_proj", inner, config.hidden_size, bias, placement)
+        self._output = RowLinear(self.output_name, inner, config.hidden_size, bias, placement)
         self._conv = placement.empty(recurrent.channels, recurrent.conv_width)
         self._conv_bias = placement.empty(recurrent.channels) if recurrent.conv_bias else None
 
@@ -89,7 +91,10 @@ class RecurrentLayer:
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._input.slots(prefix)
+        yield from self._conv_slots(prefix)
+        yield from self._output.slots(prefix)
+
+    def _conv_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}conv1d.weight", self._conv[:, None])
         if self._conv_bias is not None:
             yield WeightSlot(f"{prefix}conv1d.bias", self._conv_bias)
-        yield from self._output.slots(prefix)

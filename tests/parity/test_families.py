@@ -74,6 +74,19 @@ MAMBA = {
     "mamba_n_heads": 4,
     "mamba_d_state": 8,
 }
+KIMI = {
+    "num_experts_per_token": 5,
+    "moe_intermediate_size": 24,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "num_key_value_heads": 4,
+    "num_local_experts": 6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_head_dim": 12,
+    "linear_num_heads": 3,
+}
 SHARED_EXPERTS = {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}
 DELTA_NETS = {
     "head_dim": 16,
@@ -228,6 +241,10 @@ CASES: dict[str, Case] = {
     ),
     "lfm2": Case({"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}, native=False),
     "lfm2-biases": Case({"full_attn_idxs": [0], "conv_bias": True, "block_auto_adjust_ff_dim": False}, False, "lfm2"),
+    "kimi_linear": Case(KIMI, native=False),
+    "kimi_linear-queries": Case(
+        {**KIMI, "q_lora_rank": 18, "mlp_layer_types": ["sparse"] * 3, "moe_renormalize": False}, False, "kimi_linear"
+    ),
     "qwen3_next": Case({**DELTA_NETS, **SHARED_EXPERTS, "norm_topk_prob": True}, native=False),
     "qwen3_next-dense-layers": Case(
         {**DELTA_NETS, **SHARED_EXPERTS, "linear_num_key_heads": 4, "mlp_only_layers": [0, 1], "attention_bias": True},
@@ -330,8 +347,12 @@ def test_bfloat16_stays_near(model: Model) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU interprets no kernels")
 def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's, interpreted: those that the layers choose, and attention."""
+    from bough.attention.latent_prompts import LatentPrompts
     from bough.attention.triton_backend import TritonAttention
+    from bough.kernels.decode_attention.triton import head_blocks
     from bough.kernels.decode_attention.work import DecodeWork
+    from bough.kernels.invariant_attention import triton as invariant
+    from bough.kernels.latent_attention import triton as expanded
     from bough.kernels.prefill_attention.triton import config_for
     from bough.kernels.triton_ops import TRITON
     from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
@@ -340,10 +361,14 @@ def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyP
         pytest.skip("what the layers choose is torch's")
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
     ours, config, tokens = forward(model), model.config, prompt(24, seed=2)
-    shape = (config.num_heads, config.num_kv_heads, config.head_dim)
-    work = partial(DecodeWork, 1, *shape, CPU, programs=INTERPRETED_PROGRAMS)
+    shape, prompts = (config.num_heads, config.num_kv_heads, config.head_dim), None
     prefill = config_for(*shape, torch.float32)
-    ours.attention = TritonAttention(torch.from_numpy, lambda window: work(window=window), prefill)
+    if config.latent is not None:
+        shape = (config.num_heads, head_blocks(config.num_heads), config.latent.rank)
+        short = invariant.config_for(config.num_heads, 1, config.latent.rank, torch.float32)
+        prompts = LatentPrompts(torch.from_numpy, expanded.config_for(torch.float32), short)
+    work = partial(DecodeWork, 1, *shape, CPU, programs=INTERPRETED_PROGRAMS)
+    ours.attention = TritonAttention(torch.from_numpy, lambda window: work(window=window), prefill, prompts)
     found = in_chunks(ours, tokens, (13, 14, 23))
     torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 

@@ -50,11 +50,11 @@ def test_rows_beside_each_other_keep_their_states(
 @pytest.mark.slow
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_prefixes_go_on_with_copies_of_states(model: tuple[Path, transformers.PreTrainedModel], page_size: int) -> None:
-    """Chunks of 16 tokens: a state is kept behind each."""
+    """Chunks of 16 tokens: a state is kept behind each, and where a prompt branches off."""
     folder, theirs = model
     engine = LocalEngine(folder, new=NEW, max_total_tokens=2000, page_size=page_size, **FLAGS)
     base = draw(40, seed=1)
-    for tail, cached in ((draw(9, seed=2), 0), (draw(9, seed=3), 32), (draw(4, seed=4), 32)):
+    for tail, cached in ((draw(9, seed=2), 0), (draw(9, seed=3), 32), (draw(4, seed=4), 40)):
         prompt = [*base, *tail]
         assert engine.ask(prompt)[0] == (expected(theirs, prompt), cached)
     for seed in range(5, 12):  # which evict states, but not tokens

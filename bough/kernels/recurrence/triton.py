@@ -134,7 +134,8 @@ def _unit(x, EPS: tl.constexpr):
     return x * tl.rsqrt(tl.sum(x * x, axis=1) + EPS)[:, None]
 
 
-@triton.jit
+# `tokens` is left general: a step of another length must not wait for a kernel of its own.
+@triton.jit(do_not_specialize=["tokens"])
 def _invert(
     k, decay, beta, inverses, tokens, k_stride,
     HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -8,7 +8,7 @@ computed in the absorbed form. Owns what is worked out once a step for either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from bough.memory.pools.kv_pool import KVPool
 
 MAX_GATHERED = 1 << 17  # latents at once, unless one row has more
 MAX_EXPANDED = 1 << 28  # numbers of keys and values at once
+ABSORBED_COST = 4  # of a product with latents in attention, in plain ones
 GATHERED_COPIES = 2  # as they are stored, and widened
 
 
@@ -39,6 +40,7 @@ def scratch_bytes(latent: LatentConfig, context: int, itemsize: int) -> int:
 class Part:
     """Some rows of a step, and what they read."""
 
+    config: ExpandedConfig
     slots: torch.Tensor | None  # [keys] of their latents; None: they read the step's own from `first` on
     first: int
     key_starts: torch.Tensor  # [batch] int32, where each row's keys begin among those
@@ -51,6 +53,7 @@ class LatentPrompts:
 
     def __init__(self, to_device: ToDevice, config: ExpandedConfig, absorbed: InvariantConfig) -> None:
         self._to_device, self._config, self._absorbed = to_device, config, absorbed
+        self._short = replace(config, block_m=config.block_m // 2, num_warps=max(4, config.num_warps // 2))
         self._plans: dict[int, list[Part]] = {}  # by KV group
         self._items: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}  # by whether they are the ends alone
 
@@ -66,7 +69,9 @@ class LatentPrompts:
 
     def absorbs(self, batch: AttentionBatch, layer: LatentSpec) -> bool:
         """In which form the rows are computed."""
-        return batch.chunks is not None or not layer.worth_expanding(int(batch.query_lens[batch.decodes :].max()))
+        if batch.chunks is not None:
+            return True
+        return not layer.worth_expanding(ABSORBED_COST * int(batch.query_lens[batch.decodes :].max()))
 
     def run_absorbed(
         self,
@@ -133,7 +138,7 @@ class LatentPrompts:
                     part.ends if layer.ends_only else part.blocks,
                     scale=layer.scale,
                     out=out[:, heads],
-                    config=self._config,
+                    config=part.config,
                 )
 
     def _plan(self, batch: AttentionBatch, table: torch.Tensor) -> list[Part]:
@@ -153,7 +158,8 @@ class LatentPrompts:
         lengths = batch.query_lens if table is None else batch.context_lens + batch.query_lens
         starts = np.zeros(len(lengths), dtype=np.int32)
         starts[begin + 1 : end] = np.cumsum(lengths[begin : end - 1])
-        size = self._config.block_m
+        config = self._config if batch.query_lens[begin:end].max() > self._short.block_m else self._short
+        size = config.block_m
         blocks = query_blocks(batch.query_lens[begin:end], size, batch.context_lens[begin:end])
         blocks += np.array([begin, 0], dtype=np.int32)
         slots = None
@@ -163,9 +169,8 @@ class LatentPrompts:
             places = self._to_device(np.stack((np.repeat(np.arange(begin, end), held), position)))
             page = table[batch.rows[places[0]].long(), places[1] // batch.page_size].long()
             slots = page * batch.page_size + places[1] % batch.page_size
-        ends = ends_of(blocks, batch.query_lens, size)
-        arrays = map(self._to_device, (starts, blocks, ends))
-        return Part(slots, int(batch.query_starts[begin]), *arrays)
+        arrays = (starts, blocks, ends_of(blocks, batch.query_lens, size))
+        return Part(config, slots, int(batch.query_starts[begin]), *map(self._to_device, arrays))
 
 
 def _items_of(blocks: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -266,11 +267,17 @@ def token_array(ids: Any, name: str = "input_ids") -> IntArray:
     """Token ids as one array; `name` is the field that is to blame where they are none."""
     if not _is_list(ids):
         raise RequestError(f"{name} must be a list of token ids, or a list of such lists.", field=name)
-    # Numpy checks a prompt as a whole; checking its ids one by one takes longer than a GPU needs to compute them.
+    # Prompts are checked as a whole; checking ids one by one takes longer than a GPU needs to compute them. Of lists,
+    # an `array` is made in a third of numpy's time.
+    if type(ids) is list and ids and type(ids[0]) is int:
+        with contextlib.suppress(TypeError, OverflowError):
+            numbers: IntArray = np.frombuffer(array("i", ids), dtype=np.int32)
+            if numbers.min() >= -1:
+                return numbers
     with contextlib.suppress(ValueError):  # a list inside the list
-        array = np.asarray(ids, dtype=None if len(ids) else np.int32)
-        if array.ndim == 1 and array.dtype.kind == "i" and ((array >= -1) & (array <= INT32_MAX)).all():
-            return array.astype(np.int32)
+        numbers = np.asarray(ids, dtype=None if len(ids) else np.int32)
+        if numbers.ndim == 1 and numbers.dtype.kind == "i" and ((numbers >= -1) & (numbers <= INT32_MAX)).all():
+            return numbers.astype(np.int32)
     wrong = next((x for x in ids if not _is_int(x)), None)
     if wrong is not None:
         raise RequestError(f"{name} must hold whole numbers, got {wrong!r}.", field=name)

@@ -81,6 +81,7 @@ class MoEConfig:
     clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
     shared_gate: bool = False  # their result is scaled by a gate of its own
+    appended: int = 0  # shared experts whose matrices stand behind the others'; each token passes them, weight one
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
     simulate: Literal["", "uniform"] = ""  # for benchmarks with random weights: experts are drawn evenly
 

@@ -24,7 +24,7 @@ from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
-from bough.kernels.decode_attention.triton import LATENT_PROGRAMS, MIN_DOT, head_blocks
+from bough.kernels.decode_attention.triton import LATENT_WORK, MIN_DOT, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.latent_attention import triton as expanded
@@ -144,8 +144,8 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
 
     def make_work(window: int | None) -> DecodeWork:
         if latent is not None:
-            shape = (limits.rows, heads, head_blocks(heads), latent.rank, loaded.device)
-            return DecodeWork(*shape, window=window, programs=LATENT_PROGRAMS)
+            blocks, device = head_blocks(heads), loaded.device
+            return DecodeWork(limits.rows, heads, blocks, latent.rank, device, window=window, **LATENT_WORK)
         return DecodeWork(
             max_batch=limits.rows,
             heads=heads,

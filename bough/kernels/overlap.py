@@ -52,3 +52,12 @@ def take_turn(OVERLAP: tl.constexpr):
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def take_turn_first(OVERLAP: tl.constexpr):
+    """The same in another order: the next kernel may then read all that was written before this one, before its own
+    turn."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -35,7 +35,8 @@ class MoE:
         # One exchange between ranks for routed and shared experts together.
         alone = replace(placement, all_reduce=no_reduce)
         self._all_reduce = placement.all_reduce
-        self._shared = GatedMLP(config, alone, moe.shared_size) if moe.shared_size else None
+        apart = moe.shared_size and not self._experts.has_shared
+        self._shared = GatedMLP(config, alone, moe.shared_size) if apart else None
         self._add_gated = placement.ops.add_gated
         self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 

@@ -94,7 +94,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "Captured", Rerun)
     monkeypatch.setattr(cuda_executor, "rare_pieces", lambda *args: [])
     monkeypatch.setattr(cuda_parts, "DecodeWork", partial(DecodeWork, programs=INTERPRETED_PROGRAMS))
-    monkeypatch.setattr(cuda_parts, "LATENT_PROGRAMS", INTERPRETED_PROGRAMS)
+    monkeypatch.setattr(cuda_parts, "LATENT_WORK", {"programs": INTERPRETED_PROGRAMS})
 
 
 @pytest.fixture(scope="module")

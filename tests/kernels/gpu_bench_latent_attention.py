@@ -52,7 +52,7 @@ def bench_decodes(heads: int, dtype: torch.dtype, batch: int, length: int) -> No
     times = {}
     for block, warps, stages, programs in itertools.product(BLOCKS, WARPS, STAGES, PROGRAMS):
         config = decode.DecodeConfig(block, warps, stages)
-        work = DecodeWork(batch, heads, groups, RANK, q.device, programs=programs)
+        work = DecodeWork(batch, heads, groups, RANK, q.device, **{**decode.LATENT_WORK, "programs": programs})
         plan_decode(lengths, work)
 
         def attend(i: int, config: decode.DecodeConfig = config, work: DecodeWork = work) -> object:
@@ -66,7 +66,7 @@ def bench_decodes(heads: int, dtype: torch.dtype, batch: int, length: int) -> No
             continue
     moved = batch * length * WIDTH * dtype.itemsize
     best = min(times, key=lambda key: times[key])
-    for name, key in (("served", (served, decode.LATENT_PROGRAMS)), ("best", best)):
+    for name, key in (("served", (served, decode.LATENT_WORK["programs"])), ("best", best)):
         took = times[key]
         print(
             f"{batch:4} x {length:5} {dtype} {name}: {took:7.1f} us, {moved / took / 1e6:.2f} TB/s {key}",

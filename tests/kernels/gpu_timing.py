@@ -50,7 +50,8 @@ def compile_all(launches: Iterable[Callable[[], object]]) -> list[bool]:
             return False
         return True
 
-    with ThreadPoolExecutor(12) as pool:
+    # A thread that has called CUDA once has a context, which tensor descriptors need.
+    with ThreadPoolExecutor(12, initializer=torch.cuda.synchronize) as pool:
         return list(pool.map(fits, launches))
 
 

@@ -35,11 +35,20 @@ class Shape:
     top: int
     inner: int
     hidden: int
+    appended: int = 0  # shared experts behind them
+
+    @property
+    def pairs(self) -> int:
+        return self.top + self.appended
+
+    @property
+    def matrices(self) -> int:
+        return self.experts + self.appended
 
 
 SHAPES = (
     Shape("qwen3-30b-a3b", 128, 8, 768, 2048),
-    Shape("deepseek-v2-lite", 64, 6, 1408, 2048),
+    Shape("deepseek-v2-lite", 64, 6, 1408, 2048, 2),
     Shape("mixtral-8x7b", 8, 2, 14336, 4096),
 )
 SKINNY = [Cut(n, k, 4, s) for n, k, s in itertools.product((32, 64, 128), (64, 128, 256), (3, 5))]
@@ -61,24 +70,24 @@ def rows_to_try(rows: float) -> list[tuple[int, bool]]:
 class Bench:
     def __init__(self, shape: Shape, tokens: int) -> None:
         self.shape, self.tokens = shape, tokens
-        moe = MoEConfig(shape.experts, shape.top, shape.inner)
+        moe = MoEConfig(shape.experts, shape.top, shape.inner, appended=shape.appended)
         kind = {"device": "cuda", "dtype": torch.bfloat16}
         self.x = torch.randn(tokens, shape.hidden, **kind)  # type: ignore[call-overload]
-        self.gate_up = torch.randn(shape.experts, 2 * shape.inner, shape.hidden, **kind)  # type: ignore[call-overload]
-        self.down = torch.randn(shape.experts, shape.hidden, shape.inner, **kind)  # type: ignore[call-overload]
-        self.between = torch.randn(tokens * shape.top, shape.inner, **kind)  # type: ignore[call-overload]
-        self.results = torch.empty(tokens * shape.top, shape.hidden, **kind)  # type: ignore[call-overload]
+        self.gate_up = torch.randn(shape.matrices, 2 * shape.inner, shape.hidden, **kind)  # type: ignore[call-overload]
+        self.down = torch.randn(shape.matrices, shape.hidden, shape.inner, **kind)  # type: ignore[call-overload]
+        self.between = torch.randn(tokens * shape.pairs, shape.inner, **kind)  # type: ignore[call-overload]
+        self.results = torch.empty(tokens * shape.pairs, shape.hidden, **kind)  # type: ignore[call-overload]
         self.routed: list[Routed] = []
         self.orders: dict[int, list[Order | None]] = {}
-        heights = {height for height, _ in rows_to_try(tokens * shape.top / shape.experts)}
-        heights.add(config_for(tokens, shape.top, shape.experts).block_m)
+        heights = {height for height, _ in rows_to_try(tokens * shape.pairs / shape.matrices)}
+        heights.add(config_for(tokens, shape.pairs, shape.matrices).block_m)
         for _ in range(CHOICES):
             logits = torch.randn(tokens, shape.experts, device="cuda")
             few = tokens <= MAX_TOKENS_UNSORTED
             routed = route(logits, moe, None, count=not few)
             self.routed.append(routed)
             for height in heights:
-                order = None if few else put_in_order(routed, shape.experts, height)
+                order = None if few else put_in_order(routed, shape.matrices, height)
                 self.orders.setdefault(height, []).append(order)
             counters(logits.device).zero_()
         self.used = sum(len(routed.ids.unique()) for routed in self.routed) / CHOICES
@@ -101,7 +110,7 @@ class Bench:
     def rate(self, us: float, matrices: int) -> str:
         weights = matrices * self.shape.inner * self.shape.hidden
         read = self.used * weights * 2 / us / 1e6
-        computed = self.tokens * self.shape.top * weights * 2 / us / 1e6
+        computed = self.tokens * self.shape.pairs * weights * 2 / us / 1e6
         return f"{read:.2f} TB/s {computed:.0f} TFLOP/s"
 
 
@@ -125,8 +134,8 @@ def main() -> None:
     counts = [int(part) for part in given.tokens.split(",")] if given.tokens else TOKENS
     for shape in (s for s in SHAPES if given.only in (None, s.name)):
         for tokens in counts:
-            bench, rows = Bench(shape, tokens), tokens * shape.top / shape.experts
-            chosen = config_for(tokens, shape.top, shape.experts)
+            bench, rows = Bench(shape, tokens), tokens * shape.pairs / shape.matrices
+            chosen = config_for(tokens, shape.pairs, shape.matrices)
             us = [graph_us(partial(launch, chosen)) for launch in (bench.gate_up_launch, bench.down_launch)]
             print(f"{shape.name} {tokens} tokens: chosen {us[0]:.1f} + {us[1]:.1f} us", flush=True)
             if tokens <= MAX_TOKENS_BY_ROWS:

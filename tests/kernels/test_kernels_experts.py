@@ -36,6 +36,7 @@ ROUTINGS = [
     replace(MOE, groups=4, top_groups=2),
     replace(MOE, scores="sigmoid", groups=3, top_groups=2, group_score="best_two", correction_bias=True),
     replace(MOE, per_token=1),
+    replace(MOE, appended=2, scale=2.5),
     replace(MOE, experts=64, per_token=8),
     replace(MOE, simulate="uniform", scale=3.0),
     replace(MOE, experts=60, per_token=4, simulate="uniform"),
@@ -53,7 +54,7 @@ def test_each_token_gets_the_same_experts_and_weights(moe: MoEConfig, device: to
     torch.testing.assert_close(_by_expert(got.ids, got.weights, moe), _by_expert(ids, weights, moe))
 
 
-@pytest.mark.parametrize("moe", [ROUTINGS[0], ROUTINGS[4]])
+@pytest.mark.parametrize("moe", [ROUTINGS[0], ROUTINGS[4], ROUTINGS[6]])
 @pytest.mark.parametrize("rows", [3, 21])
 @pytest.mark.parametrize("added", [False, True])
 def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: bool, device: torch.device) -> None:
@@ -65,7 +66,7 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
     routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=rows > 16)
     if rows > 16:
         assert routed.ranks is not None
-        assert counters(device)[: moe.experts].tolist() == torch.bincount(routed.ids.flatten()).tolist()
+        assert counters(device)[: moe.experts + moe.appended].tolist() == torch.bincount(routed.ids.flatten()).tolist()
         counters(device).zero_()
     expected, total = rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
     torch.testing.assert_close(normed, expected)
@@ -76,8 +77,8 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
 
 
 def _by_expert(ids: torch.Tensor, weights: torch.Tensor, moe: MoEConfig) -> torch.Tensor:
-    """[tokens, experts]: equal scores may stand in another order."""
-    return torch.zeros(ids.shape[0], moe.experts, device=ids.device).scatter_(1, ids.long(), weights)
+    """[tokens, experts + appended]: equal scores may stand in another order."""
+    return torch.zeros(len(ids), moe.experts + moe.appended, device=ids.device).scatter_(1, ids.long(), weights)
 
 
 def test_simulated_experts_are_drawn_evenly_and_never_twice() -> None:

@@ -40,11 +40,12 @@ def test_packing_keeps_every_value(k: int, group: int) -> None:
     assert torch.equal(reference.dequantize(packed, k, torch.float64), values(rows))
 
 
-def test_a_word_holds_inputs_that_stand_sixteen_apart() -> None:
+def test_a_byte_holds_inputs_that_stand_half_a_block_apart() -> None:
     codes = torch.zeros(1, 256, dtype=torch.uint8)
-    codes[0, 128 + 3 * 16 + 5] = 15
+    codes[0, 128 + 5], codes[0, 128 + 64 + 5] = 3, 15
     words = pack(IntegerRows(codes, torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.uint8))).words
-    assert words.nonzero().tolist() == [[0, 16 + 5]] and int(words[0, 21]) == 15 << 12
+    held = words.view(torch.uint8)[0]
+    assert held.nonzero().tolist() == [[64 + 5]] and int(held[69]) == 15 << 4 | 3
 
 
 def test_which_groups_have_a_product() -> None:

@@ -50,7 +50,7 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
 
 
 MOST_HEADS = 64  # that attend to latents in one program: as many lines as the widest instructions take
-LATENT_PROGRAMS = 2 * 132  # of those a multiprocessor has room for two
+LATENT_WORK = {"programs": 2 * 132, "key_step": 32}  # a multiprocessor has room for two; reading keys takes long
 FEW_ROWS = 32  # whose parts are weighed by several programs for each head
 
 
@@ -98,8 +98,8 @@ def decode_attention(
     kv_heads = head_blocks(heads) if extra else k_cache.shape[1]
     group = heads // kv_heads
     if work is None:
-        programs = {"programs": LATENT_PROGRAMS} if extra else {}
-        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window, **programs)
+        settings = LATENT_WORK if extra else {}
+        work = DecodeWork(batch, heads, kv_heads, head_dim, q.device, window=window, **settings)
         plan_decode(lengths, work)
     assert work.window == window, "the work was planned for another window"
     assert q.stride(2) == 1

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-KEY_STEP = 128  # chunks are a multiple of it: only the end of a row leaves a program with less than a block of keys
-SHORTEST_CHUNK = 128  # below it combining costs more than the further programs save
+KEY_STEP = 128  # chunks are a multiple of it: only the end of a row leaves a program with less than a block of keys;
+# and in shorter ones combining costs more than the further programs save
 PROGRAMS = 8 * 132  # enough to fill a large GPU when rows are few: about eight programs for each multiprocessor
 ITEM_FIELDS = 4  # place in the batch, first key, end of keys, how many items the row has
 PLAN_TILE = 1024
@@ -33,8 +33,10 @@ class DecodeWork:
         *,
         window: int | None = None,
         programs: int = PROGRAMS,
+        key_step: int = KEY_STEP,
     ) -> None:
         self.max_batch = max_batch
+        self.key_step = key_step
         self.window = window
         self._programs = -(-programs // kv_heads)
         room = self.max_items(max_batch)
@@ -68,7 +70,7 @@ def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
     # Without overlap: attention reads the items before its turn (`projected_decode`).
     _plan[(1,)](
         lengths, work.items, work.first_item, batch, work.target_items(batch),
-        WINDOW=work.window or 0, SHORTEST=SHORTEST_CHUNK, STEP=KEY_STEP, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
+        WINDOW=work.window or 0, STEP=work.key_step, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
         BLOCK_SPLITS=max(1, PLAN_TILE // block_rows),
         num_warps=4,
     )  # fmt: skip
@@ -80,7 +82,7 @@ def _plan(
     items,  # [max_items, FIELDS]
     first_item,  # [batch + 1]
     batch: int, target_items: int,
-    WINDOW: tl.constexpr, SHORTEST: tl.constexpr, STEP: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    WINDOW: tl.constexpr, STEP: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, BLOCK_ROWS)
@@ -90,7 +92,7 @@ def _plan(
     if WINDOW:
         visible = tl.minimum(length, WINDOW)
     share = tl.cdiv(tl.sum(visible.to(tl.int64)), target_items)
-    chunk = tl.maximum(SHORTEST, tl.cdiv(share, STEP) * STEP).to(tl.int32)
+    chunk = (tl.maximum(tl.cdiv(share, STEP), 1) * STEP).to(tl.int32)
     splits = tl.cdiv(visible, chunk)
     size = tl.cdiv(tl.cdiv(visible, tl.maximum(splits, 1)), STEP) * STEP  # equal parts: a row is as late as its longest
     count = tl.sum(splits)

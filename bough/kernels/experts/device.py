@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
-from bough.kernels.overlap import take_turn
+from bough.kernels.overlap import take_turn, take_turn_first
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def gate_up_by_rows(
     n, pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     inside = (n < INNER)[:, None, None] & (k < K)[None, :, :]
-    take_turn(OVERLAP)
+    take_turn_first(OVERLAP)  # `down_by_rows` reads the ids early
     expert = tl.load(ids + pair).to(tl.int64)
     rows = gate_up + (expert * 2 * INNER + n)[:, None, None] * K + k[None, :, :]
     gate = tl.load(rows, mask=inside, other=0.0, eviction_policy="evict_first")
@@ -45,13 +45,16 @@ def down_by_rows(
     n, token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     k = tl.arange(0, BLOCK_K)
     inside = (n < N)[:, None] & (k < K)[None, :]
-    take_turn(OVERLAP)
+    expert = tl.load(ids + token * TOP).to(tl.int64)
+    w = tl.load(down + (expert * N + n)[:, None] * K + k[None, :], mask=inside, other=0.0)
+    take_turn(OVERLAP)  # the first expert's weights are already on their way
     # One sum over columns, at the end: each needs all threads to wait, and meanwhile nothing would be read.
     total = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     for slot in tl.static_range(TOP):
         pair = token * TOP + slot
-        expert = tl.load(ids + pair).to(tl.int64)
-        w = tl.load(down + (expert * N + n)[:, None] * K + k[None, :], mask=inside, other=0.0)
+        if slot > 0:
+            expert = tl.load(ids + pair).to(tl.int64)
+            w = tl.load(down + (expert * N + n)[:, None] * K + k[None, :], mask=inside, other=0.0)
         row = tl.load(inner + pair * K + k, mask=k < K, other=0.0).to(tl.float32) * tl.load(weights + pair)
         total += w.to(tl.float32) * row[None, :]
     tl.store(out + token * N + n, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < N)

@@ -40,7 +40,7 @@ class RowCut:
 
 
 GATE_UP_BY_ROWS = RowCut(4, 4)
-DOWN_BY_ROWS = RowCut(4, 2)
+DOWN_BY_ROWS = RowCut(4, 4)
 
 
 INVARIANT_TILING = Tiling(64, False, True, Cut(64, 64, 4, 4), Cut(128, 64, 4, 3))  # for any number of tokens

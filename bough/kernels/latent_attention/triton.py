@@ -130,8 +130,8 @@ def _by_head(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, extra: in
     if tokens == 0:
         return out
     block_t = block_t or (MIN_DOT if tokens <= 64 else 64)
-    block_k = min(128, max(MIN_DOT, triton.next_power_of_2(inputs)))
-    # Of few tokens, weights are all there is to read: by as many programs as keep the device busy.
+    # Of few tokens, weights are all there is to read: by as many programs as keep the device busy, and all at once.
+    block_k = min(128 if block_t > MIN_DOT else 512, max(MIN_DOT, triton.next_power_of_2(inputs)))
     block_n = 64 if block_t > MIN_DOT else 32 if outputs > 256 else 16
     _product[(triton.cdiv(outputs, block_n), heads, triton.cdiv(tokens, block_t))](
         x, weight, out, tokens, *x.stride()[:2], *weight.stride(), *out.stride()[:2],
@@ -150,19 +150,21 @@ def _product(
     K: tl.constexpr, N: tl.constexpr, EXTRA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    take_turn(OVERLAP)
     head = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    places = weight + head * w_head_stride + k[:, None] * w_k_stride + n[None, :] * w_n_stride
+    right = tl.load(places, mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
+    take_turn(OVERLAP)  # the first weights are already on their way
     token = (tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     here = (token < tokens)[:, None]
     rows = x + token[:, None] * x_token_stride + head * x_head_stride
     target = out + token[:, None] * out_token_stride + head * out_head_stride
-    acc = tl.zeros([BLOCK_T, BLOCK_N], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        left = tl.load(rows + k[None, :], mask=here & (k < K)[None, :], other=0.0)
-        places = weight + head * w_head_stride + k[:, None] * w_k_stride + n[None, :] * w_n_stride
-        right = tl.load(places, mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
+    left = tl.load(rows + k[None, :], mask=here & (k < K)[None, :], other=0.0)
+    acc = tl.dot(left, right, input_precision=PRECISION)
+    for start in range(BLOCK_K, K, BLOCK_K):
+        inside = k < K - start
+        left = tl.load(rows + start + k[None, :], mask=here & inside[None, :], other=0.0)
+        right = tl.load(places + start * w_k_stride, mask=inside[:, None] & (n < N)[None, :], other=0.0)
         acc = tl.dot(left, right, acc, input_precision=PRECISION)
     tl.store(target + n[None, :], acc.to(out.dtype.element_ty), mask=here & (n < N)[None, :])
     if EXTRA:  # noqa: SIM102  (decided when the kernel is compiled)

@@ -10,8 +10,17 @@ WORD = 0xFFFFFFFF
 
 
 def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a router's logits [tokens, experts]: the experts of each token [tokens, per_token] int32, the best first, and
-    their weights in float32. `bias` [experts] counts when choosing only."""
+    """Of a router's logits [tokens, experts]: the experts of each token [tokens, per_token + appended] int32, the best
+    first, and their weights in float32. `bias` [experts] counts when choosing only."""
+    ids, weights = _choose(logits, moe, bias)
+    if not moe.appended:
+        return ids, weights
+    behind = torch.arange(moe.experts, moe.experts + moe.appended, dtype=ids.dtype, device=ids.device)
+    whole = torch.ones(len(ids), moe.appended, dtype=weights.dtype, device=ids.device)
+    return torch.cat((ids, behind.expand(len(ids), -1)), 1), torch.cat((weights, whole), 1)
+
+
+def _choose(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     if moe.simulate == "uniform":
         return simulated(logits, moe)
     if moe.scores == "sparsemixer":

@@ -30,9 +30,9 @@ MOST_TILES = 64
 class Routed(NamedTuple):
     """The choices of all tokens; a pair is one token with one of its experts, in the order of tokens."""
 
-    ids: torch.Tensor  # [tokens, per_token] int32
-    weights: torch.Tensor  # [tokens, per_token] float32
-    ranks: torch.Tensor | None = None  # [tokens, per_token] int32: the how-manieth of its expert a pair is
+    ids: torch.Tensor  # [tokens, per_token + appended] int32
+    weights: torch.Tensor  # like ids, float32
+    ranks: torch.Tensor | None = None  # like ids, int32: the how-manieth of its expert a pair is
 
 
 class Order(NamedTuple):
@@ -87,7 +87,7 @@ def norm_route(
 
 
 def _empty(rows: int, moe: MoEConfig, device: torch.device, count: bool) -> Routed:
-    shape = (rows, moe.per_token)
+    shape = (rows, moe.per_token + moe.appended)
     ids, weights = (torch.empty(shape, dtype=kind, device=device) for kind in (torch.int32, torch.float32))
     return Routed(ids, weights, torch.empty_like(ids) if count else None)
 
@@ -97,7 +97,8 @@ def _constants(moe: MoEConfig) -> dict[str, Any]:
         "E": moe.experts,
         "BLOCK_E": triton.next_power_of_2(moe.experts),
         "K": moe.per_token,
-        "BLOCK_K": triton.next_power_of_2(moe.per_token),
+        "BLOCK_K": triton.next_power_of_2(moe.per_token + moe.appended),
+        "APPENDED": moe.appended,
         "SIGMOID": moe.scores == "sigmoid",
         "RENORMALISE": moe.renormalise,
         "GROUPS": moe.groups,
@@ -141,16 +142,16 @@ def _arrivals(device: torch.device) -> torch.Tensor:
 @triton.jit
 def _route(
     logits, bias, ids, weights, ranks, counts, stride, scale,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
-    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, expert = tl.program_id(0) + tl.arange(0, 1), tl.arange(0, BLOCK_E)[None, :]
     take_turn(OVERLAP)
     values = tl.load(logits + row.to(tl.int64)[:, None] * stride + expert, mask=expert < E, other=float("-inf"))
     _choose(
         values, row, row >= 0, bias, ids, weights, ranks, counts, scale,
-        E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+        E, BLOCK_E, K, BLOCK_K, APPENDED, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
     )  # fmt: skip
 
 
@@ -159,9 +160,9 @@ def _norm_route(
     x, residual, norm_weight, router, bias, logits, arrivals, stream, normed, ids, weights, x_stride, residual_stride,
     eps, scale,
     H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, PART: tl.constexpr, E: tl.constexpr,
-    BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
+    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has a part of the experts for one token; the last to arrive chooses among all."""
     part, row = tl.program_id(0), tl.program_id(1)
@@ -190,7 +191,7 @@ def _norm_route(
         all_values = tl.load(places, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
         _choose(
             all_values, rows, rows >= 0, bias, ids, weights, None, None, scale,
-            E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+            E, BLOCK_E, K, BLOCK_K, APPENDED, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
         )  # fmt: skip
 
 
@@ -199,9 +200,9 @@ def _norm_route_tiles(
     x, residual, norm_weight, router, bias, logits, arrivals, stream, normed, ids, weights, ranks, counts, rows,
     x_stride, residual_stride, eps, scale,
     H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
-    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The same for a tile of tokens, on tensor cores."""
     part, tile = tl.program_id(0), tl.program_id(1)
@@ -238,7 +239,7 @@ def _norm_route_tiles(
         all_values = tl.where(there, all_values, 0.0)
         _choose(
             all_values, row, row < rows, bias, ids, weights, ranks, counts, scale,
-            E, BLOCK_E, K, BLOCK_K, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+            E, BLOCK_E, K, BLOCK_K, APPENDED, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
         )  # fmt: skip
 
 
@@ -255,9 +256,9 @@ def _summed(x, residual, row, h, x_stride, residual_stride, mask):
 @triton.jit
 def _choose(
     values, row, there, bias, ids, weights, ranks, counts, scale,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
-    UNIFORM: tl.constexpr,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
+    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr,
 ):  # fmt: skip
     """Writes the experts of tokens `row` where they are `there`, by their logits `values` [rows, experts]."""
     expert, slot = tl.arange(0, BLOCK_E)[None, :], tl.arange(0, BLOCK_K)[None, :]
@@ -290,9 +291,11 @@ def _choose(
             choice = tl.where(expert == best, float("-inf"), choice)
         if RENORMALISE:
             kept = kept / tl.sum(kept, axis=1)[:, None]
-    place, wanted = row[:, None] * K + slot, there[:, None] & (slot < K)
+    chosen = tl.where(slot < K, chosen, E + slot - K)
+    kept = tl.where(slot < K, kept * scale, 1.0)
+    place, wanted = row[:, None] * (K + APPENDED) + slot, there[:, None] & (slot < K + APPENDED)
     tl.store(ids + place, chosen, mask=wanted)
-    tl.store(weights + place, kept * scale, mask=wanted)
+    tl.store(weights + place, kept, mask=wanted)
     if ranks is not None:
         tl.store(ranks + place, tl.atomic_add(counts + chosen, 1, mask=wanted, sem="relaxed"), mask=wanted)
 

@@ -1,10 +1,11 @@
 """The device code of products with 4-bit weights: by rows for a single row of `x`, by tiles for some, and dequantising
 for many.
 
-Blocks have 128 inputs: 16 words of 8 nibbles (see `reference`). A nibble becomes a float without a conversion: moved to
-bits 12 or 16 of the fraction of 2**23, it is 2048 or 128 more than the integer, times a power of two. Inputs are
-divided by that power, and what the surplus adds is taken off in the end. `magic`, the bits of 2**23, is an argument
-because the compiler then has it in a register, and sets a nibble in with one instruction.
+Blocks have 128 inputs: 64 bytes (see `reference`), or 16 words of 8 nibbles. A nibble becomes a float without a
+conversion. By rows: moved to bits 12 or 16 of the fraction of 2**23, it is 2048 or 128 more than the integer, times a
+power of two. Inputs are divided by that power, and what the surplus adds is taken off in the end. `magic`, the bits of
+2**23, is an argument because the compiler then has it in a register, and sets a nibble in with one instruction. By
+tiles: set into the fraction of a 16-bit number, it is 128 or 1024 more than the integer, which is exact.
 """
 
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
@@ -75,8 +76,8 @@ def w4_by_rows(
     """A single row of `x`, which may be normed first, with whole rows of the weight. A thread has the same words of
     every row, so that what it reads of `x` serves them all; blocks are summed before they are scaled. With an
     activation, rows of the weight's first half gate those of its second, and a program has some of both in turns."""
-    PARTS: tl.constexpr = 128 // GROUP if GROUP < 128 else 1  # groups of a block
-    STEPS: tl.constexpr = 8 // PARTS
+    HALVES: tl.constexpr = 2 if GROUP < 128 else 1  # of a byte, which then belong to different groups
+    SPANS: tl.constexpr = 2 if GROUP == 32 else 1  # of a block's words
     COUNT: tl.constexpr = (K + 127) // 128
     GATED: tl.constexpr = ACTIVATION != ""
     if GATED:
@@ -86,7 +87,7 @@ def w4_by_rows(
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         there, weight_row = n < N, n
     rows = weight_row.to(tl.int64)[:, None]
-    acc = tl.zeros((BLOCK_N, BLOCKS), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCKS * SPANS), dtype=tl.float32)
     inverse = tl.full((), 1.0, dtype=tl.float32)
     for start in tl.static_range(0, COUNT, BLOCKS):
         word = start * 16 + tl.arange(0, BLOCKS * 16)
@@ -97,12 +98,13 @@ def w4_by_rows(
             take_turn(OVERLAP)  # the weight, most of the work, is already on its way
             if norm_weight is not None:
                 inverse = _inverse_rms(x, residual, stream, eps, K, BLOCKS * 128)
-        for part in tl.static_range(PARTS):
+        for half in tl.static_range(HALVES):
             dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.float32)
             total = tl.zeros((BLOCKS * 16,), dtype=tl.float32)
             surplus = tl.zeros((BLOCKS * 16,), dtype=tl.float32)
-            for step in tl.static_range(STEPS):
-                k = word // 16 * 128 + (part * STEPS + step) * 16 + word % 16
+            for step in tl.static_range(8 // HALVES):
+                plane = step * HALVES + half
+                k = word // 16 * 128 + plane % 2 * 64 + word % 16 * 4 + plane // 2
                 given = _stream(x, residual, k, K)
                 value = given.to(tl.float32)
                 if norm_weight is not None:
@@ -110,16 +112,18 @@ def w4_by_rows(
                     if PLUS_ONE:
                         gain += 1.0
                     value = (value * inverse * gain).to(given.dtype).to(tl.float32)
-                shrunk = value * _shrink(part * STEPS + step)
-                dots += _surplus_codes(packed, magic, part * STEPS + step) * shrunk[None, :]
+                shrunk = value * _shrink(plane)
+                dots += _surplus_codes(packed, magic, plane) * shrunk[None, :]
                 total += value
-                surplus += value * _surplus(part * STEPS + step)
-            group = ((start + tl.arange(0, BLOCKS)) * 128 + part * STEPS * 16) // GROUP
+                surplus += value * _surplus(plane)
+            span = start * SPANS + tl.arange(0, BLOCKS * SPANS)
+            group = (span // SPANS * 128 + half * 64 + span % SPANS * 32) // GROUP
             held = there[:, None] & (group < K // GROUP)[None, :]
             zero = tl.load(zeros + rows * (K // GROUP) + group[None, :], mask=held, other=0).to(tl.float32)
             scale = tl.load(scales + rows * (K // GROUP) + group[None, :], mask=held, other=0.0).to(tl.float32)
-            sums = tl.sum(tl.reshape(dots - surplus[None, :], (BLOCK_N, BLOCKS, 16)), axis=2)
-            acc += (sums - zero * tl.sum(tl.reshape(total, (BLOCKS, 16)), axis=1)[None, :]) * scale
+            sums = tl.sum(tl.reshape(dots - surplus[None, :], (BLOCK_N, BLOCKS * SPANS, 16 // SPANS)), axis=2)
+            totals = tl.sum(tl.reshape(total, (BLOCKS * SPANS, 16 // SPANS)), axis=1)
+            acc += (sums - zero * totals[None, :]) * scale
     y = tl.sum(acc, axis=1)
     if GATED:
         gate, up = tl.split(tl.reshape(y.to(out.dtype.element_ty), (BLOCK_N // 2, 2)))
@@ -133,58 +137,103 @@ def w4_by_rows(
 
 @triton.jit(do_not_specialize=["M"])
 def w4_by_tiles(
-    x, words, scales, zeros, bias, out, magic, x_stride, out_stride, M, N,
-    K: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
+    x, packed, scales, zeros, bias, out, x_stride, out_stride, M, N,
+    K: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of `x`: integers less their zero points are exact in 16 bits, and go to the tensor cores."""
-    take_turn(OVERLAP)
-    PARTS: tl.constexpr = 128 // GROUP if GROUP < 128 else 1
-    STEPS: tl.constexpr = 8 // PARTS
-    WORDS: tl.constexpr = (K + 128 - 1) // 128 * 16
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Some rows of `x`. The weight is the left side: tensor cores take 64 rows of it. With splits, a program has a part
+    of the inputs, and `out` is [splits, M, N] in float32."""
+    COUNT: tl.constexpr = (K + 127) // 128
+    EACH: tl.constexpr = (COUNT + SPLITS - 1) // SPLITS
+    SPAN: tl.constexpr = 32 if GROUP == 32 else 64  # bytes whose lower nibbles are in one group
+    kind: tl.constexpr = x.dtype.element_ty
+    SURPLUS: tl.constexpr = 128.0 if kind == tl.bfloat16 else 1024.0 if kind == tl.float16 else 0.0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    lane = tl.arange(0, 16)
-    x_rows = x + m.to(tl.int64)[:, None] * x_stride
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for block in range(WORDS // 16):
-        place = n.to(tl.int64)[:, None] * WORDS + block * 16 + lane[None, :]
-        packed = tl.load(words + place, mask=(n < N)[:, None], other=0)
-        for part in tl.static_range(PARTS):
-            group = (block * 128 + part * STEPS * 16) // GROUP
-            held = (n < N) & (group < K // GROUP)
-            zero = tl.load(zeros + n * (K // GROUP) + group, mask=held, other=0).to(tl.float32)
-            scale = tl.load(scales + n * (K // GROUP) + group, mask=held, other=0.0).to(tl.float32)
-            dots = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            for step in tl.static_range(STEPS):
-                k = block * 128 + (part * STEPS + step) * 16 + lane
-                value = tl.load(x_rows + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
-                codes = _surplus_codes(packed, magic, part * STEPS + step) * _shrink(part * STEPS + step)
-                codes -= zero[:, None] + _surplus(part * STEPS + step)
-                dots = tl.dot(value, codes.to(value.dtype).T, dots, input_precision="ieee")
-            acc += dots * scale[None, :]
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    byte = tl.arange(0, SPAN)
+    here, there = (n < N)[:, None], (m < M)[:, None]
+    lines = packed + n.to(tl.int64)[:, None] * (COUNT * 64) + byte[None, :]
+    x_rows = x + m.to(tl.int64)[:, None] * x_stride + byte[None, :]
+    group_rows = n * (K // GROUP)
+    first = tl.program_id(2) * EACH
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    take_turn(OVERLAP)
+    for span in range(first * (64 // SPAN), tl.minimum(first + EACH, COUNT) * (64 // SPAN)):
+        k = span // (64 // SPAN) * 128 + span % (64 // SPAN) * SPAN  # the input of the first lower nibble
+        codes = tl.load(lines + span * SPAN, mask=here, other=0)
+        low = tl.load(x_rows + k, mask=there & (k + byte < K)[None, :], other=0.0)
+        high = tl.load(x_rows + k + 64, mask=there & (k + 64 + byte < K)[None, :], other=0.0)
+        if GROUP >= 128:
+            dots = tl.dot(_whole_codes(codes & 15, kind), low.T, input_precision="ieee")
+            dots = tl.dot(_whole_codes(codes >> 4, kind), high.T, dots, input_precision="ieee")
+            total = tl.sum(low.to(tl.float32), axis=1) + tl.sum(high.to(tl.float32), axis=1)
+            place = group_rows + k // GROUP
+            acc += _scaled(dots, total, scales + place, zeros + place, n < N, SURPLUS)
+        else:
+            for half in tl.static_range(2):
+                x_tile = high if half else low
+                nibbles = codes >> 4 if half else codes & 15
+                dots = tl.dot(_whole_codes(nibbles, kind), x_tile.T, input_precision="ieee")
+                place = group_rows + (k + half * 64) // GROUP
+                held = (n < N) & (k + half * 64 < K)
+                total = tl.sum(x_tile.to(tl.float32), axis=1)
+                acc += _scaled(dots, total, scales + place, zeros + place, held, SURPLUS)
     if bias is not None:
-        acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    target = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+        acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    target = out + (tl.program_id(2) * M + m).to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(target, acc.T.to(out.dtype.element_ty), mask=there & (n < N)[None, :])
+
+
+@triton.jit
+def _whole_codes(nibbles, dtype: tl.constexpr):
+    """Integers plus the surplus that their type brings."""
+    if dtype == tl.bfloat16:
+        codes = (nibbles.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+    elif dtype == tl.float16:
+        codes = (nibbles.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
+    else:
+        codes = nibbles.to(tl.float32)
+    return codes
+
+
+@triton.jit
+def _scaled(dots, total, scales, zeros, held, SURPLUS: tl.constexpr):
+    """The products of one group's codes [outputs, rows] as those of its values, by the sums of the rows' inputs."""
+    zero = tl.load(zeros, mask=held, other=0).to(tl.float32) + SURPLUS
+    scale = tl.load(scales, mask=held, other=0.0).to(tl.float32)
+    return (dots - zero[:, None] * total[None, :]) * scale[:, None]
+
+
+@triton.jit
+def sum_splits(parts, bias, out, N, SPLITS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    """The sum over `parts` [splits, M, N], plus the bias."""
+    take_turn(OVERLAP)
+    row, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        place = (split * tl.num_programs(1) + row) * N + n
+        total += tl.load(parts + place, mask=n < N, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + row * N + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
 def w4_values(
-    words, scales, zeros, out, magic, N,
+    packed, scales, zeros, out, N,
     K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The weight itself, a block of inputs for each program."""
-    WORDS: tl.constexpr = (K + 128 - 1) // 128 * 16
+    COUNT: tl.constexpr = (K + 127) // 128
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows, inside = n.to(tl.int64)[:, None], (n < N)[:, None]
-    lane = tl.arange(0, 16)
+    rows, inside, byte = n.to(tl.int64)[:, None], (n < N)[:, None], tl.arange(0, 64)
     first = tl.program_id(1) * 128
-    packed = tl.load(words + rows * WORDS + tl.program_id(1) * 16 + lane[None, :], mask=inside, other=0)
-    for plane in tl.static_range(8):
-        k = first + plane * 16 + lane
+    codes = tl.load(packed + rows * (COUNT * 64) + tl.program_id(1) * 64 + byte[None, :], mask=inside, other=0)
+    for half in tl.static_range(2):
+        k = first + half * 64 + byte
         held = inside & (k < K)[None, :]
         place = rows * (K // GROUP) + (k // GROUP)[None, :]
         zero = tl.load(zeros + place, mask=held, other=0).to(tl.float32)
         scale = tl.load(scales + place, mask=held, other=0.0).to(tl.float32)
-        codes = _surplus_codes(packed, magic, plane) * _shrink(plane) - (zero + _surplus(plane))
-        tl.store(out + rows * K + k[None, :], (codes * scale).to(out.dtype.element_ty), mask=held)
+        nibbles = (codes >> 4 if half else codes & 15).to(tl.float32)
+        tl.store(out + rows * K + k[None, :], ((nibbles - zero) * scale).to(out.dtype.element_ty), mask=held)

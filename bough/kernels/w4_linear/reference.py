@@ -1,7 +1,7 @@
 """What a weight of 4 bits is, how its integers are packed, and its product in plain torch.
 
-A word has eight inputs that stand 16 apart, so that neighbouring words meet neighbouring inputs whatever nibble is
-taken: word `w` of a row holds, in nibble `j`, input `128 * (w // 16) + 16 * j + w % 16`.
+Byte `b` of a block of 128 inputs holds input `b` in its lower nibble and input `64 + b` in its upper one, so that the
+lower nibbles of neighbouring bytes meet neighbouring inputs, and so do the upper ones.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 
 BLOCK = 128  # inputs; rows are padded to a multiple
-PLANES = 8  # nibbles of a word
-LANES = BLOCK // PLANES
+HALF = BLOCK // 2  # bytes of a block
 GROUPS = (32, 64)  # and all multiples of a block
 
 
@@ -28,7 +27,7 @@ class IntegerRows(NamedTuple):
 class W4Rows(NamedTuple):
     """Packed rows of a weight."""
 
-    words: torch.Tensor  # [rows, inputs / 8, padded] int32
+    words: torch.Tensor  # [rows, inputs / 8, padded] int32: four bytes each
     scales: torch.Tensor  # [rows, groups] float16
     zeros: torch.Tensor  # [rows, groups] uint8
 
@@ -40,24 +39,21 @@ def fits(inputs: int, group: int) -> bool:
 
 def words_of(inputs: int) -> int:
     """The words of a row."""
-    return -(-inputs // BLOCK) * LANES
+    return -(-inputs // BLOCK) * HALF // 4
 
 
 def pack(rows: IntegerRows) -> W4Rows:
     count, inputs = rows.codes.shape
-    padded = F.pad(rows.codes, (0, -inputs % BLOCK)).view(count, -1, PLANES, LANES).int()
-    words = padded[:, :, 0]
-    for plane in range(1, PLANES):
-        words = words | padded[:, :, plane] << 4 * plane
-    return W4Rows(words.flatten(1), rows.scales.half(), rows.zeros)
+    halves = F.pad(rows.codes, (0, -inputs % BLOCK)).view(count, -1, 2, HALF)
+    packed = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    return W4Rows(packed.view(torch.int32), rows.scales.half(), rows.zeros)
 
 
 def dequantize(weight: W4Rows, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     """The values that the packed rows stand for. [rows, inputs]"""
     count, groups = weight.scales.shape
-    words = weight.words.view(count, -1, 1, LANES)
-    shifts = torch.arange(0, 4 * PLANES, 4, dtype=torch.int32, device=words.device)[:, None]
-    codes = ((words >> shifts) & 15).flatten(1)[:, :inputs].reshape(count, groups, -1)
+    packed = weight.words.view(torch.uint8).view(count, -1, HALF)
+    codes = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)[:, :inputs].reshape(count, groups, -1).int()
     values = (codes - weight.zeros.int()[:, :, None]) * weight.scales.float()[:, :, None]
     return values.view(count, inputs).to(dtype)
 

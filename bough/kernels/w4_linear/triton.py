@@ -9,14 +9,16 @@ import triton
 
 from bough.kernels.ops import Norm
 from bough.kernels.overlap import overlap
-from bough.kernels.w4_linear.device import w4_by_rows, w4_by_tiles, w4_values
-from bough.kernels.w4_linear.reference import LANES, W4Rows
+from bough.kernels.w4_linear.device import sum_splits, w4_by_rows, w4_by_tiles, w4_values
+from bough.kernels.w4_linear.reference import BLOCK, HALF, W4Rows
 
 MOST_TILED = 128  # rows of `x`; beyond, the weight is dequantised for torch's product
 ROWS_N, ROWS_BLOCKS = 8, 32  # weight rows of a program by rows, and blocks that it holds of each at once
-TILE_STAGES = {16: 8, 32: 5, 64: 3}  # blocks in flight, by the rows of a tile: as many as small devices have room for
-FEW_OUTPUTS = 8192  # are cut into more tiles, to have more of the weight in flight
+TILE_N, TILE_WARPS, TILE_STAGES = 64, 4, 4
+PROGRAMS = 4 * 132  # fewer tiles are split along the inputs, to have more of the weight in flight
+LEAST_BLOCKS = 4  # of a split
 VALUES_N = 64
+SUM_WIDTH = 1024
 MAGIC = 0x4B000000  # 2.0**23 in bits
 
 
@@ -33,13 +35,24 @@ def w4_linear(
     if m == 1:
         _by_rows(x, weight, out, bias=bias)
         return out
-    block_m, block_n = min(64, max(16, triton.next_power_of_2(m))), 16 if n <= FEW_OUTPUTS else 32
-    w4_by_tiles[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
-        x, *weight, bias, out, MAGIC, x.stride(0), out.stride(0), m, n,
-        K=k, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n,
-        num_warps=4, num_stages=TILE_STAGES[block_m], **overlap(m),
+    block_m, blocks = min(64, max(16, triton.next_power_of_2(m))), triton.cdiv(k, BLOCK)
+    tiles = triton.cdiv(n, TILE_N), triton.cdiv(m, block_m)
+    splits = max(1, min(blocks // LEAST_BLOCKS, PROGRAMS // (tiles[0] * tiles[1])))
+    parts = out if splits == 1 else torch.empty((splits, m, n), dtype=torch.float32, device=x.device)
+    w4_by_tiles[(*tiles, splits)](
+        x, *_by_bytes(weight), bias if splits == 1 else None, parts, x.stride(0), parts.stride(-2), m, n,
+        K=k, GROUP=group, SPLITS=splits, BLOCK_M=block_m, BLOCK_N=TILE_N,
+        num_warps=TILE_WARPS, num_stages=TILE_STAGES, **overlap(m),
     )  # fmt: skip
+    if splits > 1:
+        sum_splits[(triton.cdiv(n, SUM_WIDTH), m)](
+            parts, bias, out, n, SPLITS=splits, BLOCK=SUM_WIDTH, num_warps=4, **overlap(m)
+        )
     return out
+
+
+def _by_bytes(weight: W4Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return weight.words.view(torch.uint8), weight.scales, weight.zeros
 
 
 def w4_norm_linear(
@@ -83,7 +96,7 @@ def _by_rows(
     w4_by_rows[(triton.cdiv(n, ROWS_N),)](
         x, residual, norm_weight, *weight, bias, out, stream, MAGIC, eps, n,
         K=k, GROUP=k // weight.scales.shape[1], PLUS_ONE=plus_one, ACTIVATION=activation, BLOCK_N=ROWS_N,
-        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(weight.words.shape[1] // LANES)), num_warps=4, **overlap(m),
+        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(weight.words.shape[1] * 4 // HALF)), num_warps=4, **overlap(m),
     )  # fmt: skip
     return stream
 
@@ -92,7 +105,7 @@ def w4_dequantize(weight: W4Rows, inputs: int, dtype: torch.dtype) -> torch.Tens
     """The values of the weight. [out, in]"""
     n, groups = weight.scales.shape
     out = torch.empty((n, inputs), dtype=dtype, device=weight.words.device)
-    w4_values[(triton.cdiv(n, VALUES_N), weight.words.shape[1] // LANES)](
-        *weight, out, MAGIC, n, K=inputs, GROUP=inputs // groups, BLOCK_N=VALUES_N
+    w4_values[(triton.cdiv(n, VALUES_N), weight.words.shape[1] * 4 // HALF)](
+        *_by_bytes(weight), out, n, K=inputs, GROUP=inputs // groups, BLOCK_N=VALUES_N
     )
     return out

@@ -79,6 +79,11 @@ class Router(NamedTuple):
 class ExpertWeights(Protocol):
     """The matrices of a layer's experts, of each this rank's share."""
 
+    @property
+    def has_shared(self) -> bool:
+        """Whether those that every token passes are among them."""
+        ...
+
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
         ...

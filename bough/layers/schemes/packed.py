@@ -79,6 +79,8 @@ class PackedLinear(LinearWeight):
 class PackedExperts:
     """The experts of a layer: a packed weight for each of their matrices."""
 
+    has_shared = False
+
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement, quantization: str) -> None:
         self._moe, self._ops, inner = moe, _packed_ops(placement), moe.intermediate_size
         shapes = {"gate_proj": (inner, hidden_size), "up_proj": (inner, hidden_size), "down_proj": (hidden_size, inner)}

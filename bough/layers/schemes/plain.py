@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -72,15 +74,23 @@ class PlainExperts:
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
-        self._moe, self._ops = moe, placement.ops
+        # Shared experts join them, which saves launches, unless their results are scaled.
+        joins = not (moe.shared_gate or moe.biases or moe.shared_size % moe.intermediate_size)
+        self._appended = moe.shared_size // moe.intermediate_size if joins else 0
+        self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
-        self._gate_up = placement.empty(moe.experts, 2 * inner, hidden_size)
-        self._down = placement.empty(moe.experts, hidden_size, inner)
+        self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")
+        self._gate_up = placement.empty(moe.experts + self._appended, 2 * inner, hidden_size)
+        self._down = placement.empty(moe.experts + self._appended, hidden_size, inner)
         self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
         # Only the first rank adds it: the sum over ranks then has it once.
         biased = moe.biases and placement.topology.tp_rank == 0
         self._down_bias = placement.empty(moe.experts, hidden_size) if biased else None
+
+    @property
+    def has_shared(self) -> bool:
+        return self._appended > 0
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         moe, matrices = self._moe, (self._gate_up, self._down)
@@ -112,6 +122,33 @@ class PlainExperts:
             yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
             yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
         yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias, held)
+        if self._appended:
+            yield from self._shared_slots(prefix.removesuffix("experts.") + "shared_experts.")
+
+    def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """The shared experts are one MLP in checkpoints, which is cut into experts."""
+        inner, held, first = self._down.shape[2], self._held_shared, self._moe.experts
+        for name, rows in (("gate_proj", slice(None, inner)), ("up_proj", slice(inner, None))):
+            cut = self._gate_up[first:, rows]
+            shape = torch.empty(len(cut) * inner, cut.shape[2], dtype=cut.dtype, device="meta")
+            yield WeightSlot(f"{prefix}{name}.weight", shape, (held,), store=partial(_fill_rows, cut), held=(cut,))
+        columns = self._down[first:].transpose(0, 1)  # [hidden, shared, inner]
+        shape = torch.empty(len(columns), len(self._down[first:]) * inner, dtype=columns.dtype, device="meta")
+        store = partial(_fill_columns, columns)
+        yield WeightSlot(f"{prefix}down_proj.weight", shape, (slice(None), held), store=store, held=(columns,))
+
+
+def _fill_rows(matrices: torch.Tensor, first: int, band: torch.Tensor) -> None:
+    """Copies a band to its rows, those of the matrices [n, rows, inputs] one below the other."""
+    height, last = matrices.shape[1], first + len(band)
+    for number, matrix in enumerate(matrices):
+        begin, end = max(first, number * height), min(last, (number + 1) * height)
+        if begin < end:
+            matrix[begin - number * height : end - number * height].copy_(band[begin - first : end - first])
+
+
+def _fill_columns(columns: torch.Tensor, first: int, band: torch.Tensor) -> None:
+    columns[first : first + len(band)].copy_(band.view(len(band), *columns.shape[1:]))
 
 
 class PlainTable:

@@ -19,19 +19,12 @@ def causal_conv_(
     silu: bool = True,
 ) -> torch.Tensor:
     """Of each channel the weighted sum of a token and those before it, in float32; and the tails of the rows go on."""
-    pages, wide = rows.pages, x.float()
-    before = tails[pages]
-    if len(pages) == len(x):
-        seen = torch.cat((before, wide[:, None]), dim=1)
-        out, before = (seen * weight.float().t()).sum(1), seen[:, 1:]
-    else:
-        parts = []
-        for tail, (begin, end) in zip(before, pairwise(rows.query_starts.tolist()), strict=True):
-            seen = torch.cat((tail, wide[begin:end]))
-            parts.append(F.conv1d(seen.t()[None], weight.float()[:, None], groups=len(weight))[0].t())
-            tail.copy_(seen[end - begin :])
-        out = torch.cat(parts)
-    tails[pages] = before
+    taps, out = weight.float().t(), torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for page, (begin, end) in zip(rows.pages.tolist(), pairwise(rows.query_starts.tolist()), strict=True):
+        seen = torch.cat((tails[page], x[begin:end].float()))
+        for tap, scale in enumerate(taps):
+            out[begin:end].addcmul_(seen[tap : tap + end - begin], scale)
+        tails[page] = seen[end - begin :]
     if bias is not None:
         out = out + bias
-    return (F.silu(out) if silu else out).to(x.dtype)
+    return (F.silu(out, inplace=True) if silu else out).to(x.dtype)

@@ -35,24 +35,17 @@ def recurrence_(
         q, beta = q * q.shape[-1] ** -0.5, beta.float()[..., None]
     q, k = (x.repeat_interleave(shared, dim=1) if shared > 1 else x for x in (q, k))
     decay = decay if decay.ndim == 3 else decay[..., None]
-    pages = rows.pages
-    states = matrices[pages]
-    if len(pages) == len(v):
-        out = _step(q, k, v, decay, beta, states)
-    else:
-        out = torch.empty_like(v)
-        # Heads come first: [heads, tokens, …].
-        q, k, v, decay = (x.transpose(0, 1) for x in (q, k, v, decay))
-        beta = None if beta is None else beta.transpose(0, 1)
-        size = CHUNK if decay.shape[-1] == 1 else CHANNEL_CHUNK
-        for state, (begin, end) in zip(states, pairwise(rows.query_starts.tolist()), strict=True):
-            for first in range(begin, end, size):
-                some = slice(first, min(first + size, end))
-                share = None if beta is None else beta[:, some]
-                found = _chunk(q[:, some], k[:, some], v[:, some], decay[:, some], share, state)
-                out[some] = found.transpose(0, 1)
-    matrices[pages] = states
-    return out.to(dtype)
+    # Heads come first, [heads, tokens, …], side by side in memory.
+    q, k, v, decay = (x.transpose(0, 1).contiguous() for x in (q, k, v, decay))
+    beta = None if beta is None else beta.transpose(0, 1).contiguous()
+    out, size = torch.empty_like(v), CHUNK if decay.shape[-1] == 1 else CHANNEL_CHUNK
+    for page, (begin, end) in zip(rows.pages.tolist(), pairwise(rows.query_starts.tolist()), strict=True):
+        for first in range(begin, end, size):
+            some = slice(first, min(first + size, end))
+            share = None if beta is None else beta[:, some]
+            advance = _step if end == begin + 1 else _chunk
+            out[:, some] = advance(q[:, some], k[:, some], v[:, some], decay[:, some], share, matrices[page])
+    return out.transpose(0, 1).to(dtype)
 
 
 def _step(
@@ -61,14 +54,14 @@ def _step(
     v: torch.Tensor,
     decay: torch.Tensor,
     beta: torch.Tensor | None,
-    states: torch.Tensor,  # [rows, heads, key_dim, value_dim]
+    state: torch.Tensor,
 ) -> torch.Tensor:
-    """One token of each row."""
-    states.mul_(decay.exp()[..., None])
+    """One token of a row."""
+    state.mul_(decay.exp().transpose(1, 2))
     if beta is not None:
-        v = (v - torch.einsum("thk,thkv->thv", k, states)) * beta
-    states.add_(k[..., None] * v[..., None, :])
-    return torch.einsum("thk,thkv->thv", q, states)
+        v = (v - k @ state) * beta
+    state.baddbmm_(k.transpose(1, 2), v)
+    return q @ state
 
 
 def _chunk(
@@ -84,12 +77,11 @@ def _chunk(
     if beta is not None:
         # What a token adds depends on what those before it have added: a triangular system.
         system = _products(k * beta, k, since)
-        v = torch.linalg.solve_triangular(
-            system, beta * (v - (k * since.exp()) @ state), upper=False, unitriangular=True
-        )
+        missing = beta * (v - (k * since.exp()) @ state)
+        v = torch.linalg.solve_triangular(system, missing, upper=False, unitriangular=True).contiguous()
     found = (q * since.exp()) @ state + _products(q, k, since) @ v
     left = since[:, -1:] - since
-    state.mul_(since[:, -1, :, None].exp()).add_((k * left.exp()).transpose(1, 2) @ v)
+    state.mul_(since[:, -1, :, None].exp()).baddbmm_((k * left.exp()).transpose(1, 2), v)
     return found
 
 
@@ -98,5 +90,6 @@ def _products(a: torch.Tensor, b: torch.Tensor, since: torch.Tensor) -> torch.Te
     later = torch.ones(a.shape[1], a.shape[1], dtype=torch.bool, device=a.device).triu(1)
     between = (since[:, :, None] - since[:, None]).masked_fill(later[..., None], float("-inf")).exp()
     if since.shape[-1] == 1:
-        return (a @ b.transpose(1, 2)) * between[..., 0]
+        # A copy, some of torch's libraries multiply with a transposed matrix ten times slower.
+        return (a @ b.transpose(1, 2).contiguous()) * between[..., 0]
     return torch.einsum("hid,hjd,hijd->hij", a, b, between)

@@ -251,7 +251,7 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
         skinny_norm_linear(x[:2], x[:2].clone(), norm, 1e-5, False, weight)
         skinny_gate_up(x[:2], None, norm, 1e-5, False, weight, "silu")
         for group in (32, 128):
-            launch_w4(dtype, group)
+            launch_w4(dtype, group, arch)
         if arch in EIGHT_BITS:
             quantize_rows(x)
             norm_quantize_rows(x, norm, 1e-5, x.clone())
@@ -270,13 +270,13 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
 
 
-def launch_w4(dtype: torch.dtype, group: int) -> None:
+def launch_w4(dtype: torch.dtype, group: int, arch: str) -> None:
     scales = torch.empty(INNER, HIDDEN // group, dtype=torch.float16)
     weight = W4Rows(torch.empty(INNER, HIDDEN // 8, dtype=torch.int32), scales, scales.to(torch.uint8))
     few = W4Rows(*(part[:HIDDEN] for part in weight))
     for rows in (1, 12, 24, 100):  # by rows, and by tiles of each kind
         for outputs in (weight, few):
-            w4_linear(torch.zeros(rows, HIDDEN, dtype=dtype), outputs)
+            w4_linear(torch.zeros(rows, HIDDEN, dtype=dtype), outputs, room=SHARED_BYTES[arch])
     x, norm = torch.zeros(1, HIDDEN, dtype=dtype), Norm(torch.ones(HIDDEN, dtype=dtype), 1e-5, False)
     w4_norm_linear(x, x.clone(), norm, weight)
     w4_norm_gate_up(x, x.clone(), norm, weight, "silu")

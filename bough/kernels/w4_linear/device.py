@@ -1,11 +1,9 @@
 """The device code of products with 4-bit weights: by rows for a single row of `x`, by tiles for some, and dequantising
 for many.
 
-Blocks have 128 inputs: 64 bytes (see `reference`), or 16 words of 8 nibbles. A nibble becomes a float without a
-conversion. By rows: moved to bits 12 or 16 of the fraction of 2**23, it is 2048 or 128 more than the integer, times a
-power of two. Inputs are divided by that power, and what the surplus adds is taken off in the end. `magic`, the bits of
-2**23, is an argument because the compiler then has it in a register, and sets a nibble in with one instruction. By
-tiles: set into the fraction of a 16-bit number, it is 128 or 1024 more than the integer, which is exact.
+Blocks have 128 inputs: 64 bytes (see `reference`), or 16 words. By rows, the inputs become 16-bit integers with a scale
+for each block, kept as two planes of bytes: one instruction then multiplies four nibbles with four bytes. By tiles, a
+nibble set into the fraction of a 16-bit number is a number 128 or 1024 above the integer, which is exact.
 """
 
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
@@ -19,29 +17,39 @@ from bough.kernels.overlap import take_turn
 
 
 @triton.jit
-def _surplus_codes(words, magic, PLANE: tl.constexpr):
-    """The integers in a nibble plus `_surplus`, over `_shrink`."""
-    if PLANE == 0:
-        moved = words << 16
-    elif PLANE <= 2:
-        moved = words << 8
-    elif PLANE <= 4:
-        moved = words
-    elif PLANE <= 6:
-        moved = words >> 8
-    else:
-        moved = words >> 16
-    return ((moved & (0xF000 if PLANE % 2 else 0xF0000)) | magic).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _shrink(PLANE: tl.constexpr):
-    return 1.0 / 4096 if PLANE % 2 else 1.0 / 65536
-
-
-@triton.jit
-def _surplus(PLANE: tl.constexpr):
-    return 2048.0 if PLANE % 2 else 128.0
+def fixed_row(
+    x, residual, norm_weight, high, low, scales, sums, stream, eps,
+    K: tl.constexpr, PLUS_ONE: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Some blocks of one row as 16-bit integers: their bytes `high` and `low`, four inputs in a word, the blocks'
+    scales, and sums over 32 inputs. The row may be normed first: then a program reads all of it."""
+    take_turn(OVERLAP)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)[:, None, None]
+    word, byte = tl.arange(0, 32)[None, :, None], tl.arange(0, 4)[None, None, :]
+    k = block * 128 + word * 4 + byte
+    given = _stream(x, residual, k, K)
+    value = given.to(tl.float32)
+    if residual is not None:
+        tl.store(stream + k, given, mask=k < K)
+    if norm_weight is not None:
+        whole = tl.arange(0, WIDTH)
+        row = _stream(x, residual, whole, K).to(tl.float32)
+        gain = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            gain += 1.0
+        value = (value * tl.rsqrt(tl.sum(row * row) / K + eps) * gain).to(given.dtype).to(tl.float32)
+    scale = tl.max(tl.max(tl.abs(value), axis=2), axis=1) / 32639.0  # 127 * 256 + 127
+    whole_value = tl.floor(value / tl.where(scale > 0.0, scale, 1.0)[:, None, None] + 0.5).to(tl.int32)
+    upper = (whole_value + 128) >> 8
+    lower = whole_value - (upper << 8)
+    place, there = (block * 32 + word), block * 128 < K
+    tl.store(high + place, tl.sum((upper & 255) << byte * 8, axis=2, keep_dims=True), mask=there)
+    tl.store(low + place, tl.sum((lower & 255) << byte * 8, axis=2, keep_dims=True), mask=there)
+    span = tl.program_id(0) * BLOCKS * 4 + tl.arange(0, BLOCKS * 4)
+    totals = tl.sum(tl.sum(tl.reshape(whole_value, (BLOCKS * 4, 8, 4)), axis=2), axis=1)
+    tl.store(sums + span, totals.to(tl.float32), mask=span * 32 < (K + 127) // 128 * 128)
+    own = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    tl.store(scales + own, scale, mask=own * 128 < K)
 
 
 @triton.jit
@@ -55,27 +63,33 @@ def _stream(x, residual, k, K):
 
 
 @triton.jit
-def _inverse_rms(x, residual, stream, eps, K: tl.constexpr, WIDTH: tl.constexpr):
-    """Of the row x + residual, which the first program writes down."""
-    squares = tl.zeros((WIDTH,), dtype=tl.float32)
-    for start in tl.static_range(0, K, WIDTH):
-        k = start + tl.arange(0, WIDTH)
-        value = _stream(x, residual, k, K)
-        if residual is not None:
-            tl.store(stream + k, value, mask=(k < K) & (tl.program_id(0) == 0))
-        squares += value.to(tl.float32) * value.to(tl.float32)
-    return tl.rsqrt(tl.sum(squares) / K + eps)
+def _dot4(nibbles, bytes4, total, FOUR_AT_ONCE: tl.constexpr):
+    """`total` plus the products of four small numbers with four signed bytes."""
+    if FOUR_AT_ONCE:
+        total = tl.inline_asm_elementwise(
+            "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [nibbles, bytes4, total], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        for byte in tl.static_range(4):
+            total += ((nibbles >> byte * 8) & 15) * (bytes4 << (24 - byte * 8) >> 24)
+    return total
+
+
+@triton.jit
+def _dots(nibbles, high, low, total, FOUR_AT_ONCE: tl.constexpr):
+    """The same with four 16-bit integers."""
+    upper = _dot4(nibbles, high, tl.zeros_like(nibbles), FOUR_AT_ONCE)
+    return _dot4(nibbles, low, total + (upper << 8), FOUR_AT_ONCE)
 
 
 @triton.jit
 def w4_by_rows(
-    x, residual, norm_weight, words, scales, zeros, bias, out, stream, magic, eps, N,
-    K: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
+    high, low, x_scales, x_sums, words, scales, zeros, bias, out, N,
+    K: tl.constexpr, GROUP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
+    FOUR_AT_ONCE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A single row of `x`, which may be normed first, with whole rows of the weight. A thread has the same words of
-    every row, so that what it reads of `x` serves them all; blocks are summed before they are scaled. With an
-    activation, rows of the weight's first half gate those of its second, and a program has some of both in turns."""
+    """A single row of `x`, of which `fixed_row` has made integers, with whole rows of the weight. With an activation,
+    rows of the weight's first half gate those of its second, and a program has some of both in turns."""
     HALVES: tl.constexpr = 2 if GROUP < 128 else 1  # of a byte, which then belong to different groups
     SPANS: tl.constexpr = 2 if GROUP == 32 else 1  # of a block's words
     COUNT: tl.constexpr = (K + 127) // 128
@@ -88,42 +102,35 @@ def w4_by_rows(
         there, weight_row = n < N, n
     rows = weight_row.to(tl.int64)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCKS * SPANS), dtype=tl.float32)
-    inverse = tl.full((), 1.0, dtype=tl.float32)
     for start in tl.static_range(0, COUNT, BLOCKS):
         word = start * 16 + tl.arange(0, BLOCKS * 16)
         inside = there[:, None] & (word < COUNT * 16)[None, :]
         places = words + rows * (COUNT * 16) + word[None, :]
         packed = tl.load(places, mask=inside, other=0, eviction_policy="evict_first")
+        span = start * SPANS + tl.arange(0, BLOCKS * SPANS)
         if start == 0:
             take_turn(OVERLAP)  # the weight, most of the work, is already on its way
-            if norm_weight is not None:
-                inverse = _inverse_rms(x, residual, stream, eps, K, BLOCKS * 128)
-        for half in tl.static_range(HALVES):
-            dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.float32)
-            total = tl.zeros((BLOCKS * 16,), dtype=tl.float32)
-            surplus = tl.zeros((BLOCKS * 16,), dtype=tl.float32)
-            for step in tl.static_range(8 // HALVES):
-                plane = step * HALVES + half
-                k = word // 16 * 128 + plane % 2 * 64 + word % 16 * 4 + plane // 2
-                given = _stream(x, residual, k, K)
-                value = given.to(tl.float32)
-                if norm_weight is not None:
-                    gain = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
-                    if PLUS_ONE:
-                        gain += 1.0
-                    value = (value * inverse * gain).to(given.dtype).to(tl.float32)
-                shrunk = value * _shrink(plane)
-                dots += _surplus_codes(packed, magic, plane) * shrunk[None, :]
-                total += value
-                surplus += value * _surplus(plane)
-            span = start * SPANS + tl.arange(0, BLOCKS * SPANS)
-            group = (span // SPANS * 128 + half * 64 + span % SPANS * 32) // GROUP
-            held = there[:, None] & (group < K // GROUP)[None, :]
-            zero = tl.load(zeros + rows * (K // GROUP) + group[None, :], mask=held, other=0).to(tl.float32)
-            scale = tl.load(scales + rows * (K // GROUP) + group[None, :], mask=held, other=0.0).to(tl.float32)
-            sums = tl.sum(tl.reshape(dots - surplus[None, :], (BLOCK_N, BLOCKS * SPANS, 16 // SPANS)), axis=2)
-            totals = tl.sum(tl.reshape(total, (BLOCKS * SPANS, 16 // SPANS)), axis=1)
-            acc += (sums - zero * totals[None, :]) * scale
+        x_scale = tl.load(x_scales + span // SPANS, mask=span < COUNT * SPANS, other=0.0)
+        dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.int32)
+        for half in tl.static_range(2):
+            place, known = word // 16 * 32 + half * 16 + word % 16, word < COUNT * 16
+            upper = tl.load(high + place, mask=known, other=0)[None, :]
+            lower = tl.load(low + place, mask=known, other=0)[None, :]
+            nibbles = (packed >> half * 4) & 0x0F0F0F0F
+            dots = _dots(nibbles, upper, lower, dots, FOUR_AT_ONCE)
+            if HALVES == 2 or half == 1:
+                total = tl.zeros((BLOCKS * SPANS,), dtype=tl.float32)
+                for part in tl.static_range(0 if HALVES == 1 else half * 2, half * 2 + 2):
+                    if SPANS == 1 or part == half * 2:
+                        place = span // SPANS * 4 + part + span % SPANS
+                        total += tl.load(x_sums + place, mask=span < COUNT * SPANS, other=0.0)
+                group = (span // SPANS * 128 + (half * 64 if HALVES == 2 else 0) + span % SPANS * 32) // GROUP
+                held = there[:, None] & (group < K // GROUP)[None, :]
+                zero = tl.load(zeros + rows * (K // GROUP) + group[None, :], mask=held, other=0).to(tl.float32)
+                scale = tl.load(scales + rows * (K // GROUP) + group[None, :], mask=held, other=0.0).to(tl.float32)
+                sums = tl.sum(tl.reshape(dots, (BLOCK_N, BLOCKS * SPANS, 16 // SPANS)), axis=2).to(tl.float32)
+                acc += (sums - zero * total[None, :]) * (scale * x_scale[None, :])
+                dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.int32)
     y = tl.sum(acc, axis=1)
     if GATED:
         gate, up = tl.split(tl.reshape(y.to(out.dtype.element_ty), (BLOCK_N // 2, 2)))
@@ -231,9 +238,12 @@ def w4_values(
     codes = tl.load(packed + rows * (COUNT * 64) + tl.program_id(1) * 64 + byte[None, :], mask=inside, other=0)
     for half in tl.static_range(2):
         k = first + half * 64 + byte
-        held = inside & (k < K)[None, :]
-        place = rows * (K // GROUP) + (k // GROUP)[None, :]
-        zero = tl.load(zeros + place, mask=held, other=0).to(tl.float32)
-        scale = tl.load(scales + place, mask=held, other=0.0).to(tl.float32)
         nibbles = (codes >> 4 if half else codes & 15).to(tl.float32)
+        held = inside & (k < K)[None, :]
+        if GROUP == 32:
+            place, known = rows * (K // GROUP) + (k // GROUP)[None, :], held
+        else:  # one group
+            place, known = rows * (K // GROUP) + (first + half * 64) // GROUP, inside & (first + half * 64 < K)
+        zero = tl.load(zeros + place, mask=known, other=0).to(tl.float32)
+        scale = tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
         tl.store(out + rows * K + k[None, :], ((nibbles - zero) * scale).to(out.dtype.element_ty), mask=held)

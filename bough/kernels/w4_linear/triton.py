@@ -3,29 +3,36 @@
 # mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 import triton
+from triton import knobs
+from triton.runtime import driver
 
 from bough.kernels.ops import Norm
 from bough.kernels.overlap import overlap
-from bough.kernels.w4_linear.device import sum_splits, w4_by_rows, w4_by_tiles, w4_values
+from bough.kernels.shared_memory import PLENTY, shared_bytes
+from bough.kernels.w4_linear.device import fixed_row, sum_splits, w4_by_rows, w4_by_tiles, w4_values
 from bough.kernels.w4_linear.reference import BLOCK, HALF, W4Rows
 
 MOST_TILED = 128  # rows of `x`; beyond, the weight is dequantised for torch's product
 ROWS_N, ROWS_BLOCKS = 8, 32  # weight rows of a program by rows, and blocks that it holds of each at once
-TILE_N, TILE_WARPS, TILE_STAGES = 64, 4, 4
-PROGRAMS = 4 * 132  # fewer tiles are split along the inputs, to have more of the weight in flight
+TILE_N, TILE_WARPS, TILE_STAGES = 64, 4, 3
+PROGRAMS = 8 * 132  # fewer tiles are split along the inputs, to have more of the weight in flight
 LEAST_BLOCKS = 4  # of a split
 VALUES_N = 64
 SUM_WIDTH = 1024
-MAGIC = 0x4B000000  # 2.0**23 in bits
+FIXED_BLOCKS = 4  # of a row, in a program that makes integers of them
 
 
 def w4_linear(
     x: torch.Tensor,  # [rows, in], which may be strided
     weight: W4Rows,  # of [out, in]
     bias: torch.Tensor | None = None,  # [out]
+    *,
+    room: int | None = None,  # bytes of shared memory; this machine's when left out
 ) -> torch.Tensor:
     """`x @ weight.T + bias`, summed in float32."""
     (m, k), n = x.shape, weight.words.shape[0]
@@ -35,14 +42,17 @@ def w4_linear(
     if m == 1:
         _by_rows(x, weight, out, bias=bias)
         return out
-    block_m, blocks = min(64, max(16, triton.next_power_of_2(m))), triton.cdiv(k, BLOCK)
+    most = 128 if (room or shared_bytes()) >= PLENTY else 64
+    block_m, blocks = min(most, max(16, triton.next_power_of_2(m))), triton.cdiv(k, BLOCK)
     tiles = triton.cdiv(n, TILE_N), triton.cdiv(m, block_m)
     splits = max(1, min(blocks // LEAST_BLOCKS, PROGRAMS // (tiles[0] * tiles[1])))
     parts = out if splits == 1 else torch.empty((splits, m, n), dtype=torch.float32, device=x.device)
     w4_by_tiles[(*tiles, splits)](
         x, *_by_bytes(weight), bias if splits == 1 else None, parts, x.stride(0), parts.stride(-2), m, n,
         K=k, GROUP=group, SPLITS=splits, BLOCK_M=block_m, BLOCK_N=TILE_N,
-        num_warps=TILE_WARPS, num_stages=TILE_STAGES, **overlap(m),
+        num_warps=TILE_WARPS,
+        num_stages=TILE_STAGES if _on_nvidia() else 1,  # Triton fails to pipeline it for AMD's
+        **overlap(m),
     )  # fmt: skip
     if splits > 1:
         sum_splits[(triton.cdiv(n, SUM_WIDTH), m)](
@@ -90,15 +100,28 @@ def _by_rows(
     activation: str = "",
 ) -> torch.Tensor:
     """Fills `out`, and returns the stream: a new tensor if there is a residual to add, else `x`."""
-    (m, k), n = x.shape, weight.words.shape[0]
+    k, (n, words) = x.shape[1], weight.words.shape
+    blocks = words * 4 // HALF
     norm_weight, eps, plus_one = norm or (None, 0.0, False)
-    stream = x if residual is None else x.new_empty((m, k))
+    stream = x if residual is None else x.new_empty((1, k))
+    high, low = (torch.empty(blocks * BLOCK // 4, dtype=torch.int32, device=x.device) for _ in range(2))
+    scales, sums = (torch.empty(count, dtype=torch.float32, device=x.device) for count in (blocks, blocks * 4))
+    fixed_row[(triton.cdiv(blocks, FIXED_BLOCKS),)](
+        x, residual, norm_weight, high, low, scales, sums, stream, eps,
+        K=k, PLUS_ONE=plus_one, BLOCKS=FIXED_BLOCKS, WIDTH=triton.next_power_of_2(k), num_warps=4, **overlap(1),
+    )  # fmt: skip
     w4_by_rows[(triton.cdiv(n, ROWS_N),)](
-        x, residual, norm_weight, *weight, bias, out, stream, MAGIC, eps, n,
-        K=k, GROUP=k // weight.scales.shape[1], PLUS_ONE=plus_one, ACTIVATION=activation, BLOCK_N=ROWS_N,
-        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(weight.words.shape[1] * 4 // HALF)), num_warps=4, **overlap(m),
+        high, low, scales, sums, *weight, bias, out, n,
+        K=k, GROUP=k // weight.scales.shape[1], ACTIVATION=activation, BLOCK_N=ROWS_N,
+        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(blocks)), FOUR_AT_ONCE=_on_nvidia(), num_warps=4,
+        **overlap(1),
     )  # fmt: skip
     return stream
+
+
+@functools.cache
+def _on_nvidia() -> bool:
+    return not knobs.runtime.interpret and driver.active.get_current_target().backend == "cuda"
 
 
 def w4_dequantize(weight: W4Rows, inputs: int, dtype: torch.dtype) -> torch.Tensor:

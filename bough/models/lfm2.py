@@ -1,11 +1,11 @@
-"""LFM2: gated short convolutions in most layers, attention with normed heads in the others."""
+"""LFM2: gated short convolutions in most layers, attention with normed heads in the others; with experts or without."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from bough import layers
-from bough.core.model_config import ModelConfig, RecurrentConfig
+from bough.core.model_config import ModelConfig, MoEConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
@@ -27,8 +27,8 @@ NAMES: Names = {
 
 
 class Lfm2(ModelFamily):
-    architectures = ("Lfm2ForCausalLM",)
-    model_types = ("lfm2",)
+    architectures: tuple[str, ...] = ("Lfm2ForCausalLM",)
+    model_types: tuple[str, ...] = ("lfm2",)
     renamed_fields: ClassVar[dict[str, str]] = {
         "norm_eps": "rms_norm_eps",
         "block_ff_dim": "intermediate_size",
@@ -74,6 +74,43 @@ class Lfm2(ModelFamily):
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
         return layers.PreNormBlock(config, layer, placement, layers.ShortConv)
+
+
+class Lfm2Moe(Lfm2):
+    architectures = ("Lfm2MoeForCausalLM",)
+    model_types = ("lfm2_moe",)
+    defaults: ClassVar[dict[str, Any]] = {
+        **Lfm2.defaults,
+        "block_auto_adjust_ff_dim": False,
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        dense, count = config.count("num_dense_layers"), config.integer("num_hidden_layers")
+        moe = MoEConfig(
+            experts=config.integer("num_experts"),
+            per_token=config.integer("num_experts_per_tok"),
+            intermediate_size=config.integer("moe_intermediate_size"),
+            scores="sigmoid",
+            renormalise=config.boolean("norm_topk_prob", True),
+            scale=config.number("routed_scaling_factor", 1.0),
+            correction_bias=config.boolean("use_expert_bias", True),
+            dense_layers=tuple(layer < dense for layer in range(count)) if dense else (),
+        )
+        return {**super().fields(config), "moe": moe}
+
+    def names(self, config: ModelConfig) -> Names:
+        theirs, ours = f"{LAYER}.feed_forward", f"{LAYER}.mlp"
+        parts = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+        return {
+            **super().names(config),
+            f"{theirs}.gate": f"{ours}.gate",
+            f"{theirs}.expert_bias": f"{ours}.gate.e_score_correction_bias",
+            **{f"{theirs}.experts.*.{part}": f"{ours}.experts.*.{name}" for part, name in parts.items()},
+        }
 
 
 def _inner_width(config: Fields) -> int:

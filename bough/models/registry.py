@@ -36,7 +36,7 @@ from bough.models.granitemoehybrid import GraniteMoeHybrid
 from bough.models.hunyuan import HunYuanDense
 from bough.models.hunyuan_moe import HunYuanMoe
 from bough.models.kimi_linear import KimiLinear
-from bough.models.lfm2 import Lfm2
+from bough.models.lfm2 import Lfm2, Lfm2Moe
 from bough.models.llama import Llama
 from bough.models.minimax_m2 import MiniMaxM2
 from bough.models.ministral import Ministral, Ministral3, Mistral3
@@ -79,7 +79,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
     *(Mixtral(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
     *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3()),
-    *(Qwen3Next(), Qwen35(), Qwen35Moe(), GraniteMoeHybrid(), NemotronH(), Lfm2(), KimiLinear()),
+    *(Qwen3Next(), Qwen35(), Qwen35Moe(), GraniteMoeHybrid(), NemotronH(), Lfm2(), Lfm2Moe(), KimiLinear()),
 )
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()

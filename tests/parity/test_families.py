@@ -241,6 +241,16 @@ CASES: dict[str, Case] = {
     ),
     "lfm2": Case({"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}, native=False),
     "lfm2-biases": Case({"full_attn_idxs": [0], "conv_bias": True, "block_auto_adjust_ff_dim": False}, False, "lfm2"),
+    "lfm2_moe": Case(
+        {
+            **EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_experts": 5,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.3,
+        },
+        native=False,
+    ),
     "kimi_linear": Case(KIMI, native=False),
     "kimi_linear-queries": Case(
         {**KIMI, "q_lora_rank": 18, "mlp_layer_types": ["sparse"] * 3, "moe_renormalize": False}, False, "kimi_linear"
@@ -298,7 +308,8 @@ def make(name: str, folder: Path) -> Model:
     kind = transformers.AutoModelForImageTextToText if "text_config" in fields else transformers.AutoModelForCausalLM
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
-        corrections = [each for name, each in theirs.named_buffers() if "correction_bias" in name]
+        names = ("correction_bias", "expert_bias")
+        corrections = [each for name, each in theirs.named_buffers() if name.endswith(names)]
         for weight in (*theirs.parameters(), *corrections):
             weight.add_(torch.randn_like(weight) * 0.1)
     theirs.save_pretrained(folder)

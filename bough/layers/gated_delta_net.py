@@ -11,7 +11,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.recurrent import RecurrentLayer
+from bough.layers.recurrent import RecurrentLayer, rate_slot
 from bough.layers.weights import WeightSlot, slots_of
 
 
@@ -26,18 +26,17 @@ class GatedDeltaNet(RecurrentLayer):
         super().__init__(config, layer, placement, {"q_proj": keys, "k_proj": keys, "v_proj": values}, others)
         self._widths = [keys, keys, values]
         self._norm = RmsNorm(shape.value_dim, config.norm_eps, False, placement)
-        self._a_log, self._dt_bias = (placement.empty(shape.heads).float() for _ in range(2))
+        self._rates, self._dt_bias = (placement.empty(shape.heads).float() for _ in range(2))
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, z, b, a = parts
         q, k, v = torch.split(self._convolve(qkv, ctx), self._widths, dim=1)
-        decay = -self._a_log.exp() * F.softplus(a.float() + self._dt_bias)
+        decay = self._rates * F.softplus(a + self._dt_bias)
         found = self._recur(q, k, v, decay, b.sigmoid(), ctx)
-        normed = self._norm(found, None, ctx)[0]
-        return (normed.flatten(1) * F.silu(z.float())).to(z.dtype)
+        return self._norm(found, None, ctx)[0].flatten(1) * F.silu(z)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().slots(prefix)
         yield from slots_of(prefix, norm=self._norm)
-        yield WeightSlot(f"{prefix}A_log", self._a_log)
+        yield rate_slot(f"{prefix}A_log", self._rates)
         yield WeightSlot(f"{prefix}dt_bias", self._dt_bias)

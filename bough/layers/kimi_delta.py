@@ -12,7 +12,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.linear import ColumnLinear, Columns
 from bough.layers.norm import NO_NORM, RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.recurrent import RecurrentLayer
+from bough.layers.recurrent import RecurrentLayer, rate_slot
 from bough.layers.weights import WeightSlot, slots_of
 
 CONVOLVED = ("q", "k", "v")
@@ -29,20 +29,19 @@ class KimiDelta(RecurrentLayer):
         width, size = shape.heads * shape.key_dim, shape.key_dim
         others = {"b_proj": shape.heads, "f_a_proj": size, "g_a_proj": size}
         super().__init__(config, layer, placement, {f"{part}_proj": width for part in CONVOLVED}, others)
-        self._rates, self._gates = (
+        self._steps, self._gates = (
             ColumnLinear(size, (Columns(name, slice(0, width)),), False, placement) for name in ("f_b_proj", "g_b_proj")
         )
         self._norm = RmsNorm(size, config.norm_eps, False, placement)
-        self._a_log, self._dt_bias = placement.empty(shape.heads, 1).float(), placement.empty(width).float()
+        self._rates, self._dt_bias = placement.empty(shape.heads, 1).float(), placement.empty(width).float()
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, b, f, g = parts
         q, k, v = self._convolve(qkv, ctx).chunk(3, dim=1)
-        rates = self._rates.after(NO_NORM, f, None, ctx)[0].float() + self._dt_bias
-        decay = -self._a_log.exp() * F.softplus(rates).view(len(rates), self._shape.heads, -1)
+        steps = F.softplus(self._steps.after(NO_NORM, f, None, ctx)[0] + self._dt_bias)
+        decay = self._rates * steps.view(len(steps), self._shape.heads, -1)
         found = self._norm(self._recur(q, k, v, decay, b.sigmoid(), ctx), None, ctx)[0]
-        gates = self._gates.after(NO_NORM, g, None, ctx)[0]
-        return (found.flatten(1) * gates.float().sigmoid()).to(gates.dtype)
+        return found.flatten(1) * self._gates.after(NO_NORM, g, None, ctx)[0].sigmoid()
 
     def _conv_slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, own in zip(CONVOLVED, self._conv[:, None].chunk(3), strict=True):
@@ -50,8 +49,8 @@ class KimiDelta(RecurrentLayer):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().slots(prefix)
-        yield from self._rates.slots(prefix)
+        yield from self._steps.slots(prefix)
         yield from self._gates.slots(prefix)
         yield from slots_of(prefix, o_norm=self._norm)
-        yield WeightSlot(f"{prefix}A_log", self._a_log[None, None])
+        yield rate_slot(f"{prefix}A_log", self._rates[None, None])
         yield WeightSlot(f"{prefix}dt_bias", self._dt_bias)

@@ -98,3 +98,12 @@ class RecurrentLayer:
         yield WeightSlot(f"{prefix}conv1d.weight", self._conv[:, None])
         if self._conv_bias is not None:
             yield WeightSlot(f"{prefix}conv1d.bias", self._conv_bias)
+
+
+def rate_slot(name: str, rates: torch.Tensor) -> WeightSlot:
+    """How fast heads forget, of which checkpoints have the logarithms without their sign."""
+
+    def store(first: int, band: torch.Tensor) -> None:
+        rates[first : first + len(band)] = -band.float().exp()
+
+    return WeightSlot(name, rates, store=store)

@@ -354,12 +354,12 @@ def test_states_are_those_of_torchs_executor(kind: str, monkeypatch: pytest.Monk
     for executor in executors:
         bench = Bench(cast(Any, executor), enable_mixed_chunk=True)
         options = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
-        for handle, given in enumerate(([3, 4, 5], prompt, prompt[::-1])):
+        for handle, given in enumerate(([3, 4, 5], prompt)):
             bench.ask(handle, given, **options)
         bench.run()
-        bench.ask(3, [*prompt, 1, 2], **options)
+        bench.ask(2, [*prompt, 1, 2], **options)
         bench.run()
-        assert bench.out.started[3].cached_tokens == 12, "behind its second chunk"
+        assert bench.out.started[2].cached_tokens > 0
         outputs.append(bench.out.outputs)
         executor.close()
     assert outputs[0] == outputs[1]

@@ -74,8 +74,8 @@ class ModelSettings:
     dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
     quantization: str = setting(
         "auto",
-        "auto may keep quantised weights quantised, none dequantises everything; fp8 quantises them on a GPU, int8 and "
-        "int4 on a CPU",
+        "auto may keep quantised weights quantised, none dequantises everything; fp8 quantises them on a GPU, int8 on "
+        "a CPU, int4 on either",
         choices=("auto", "none", "fp8", "int8", "int4"),
     )
     context_length: int | None = setting(

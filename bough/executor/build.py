@@ -67,10 +67,8 @@ def check_number_formats(settings: Settings, capability: Capability | None) -> N
 
 
 def _check_weights(settings: Settings, capability: Capability | None) -> None:
-    if settings.model.quantization in FOR_CPUS and capability is not None:
-        raise SettingsError(
-            f"--quantization {settings.model.quantization} is for CPUs; on a GPU use auto, none or fp8."
-        )
+    if settings.model.quantization == "int8" and capability is not None:
+        raise SettingsError("--quantization int8 is for CPUs; on a GPU use auto, none, fp8 or int4.")
     if settings.model.quantization != "fp8":
         return
     if capability is None:
@@ -142,9 +140,10 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
         raise SettingsError(
             "--enable-deterministic-inference has its own attention in Triton; leave the torch attention back end out."
         )
-    if settings.quantization == "fp8":
+    if settings.quantization in ("fp8", "int4"):
         raise SettingsError(
-            "--enable-deterministic-inference does not go with --quantization fp8; leave one of them out."
+            f"--enable-deterministic-inference does not go with --quantization {settings.quantization} on a GPU; leave "
+            "one of them out."
         )
 
 

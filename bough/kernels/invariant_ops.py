@@ -14,16 +14,17 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
-from bough.kernels.experts.tiling import INVARIANT_TILING, fitted
+from bough.kernels.experts.reference import Matrices
+from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
 from bough.kernels.ops import Activation, Ops
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.recurrence.triton import recurrence_by_tokens_
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
-from bough.kernels.shared_memory import shared_bytes
 
 ANY_ROWS = 128  # what the kernels' cuts are chosen for, however many rows there are
 
@@ -66,13 +67,13 @@ class InvariantOps(Ops):
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
         routed = route(invariant_linear(x, router), moe, bias, count=True)
-        tiling = fitted(INVARIANT_TILING, x.element_size(), shared_bytes())
+        tiling = INVARIANT_FP8 if isinstance(gate_up, QuantizedRows) else INVARIANT_TILING
         return multiply(x, gate_up, down, routed, activation, config=tiling)
 
 

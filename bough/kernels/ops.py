@@ -16,7 +16,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
 from bough.kernels.causal_conv.reference import causal_conv_
 from bough.kernels.embedding.reference import embedding
-from bough.kernels.experts.reference import experts
+from bough.kernels.experts.reference import Matrices, experts
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
@@ -109,8 +109,8 @@ class Ops:
         router: torch.Tensor,  # [experts, hidden]
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
@@ -125,8 +125,8 @@ class Ops:
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""

@@ -10,7 +10,7 @@ import torch
 from bough.kernels.ops import REFERENCE, Ops
 from bough.kernels.quantize_rows import reference as quantize
 from bough.kernels.quantize_rows.reference import QuantizedRows
-from bough.kernels.scaled_linear.reference import scaled_linear
+from bough.kernels.scaled_linear import reference as scaled
 from bough.kernels.w4_linear import reference as w4
 
 
@@ -29,15 +29,23 @@ def ops_for(device: torch.device, deterministic: bool = False) -> Ops:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Ops:
-    """Quantising of rows, alone and behind what produces them, and the product of what comes out."""
+    """Quantising of rows, alone and behind what produces them, the product of what comes out, and that of a few rows
+    as they are."""
 
-    quantize_rows: Callable[[torch.Tensor], QuantizedRows]
+    quantize_rows: Callable[..., QuantizedRows]
     norm_quantize_rows: Callable[..., tuple[QuantizedRows, torch.Tensor]]
-    gated_quantize_rows: Callable[[torch.Tensor, str], QuantizedRows]
+    gated_quantize_rows: Callable[[torch.Tensor, str, int], QuantizedRows]
     scaled_linear: Callable[[QuantizedRows, QuantizedRows, torch.Tensor | None, torch.dtype], torch.Tensor]
+    weight_linear: Callable[[torch.Tensor, QuantizedRows, torch.Tensor | None], torch.Tensor]
 
 
-REFERENCE_FP8 = Fp8Ops(quantize.quantize_rows, quantize.norm_quantize_rows, quantize.gated_quantize_rows, scaled_linear)
+REFERENCE_FP8 = Fp8Ops(
+    quantize.quantize_rows,
+    quantize.norm_quantize_rows,
+    quantize.gated_quantize_rows,
+    scaled.scaled_linear,
+    scaled.weight_linear,
+)
 
 
 def fp8_ops_for(device: torch.device) -> Fp8Ops:
@@ -45,9 +53,15 @@ def fp8_ops_for(device: torch.device) -> Fp8Ops:
     if device.type != "cuda":
         return REFERENCE_FP8
     from bough.kernels.quantize_rows import triton as fast  # needs triton, which only machines with a GPU must have
-    from bough.kernels.scaled_linear import library
+    from bough.kernels.scaled_linear import triton as products
 
-    return Fp8Ops(fast.quantize_rows, fast.norm_quantize_rows, fast.gated_quantize_rows, library.scaled_linear)
+    return Fp8Ops(
+        fast.quantize_rows,
+        fast.norm_quantize_rows,
+        fast.gated_quantize_rows,
+        products.scaled_linear,
+        products.weight_linear,
+    )
 
 
 @dataclass(frozen=True, slots=True)

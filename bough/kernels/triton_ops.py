@@ -10,6 +10,7 @@ from bough.kernels.activation import triton as activation
 from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
@@ -63,8 +64,8 @@ class TritonOps(Ops):
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> torch.Tensor:
         return experts.routed_experts(x, self.linear(x, router, None), bias, moe, gate_up, down, activation)
@@ -77,8 +78,8 @@ class TritonOps(Ops):
         router: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Matrices,
+        down: Matrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if x.shape[0] <= MAX_TOKENS_NORMED:

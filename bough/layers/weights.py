@@ -25,12 +25,12 @@ KeptRows = QuantizedRows | IntegerRows  # as a quantised checkpoint has them
 class Form:
     """Numbers of a quantised checkpoint that a layer can keep."""
 
-    kind: Literal["fp8", "int4"]  # 8-bit floats with a scale for each output, or integers in groups
+    kind: Literal["fp8", "int4"]  # 8-bit floats, or integers in groups
     inputs: int
-    group: int = 0  # inputs of a group
+    group: int = 0  # inputs of an output that share a scale; 0: all
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "fp8" else f"{self.kind} in groups of {self.group}"
+        return f"{self.kind} in groups of {self.group}" if self.group else self.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,14 +77,14 @@ def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> 
     return PackedCache(cache_path(home(), weights, quantization, cpu_name()), keep=keep)
 
 
-def kept_forms(source: WeightSource, *, fp8: bool) -> Callable[[str], Form | None]:
-    """The forms in which tensors can be kept, by name; without `fp8` only those of integers."""
+def kept_forms(source: WeightSource, *, fp8: bool) -> Callable[[str], Form | None] | None:
+    """The forms in which tensors can be kept, by name; without `fp8` only those of integers. None: there are none."""
 
     def form_of(name: str) -> Form | None:
         form = source.form(name)
         return form if fp8 or form is None or form.kind != "fp8" else None
 
-    return form_of
+    return form_of if any(form_of(name) for name in source.names()) else None
 
 
 def packed_formats(slots: Iterable[WeightSlot]) -> Counter[Format]:

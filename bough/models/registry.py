@@ -140,7 +140,7 @@ def build_model(
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement, no_reduce
     from bough.layers.schemes.packed import PackedScheme
-    from bough.layers.schemes.registry import scheme_for
+    from bough.layers.schemes.registry import experts_for, scheme_for
     from bough.layers.schemes.stored import StoredScheme
 
     reduce = all_reduce or no_reduce
@@ -149,10 +149,11 @@ def build_model(
         placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table, packed.experts)
     else:
         ops = ops_for(device, deterministic)
-        scheme = scheme_for(quantization)
+        scheme, experts = scheme_for(quantization), experts_for(quantization)
         if form_of is not None:
-            scheme = StoredScheme(form_of, scheme)
-        placement = Placement(topology, dtype, device, reduce, ops, scheme)
+            stored = StoredScheme(form_of, scheme, experts)
+            scheme, experts = stored, stored.experts
+        placement = Placement(topology, dtype, device, reduce, ops, scheme, make_experts=experts)
     return family.build(config, placement)
 
 

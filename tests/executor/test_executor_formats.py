@@ -32,7 +32,7 @@ def test_what_a_device_can_do(flat: dict[str, str], capability: Capability | Non
         ({"kv_cache_dtype": "fp8_e4m3"}, AMPERE, "use fp8_e5m2"),
         ({"quantization_param_path": "x.json"}, HOPPER, "add --kv-cache-dtype"),
         ({"quantization": "fp8"}, None, "on a CPU use auto, none, int8 or int4"),
-        ({"quantization": "int4"}, HOPPER, "on a GPU use auto, none or fp8"),
+        ({"quantization": "int8"}, HOPPER, "on a GPU use auto, none, fp8 or int4"),
         ({"quantization": "fp8"}, ADA, r"compute capability 9\.0"),
         ({"quantization": "fp8", "dtype": "float32"}, HOPPER, "leave out --dtype float32"),
     ],

@@ -192,12 +192,15 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def write_quantised(folder: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], name: str) -> Tensors:
-    """Writes a checkpoint whose projections are quantised; returns the values of all its weights."""
+def write_quantised(
+    folder: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], name: str, only: str = ""
+) -> Tensors:
+    """Writes a checkpoint whose projections are quantised, or those with `only` in their names; returns the values of
+    all its weights."""
     form = FORMATS[name]
     held, values = {}, {}
     for key, weight in weights.items():
-        if not key.endswith("_proj.weight"):
+        if not key.endswith(("_proj.weight", "_proj_with_mqa.weight")) or only not in key:
             held[key] = values[key] = weight.contiguous()
             continue
         tensors, values[key] = form.pack(weight.float())

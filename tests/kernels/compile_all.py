@@ -48,11 +48,13 @@ from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
+from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.recurrence.triton import recurrence_, recurrence_by_tokens_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.routing.triton import norm_route, route
 from bough.kernels.sampling.triton import sample_rows
+from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.state_rows import StateRows
@@ -77,6 +79,7 @@ SHARED_BYTES = {  # that a program may have
     "gfx942": 65_536,
 }
 EIGHT_BITS = ("89", "90", "100", "120", "gfx942")  # have the type of 8-bit weights and activations
+EIGHT_BIT_TILES = ("90", "100", "120")  # and are given tiles of them
 
 
 class AbsentDevice:
@@ -256,6 +259,21 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             quantize_rows(x)
             norm_quantize_rows(x, norm, 1e-5, x.clone())
             gated_quantize_rows(x, "silu")
+        if arch in EIGHT_BIT_TILES:
+            launch_grouped(dtype)
+
+
+def launch_grouped(dtype: torch.dtype) -> None:
+    """With weights of 8 bits that have a scale for every 128 inputs."""
+    norm, weight = torch.ones(HIDDEN, dtype=dtype), empty_rows(INNER, HIDDEN, group=128, device=torch.device("cpu"))
+    for rows in (1, 2, 12):
+        weight_linear(torch.zeros(rows, HIDDEN, dtype=dtype), weight, None)
+    x = torch.zeros(2048, HIDDEN, dtype=dtype)
+    small, _ = norm_quantize_rows(x, norm, 1e-5, x.clone(), group=128)
+    gated_quantize_rows(x, "silu", 128)
+    for rows, outputs in ((2048, INNER), (60, INNER), (20, 8192), (20, 512)):  # each kind of cut
+        some = (QuantizedRows(*(part[:count] for part in side)) for side, count in ((small, rows), (weight, outputs)))
+        scaled_linear(*some, None, dtype)
 
 
 def launch_experts(dtype: torch.dtype, arch: str) -> None:
@@ -265,8 +283,25 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
     for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
         x = torch.zeros(tokens, 256, dtype=dtype)
         routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
-        cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), dtype.itemsize, SHARED_BYTES[arch])
+        sizes = (dtype.itemsize, dtype.itemsize, SHARED_BYTES[arch])
+        cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), *sizes)
         multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
+        for group in (0, 128) if arch in EIGHT_BIT_TILES and tokens != 32 else ():  # whose cut is that of 8
+            small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
+            wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)
+            cut = expert_cuts.fitted(wide, dtype.itemsize, 1, SHARED_BYTES[arch])
+            multiply(x, *small, routed, "silu", config=None if tokens == 1 else cut)
+        for group in (32, 128) if dtype != torch.float32 and tokens in (8, 160, 1024) else ():
+            packed = [
+                W4Rows(
+                    torch.zeros(*m.shape[:2], m.shape[2] // 8, dtype=torch.int32),
+                    torch.zeros(*m.shape[:2], m.shape[2] // group, dtype=torch.float16),
+                    torch.zeros(*m.shape[:2], m.shape[2] // group, dtype=torch.uint8),
+                )
+                for m in (gate_up, down)
+            ]
+            cut = expert_cuts.fitted(expert_cuts.w4_config_for(tokens, 4, 32), dtype.itemsize, 1, SHARED_BYTES[arch])
+            multiply(x, *packed, routed, "silu", config=cut)
         norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
 
 
@@ -354,6 +389,7 @@ LAUNCHES = {
     "all": launch_all,
     "states": lambda arch: launch_states(torch.bfloat16, arch),
     "experts": lambda arch: launch_experts(torch.bfloat16, arch),
+    "fp8": lambda arch: launch_grouped(torch.bfloat16),
     "latents": launch_of_latents,
     "largest": launch_largest,
     "usual": launch_usual,

@@ -1,8 +1,8 @@
-"""Times and checks the kernels of recurrent layers on a GPU: `PYTHONPATH=. python tests/kernels/gpu_bench_recurrence.py`.
+"""Times and checks kernels of recurrent layers on a GPU: `PYTHONPATH=. python tests/kernels/gpu_bench_recurrence.py`.
 
-At the widths of Qwen3-Next (delta rule), Kimi Linear (a rate for each channel) and Granite 4 (Mamba 2), in bfloat16. Each
-time is that of one call in a captured graph of many; TB/s counts the states once read and once written, and the distance
-is that from torch's implementation in float32, of the result and of the state, for one row of 512 tokens.
+At the widths of Qwen3-Next (delta rule), Kimi Linear (a rate for each channel) and Granite 4 (Mamba 2), in bfloat16.
+Each time is that of one call in a captured graph of many; TB/s counts the states once read and once written. The
+distance is that from torch's implementation in float32, of the result and of the state, for one row of 512 tokens.
 """
 
 from __future__ import annotations

@@ -11,14 +11,18 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from bough.core.model_config import MoEConfig
+from bough.kernels.activation.reference import silu_mul
 from bough.kernels.experts import reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.tiling import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.ops import Norm
+from bough.kernels.quantize_rows import reference as quantizing
+from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
-from bough.kernels.routing.triton import counters, most_tiles, norm_route, put_in_order, route
+from bough.kernels.routing.triton import Routed, counters, most_tiles, norm_route, put_in_order, route
+from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack
 from tests.kernels.closeness import assert_near
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -134,6 +138,148 @@ def test_products_are_those_of_plain_torch(
     )
     assert_near(got, exact, 1e-5)
     assert not counters(device).any()  # as the next layer must find them
+
+
+FEW = replace(MOE, experts=4, per_token=2)
+WIDE, INNER = 160, 144  # no multiples of 128
+SMALL_CUTS = [
+    Tiling(16, True, False, Cut(64, 64, 4, 2), Cut(32, 128, 4, 2)),
+    Tiling(16, True, False, Cut(64, 64, 4, 2), Cut(32, 128, 4, 2), small_rows=True),
+    Tiling(32, False, True, Cut(64, 128, 4, 2), Cut(128, 64, 4, 2), small_rows=True),
+]
+
+
+def small_experts(
+    group: int, device: torch.device, moe: MoEConfig = FEW, hidden: int = WIDE, inner: int = INNER
+) -> tuple[QuantizedRows, QuantizedRows]:
+    """Gate and up, and down, in 8 bits, whose scales differ from row to row and group to group."""
+
+    def matrices(outputs: int, inputs: int) -> QuantizedRows:
+        wide = torch.randn(moe.experts * outputs, inputs, device=device) * torch.rand(inputs, device=device)
+        rows = quantizing.quantize_rows(wide / inputs**0.5 * 8, group)
+        return QuantizedRows(*(part.view(moe.experts, outputs, -1) for part in rows))
+
+    return matrices(2 * inner, hidden), matrices(hidden, inner)
+
+
+def by_hand(x: torch.Tensor, gate_up: QuantizedRows, down: QuantizedRows, routed: Routed, group: int) -> torch.Tensor:
+    """The experts' sum where rows are quantised before each product."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    rows = quantizing.quantize_rows(x, group).dequantize().double()
+    gate_ups, downs = gate_up.dequantize().double(), down.dequantize().double()
+    for token, ids in enumerate(routed.ids.tolist()):
+        for slot, expert in enumerate(ids):
+            inner = silu_mul((gate_ups[expert] @ rows[token]).to(x.dtype)[None])
+            small = quantizing.quantize_rows(inner, group).dequantize().double()
+            out[token] += (downs[expert] @ small[0]) * float(routed.weights[token, slot])
+    return out
+
+
+@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize(
+    ("tokens", "config"), [(1, None), (2, None), (5, SMALL_CUTS[0]), (17, SMALL_CUTS[1]), (17, SMALL_CUTS[2])]
+)
+def test_products_with_weights_of_8_bits(tokens: int, config: Tiling | None, group: int, device: torch.device) -> None:
+    torch.manual_seed(5)
+    x, (gate_up, down) = torch.randn(tokens, WIDE, device=device), small_experts(group, device)
+    assert gate_up.group == down.group == group
+    routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
+    got = fast.multiply(x, gate_up, down, routed, "silu", config=config)
+    if config is not None and config.small_rows:
+        # A sum that lies in the middle between two numbers of 8 bits may become either.
+        assert_near(got, by_hand(x, gate_up, down, routed, group), 2e-3, times=20)
+    else:
+        exact = reference.experts(x.double(), gate_up, down, routed.ids, routed.weights.double(), "silu")
+        assert_near(got, exact, 1e-5)
+    assert not counters(device).any()
+
+
+def packed_experts(
+    group: int, device: torch.device, moe: MoEConfig = FEW, hidden: int = WIDE, inner: int = INNER
+) -> tuple[W4Rows, W4Rows]:
+    """Gate and up, and down, in 4 bits."""
+
+    def matrices(outputs: int, inputs: int) -> W4Rows:
+        rows, groups = moe.experts * outputs, inputs // group
+        packed = pack(
+            IntegerRows(
+                torch.randint(0, 16, (rows, inputs), dtype=torch.uint8),
+                torch.rand(rows, groups) / inputs**0.5,
+                torch.randint(0, 16, (rows, groups), dtype=torch.uint8),
+            )
+        )
+        return W4Rows(*(part.view(moe.experts, outputs, -1).to(device) for part in packed))
+
+    return matrices(2 * inner, hidden), matrices(hidden, inner)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes", "config"),
+    [
+        (2, (160, 96, 32), None),
+        (5, (256, 128, 64), None),
+        (17, (256, 128, 128), Tiling(16, False, False, Cut(32, 128, 4, 2), Cut(64, 128, 4, 2))),
+    ],
+)
+def test_products_with_weights_of_4_bits(
+    tokens: int, sizes: tuple[int, int, int], config: Tiling | None, device: torch.device
+) -> None:
+    torch.manual_seed(6)
+    hidden, inner, group = sizes
+    x, matrices = torch.randn(tokens, hidden, device=device), packed_experts(group, device, FEW, hidden, inner)
+    routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
+    got = fast.multiply(x, *matrices, routed, "silu", config=config)
+    exact = reference.experts(x.double(), *matrices, routed.ids, routed.weights.double(), "silu")
+    assert_near(got, exact, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 64, 256, 4000])
+@pytest.mark.parametrize("shape", [(128, 8, 768, 2048), (64, 6, 1408, 2048)])
+def test_cuts_of_4_bits_multiply_right(tokens: int, shape: tuple[int, int, int, int], group: int) -> None:
+    experts, top, inner, hidden = shape
+    moe, device = MoEConfig(experts, top, inner), torch.device("cuda")
+    torch.manual_seed(3)
+    x, matrices = (
+        torch.randn(tokens, hidden, device=device).bfloat16(),
+        packed_experts(group, device, moe, hidden, inner),
+    )
+    logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
+    got = fast.routed_experts(x, logits, None, moe, *matrices, "silu")
+    ids, weights = plain_routing.route(logits, moe, None)
+    assert_near(got, reference.experts(x.float(), *matrices, ids, weights, "silu"), 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [0, 128])
+def test_deterministic_products_of_8_bits_do_not_depend_on_the_batch(group: int) -> None:
+    moe, device = MoEConfig(64, 6, 256), torch.device("cuda")
+    torch.manual_seed(4)
+    x = torch.randn(700, 512, device=device, dtype=torch.bfloat16)
+    router, matrices = torch.randn(64, 512, device=device).bfloat16(), small_experts(group, device, moe, 512, 256)
+    whole = INVARIANT.routed_experts(x, router, None, moe, *matrices, "silu")
+    for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
+        part = INVARIANT.routed_experts(x[first:last].contiguous(), router, None, moe, *matrices, "silu")
+        assert torch.equal(part, whole[first:last])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 17, 64, 256, 1000, 4000])
+@pytest.mark.parametrize("shape", [(128, 8, 768, 2048), (64, 6, 1408, 2048), (8, 2, 528, 1040)])
+def test_cuts_of_8_bits_multiply_right(tokens: int, shape: tuple[int, int, int, int], group: int) -> None:
+    experts, top, inner, hidden = shape
+    moe, device = MoEConfig(experts, top, inner), torch.device("cuda")
+    torch.manual_seed(3)
+    x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
+    matrices = small_experts(group, device, moe, hidden, inner)
+    logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
+    got = fast.routed_experts(x, logits, None, moe, *matrices, "silu")
+    ids, weights = plain_routing.route(logits, moe, None)
+    exact = reference.experts(x.float(), *matrices, ids, weights, "silu")
+    rounded = config_for(tokens, top, experts, fp8=True, grouped=group > 0).small_rows
+    assert_near(got, exact, 6e-2 if rounded else 2e-2, times=4 if rounded else 1)
 
 
 @pytest.mark.gpu

@@ -26,12 +26,12 @@ def back(rows: QuantizedRows) -> torch.Tensor:
     return rows.values.double() * rows.scales.double()
 
 
-def check(rows: QuantizedRows, expected: torch.Tensor) -> None:
+def check(rows: QuantizedRows, expected: torch.Tensor, near: float = 1e-6) -> None:
     """Scales are exact to rounding; each value is within half a step of 3 bits, or of the smallest step."""
     amax = expected.double().abs().amax(1, keepdim=True)
     assert rows.values.dtype == E4M3 and rows.values.is_contiguous()
     assert rows.scales.dtype == torch.float32 and rows.scales.shape == (len(expected), 1)
-    torch.testing.assert_close(rows.scales.double(), amax / 448, rtol=1e-6, atol=0)
+    torch.testing.assert_close(rows.scales.double(), amax / 448, rtol=near, atol=0)
     error = (back(rows) - expected.double()).abs()
     assert (error <= expected.double().abs() / 16 * 1.001 + amax / 448 * 2**-10 * 1.001).all()
 
@@ -45,6 +45,24 @@ def test_each_row_uses_the_whole_range(module: ModuleType, dtype: torch.dtype, s
     x = wide.to(dtype)[:, :size]  # rows that do not stand back to back
     check(module.quantize_rows(x), x)
     assert module.quantize_rows(x).values.float().abs().amax(1).eq(448).all()
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("size", [64, 128, 200])
+def test_each_group_uses_the_whole_range(module: ModuleType, size: int, device: torch.device) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, size, device=device) * torch.linspace(0.01, 10, size, device=device)
+    normed, gated = rms_norm(x, torch.ones(size, device=device), EPS)[0], silu_mul(torch.cat([x, x], dim=1))
+    for rows, expected in (
+        (module.quantize_rows(x, 128), x),
+        (module.norm_quantize_rows(x, torch.ones(size, device=device), EPS, group=128)[0], normed),
+        (module.gated_quantize_rows(torch.cat([x, x], dim=1), "silu", 128), gated),
+    ):
+        assert rows.values.shape == x.shape and rows.scales.shape == (5, -(-size // 128))
+        for number, first in enumerate(range(0, size, 128)):
+            part = QuantizedRows(rows.values[:, first : first + 128].contiguous(), rows.scales[:, number : number + 1])
+            check(part, expected[:, first : first + 128], 1e-5)
+        assert torch.equal(rows.dequantize()[:, :128], rows.values[:, :128].float() * rows.scales[:, :1])
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -10,7 +10,7 @@ import torch
 
 from bough.kernels.ops import REFERENCE, Norm
 from bough.kernels.w4_linear import reference
-from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, fits, pack, words_of
+from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, fits, pack, quantize, words_of
 from tests.kernels.closeness import assert_near
 
 # By rows the integers are summed with 2048 added to them, which leaves float32 13 bits and so far more than 16-bit
@@ -38,6 +38,16 @@ def test_packing_keeps_every_value(k: int, group: int) -> None:
     packed = pack(rows)
     assert packed.words.shape == (5, words_of(k)) and packed.words.dtype == torch.int32
     assert torch.equal(reference.dequantize(packed, k, torch.float64), values(rows))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_rounding_is_by_half_a_step_at_most(group: int) -> None:
+    given = torch.randn(7, 384, generator=torch.Generator().manual_seed(3))
+    given[2], given[3] = 0.0, given[3].abs() + 1.0  # a row of zeros, and one that is never near zero
+    rows = quantize(given, group)
+    steps = rows.scales.double().repeat_interleave(group, 1)
+    assert ((values(rows) - given.double()).abs() <= 0.51 * steps).all()
+    assert rows.codes.max() == 15 and torch.equal(values(rows)[2], torch.zeros(384, dtype=torch.float64))
 
 
 def test_a_byte_holds_inputs_that_stand_half_a_block_apart() -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
+from bough.kernels.quantize_rows.reference import quantize_rows
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import Part
 from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
@@ -71,6 +72,61 @@ def test_linear_layers_have_8_bits_and_the_ends_of_a_model_do_not() -> None:
     assert len(small) == 2 * 7
 
 
+MIXTURE = replace(
+    CONFIG,
+    architecture="Qwen3MoeForCausalLM",
+    qkv_bias=False,
+    qk_norm=True,
+    moe=MoEConfig(experts=6, per_token=2, intermediate_size=48, simulate="uniform"),
+)
+
+
+def test_experts_have_8_bits_and_their_router_does_not() -> None:
+    slots = list(loaded(MIXTURE, "fp8").slots())
+    small = {slot.name for slot in slots if slot.target.dtype == torch.float8_e4m3fn}
+    assert small == {slot.name for slot in slots if slot.name.endswith("proj.weight")}
+    assert sum("experts." in name for name in small) == 2 * 6 * 3
+    of_expert = next(slot for slot in slots if "experts.5.down_proj" in slot.name)
+    assert of_expert.nbytes == 64 * 48 + 64 * 4, "the scales are counted, and given back with the values"
+
+
+def test_logits_of_experts_are_near_those_of_plain_ones() -> None:
+    expected = Forward(loaded(MIXTURE, "none")).step(PROMPT)[0]
+    found = Forward(loaded(MIXTURE, "fp8")).step(PROMPT)[0]
+    assert 1e-4 < (found - expected).norm() / expected.norm() < 0.15
+
+
+def test_weights_of_4_bits() -> None:
+    wide = replace(MIXTURE, moe=MoEConfig(experts=6, per_token=2, intermediate_size=96, simulate="uniform"))
+    slots = list(loaded(wide, "int4").slots())
+    attention = [slot for slot in slots if slot.name.endswith("q_proj.weight")]
+    assert all(slot.nbytes == 64 * (64 + 2 + 1) for slot in attention), "64 inputs fill half of their bytes"
+    assert all(slot.held for slot in slots if "experts." in slot.name)
+    assert not any(slot.held for slot in slots if not slot.name.endswith("proj.weight"))
+    expected = Forward(loaded(wide, "none")).step(PROMPT)[0]
+    found = Forward(loaded(wide, "int4")).step(PROMPT)[0]
+    assert 1e-3 < (found - expected).norm() / expected.norm() < 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU interprets no kernels")
+def test_kernels_of_gpus_multiply_experts_that_were_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a benchmark of a model's shape runs them: random weights, experts drawn evenly."""
+    from bough.kernels.triton_ops import TRITON
+
+    expected = Forward(loaded(MIXTURE, "fp8")).step(PROMPT)[0]
+    monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
+    found = Forward(loaded(MIXTURE, "fp8")).step(PROMPT)[0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_without_a_kernel_stay_plain() -> None:
+    assert MIXTURE.moe is not None
+    odd = replace(MIXTURE, moe=replace(MIXTURE.moe, scores="sparsemixer", jitter=0.1, simulate=""))
+    slots = build_model(odd, Topology(), torch.float32, CPU, quantization="fp8").slots()
+    assert {slot.target.dtype for slot in slots if "experts." in slot.name} == {torch.float32}
+
+
 def test_bands_are_quantised_as_they_come() -> None:
     """A matrix in bands of rows, in parts that stand one below the other, equals the whole one."""
     torch.manual_seed(0)
@@ -85,7 +141,7 @@ def test_bands_are_quantised_as_they_come() -> None:
     product = weight.linear(x, NO_CONTEXT)
     expected = x @ torch.cat(list(matrices.values())).T
     assert (product - expected).norm() / expected.norm() < 0.05
-    assert torch.equal(weight.linear(weight._ops.quantize_rows(x), NO_CONTEXT), product)
+    assert torch.equal(weight.linear(quantize_rows(x), NO_CONTEXT), product)
 
 
 def test_layers_that_do_not_fit_stay_plain_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from bough.core.errors import ModelError
+from bough.kernels.quantize_rows.reference import QuantizedRows
+from bough.layers.weights import Form
 from bough.loader.dequantize import dequantize
 from bough.loader.locate import ModelFiles
 from bough.loader.quantization import Quantization, quantization_of
@@ -124,6 +126,33 @@ def test_scales_of_any_stored_type(tmp_path: Path) -> None:
         assert sorted(source.names()) == ["a.bias", "a.weight"]
         assert torch.equal(source.read("a.weight"), expected)
         assert torch.equal(source.read("a.weight", (slice(120, 140), slice(100, 150))), expected[120:140, 100:])
+        rows = source.read_kept("a.weight", slice(120, 140))
+        assert isinstance(rows, QuantizedRows) and torch.equal(rows.dequantize(), expected[120:140])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "shape", "group"),
+    [
+        ((128, 128), (200, 150), 128),
+        ((64, 128), (200, 150), 128),
+        ((128, 128), (200, 100), 0),  # a row has one scale
+        ((128, 64), (200, 150), None),
+    ],
+)
+def test_which_blocks_can_be_kept(
+    blocks: tuple[int, int], shape: tuple[int, int], group: int | None, tmp_path: Path
+) -> None:
+    counts = [-(-side // block) for side, block in zip(shape, blocks, strict=True)]
+    weight = torch.randn(shape).to(torch.float8_e4m3fn)
+    path = tmp_path / "model.safetensors"
+    save_file({"a.weight": weight, "a.weight_scale_inv": torch.rand(*counts)}, path)
+    source = QuantizedSource(SafetensorsSource([path]), Quantization("fp8", "", blocks=blocks), torch.float32)
+    form = source.form("a.weight")
+    assert form == (None if group is None else Form("fp8", shape[1], group))
+    if form is not None:
+        rows = source.read_kept("a.weight", slice(5, 190))
+        assert isinstance(rows, QuantizedRows) and rows.group == group
+        assert torch.equal(rows.dequantize(), source.read("a.weight", (slice(5, 190),)))
 
 
 def test_integers_in_the_order_of_their_weight(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.fakes.quantised import write_quantised
 pytestmark = pytest.mark.gpu
 SETTINGS: dict[str, Any] = {"device": "cuda", "max_total_tokens": 16_384}
 FARTHEST = {"w4a16": 0.01, "w4a16-zeros": 0.01, "w4a16-64": 0.01, "awq": 0.01, "gptq": 0.01}
-FARTHEST |= {"fp8-tensor": 0.05, "fp8-channel": 0.05}  # whose activations have 8 bits, too
+FARTHEST |= {"fp8-tensor": 0.05, "fp8-channel": 0.05, "fp8-blocks": 0.05}  # whose activations have 8 bits, too
 
 
 @pytest.mark.parametrize("name", FARTHEST)

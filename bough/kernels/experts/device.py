@@ -2,6 +2,9 @@
 
 By tiles, the rows of a program are pairs of token and expert, all of one expert. For many tokens an `Order` says which;
 for a few, a program looks through all choices: the first pair of an expert does the work for all of them.
+
+Weights of 8 bits have scales, one for each row or for every 128 inputs of it. They are multiplied in the type of the
+rows: 16 bits, or 8 bits with scales of their own. Those of 4 bits, which have zero points too, become 16 bits.
 """
 
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
@@ -12,13 +15,16 @@ import triton.language as tl
 
 from bough.kernels.activation.triton import gated
 from bough.kernels.overlap import take_turn, take_turn_first
+from bough.kernels.scaled_linear.device import add_product, factors, scaled, tile_of
+from bough.kernels.skinny_linear.device import sums_of_rows
+from bough.kernels.w4_linear.device import w4_tile
 
 
 @triton.jit
 def gate_up_by_rows(
-    x, gate_up, ids, out, x_stride, INNER,
-    K: tl.constexpr, TOP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
-    PIECE: tl.constexpr, OVERLAP: tl.constexpr,
+    x, gate_up, scales, ids, out, x_stride, INNER,
+    K: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr,
+    PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One pair: rows of its expert's gate and up whole and in registers (see `skinny_linear.device`)."""
     n, pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
@@ -26,50 +32,58 @@ def gate_up_by_rows(
     inside = (n < INNER)[:, None, None] & (k < K)[None, :, :]
     take_turn_first(OVERLAP)  # `down_by_rows` reads the ids early
     expert = tl.load(ids + pair).to(tl.int64)
-    rows = gate_up + (expert * 2 * INNER + n)[:, None, None] * K + k[None, :, :]
+    first = expert * 2 * INNER + n  # of the gate's rows
+    rows = gate_up + first[:, None, None] * K + k[None, :, :]
     gate = tl.load(rows, mask=inside, other=0.0, eviction_policy="evict_first")
     up = tl.load(rows + INNER.to(tl.int64) * K, mask=inside, other=0.0, eviction_policy="evict_first")
     row = tl.load(x + pair // TOP * x_stride + k, mask=k < K, other=0.0)
-    wide = row.to(tl.float32)[None, :, :]
-    g = tl.sum(tl.sum(gate.to(tl.float32) * wide, axis=1), axis=1).to(row.dtype)
-    u = tl.sum(tl.sum(up.to(tl.float32) * wide, axis=1), axis=1).to(row.dtype)
+    g = sums_of_rows(gate, row, scales, first, n < INNER, GROUPS).to(row.dtype)
+    u = sums_of_rows(up, row, scales, first + INNER, n < INNER, GROUPS).to(row.dtype)
     tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION), mask=n < INNER)
 
 
 @triton.jit
 def down_by_rows(
-    inner, down, ids, weights, out, N,
-    K: tl.constexpr, TOP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+    inner, down, scales, ids, weights, out, N,
+    K: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
+    PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token: rows of all its experts, and their weighted sum."""
     n, token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
-    k = tl.arange(0, BLOCK_K)
-    inside = (n < N)[:, None] & (k < K)[None, :]
-    expert = tl.load(ids + token * TOP).to(tl.int64)
-    w = tl.load(down + (expert * N + n)[:, None] * K + k[None, :], mask=inside, other=0.0)
+    k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    inside = (n < N)[:, None, None] & (k < K)[None, :, :]
+    first = tl.load(ids + token * TOP).to(tl.int64) * N + n
+    w = tl.load(down + first[:, None, None] * K + k[None, :, :], mask=inside, other=0.0)
     take_turn(OVERLAP)  # the first expert's weights are already on their way
     # One sum over columns, at the end: each needs all threads to wait, and meanwhile nothing would be read.
-    total = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    total = tl.zeros((BLOCK_N, PIECES, PIECE), dtype=tl.float32)
     for slot in tl.static_range(TOP):
         pair = token * TOP + slot
         if slot > 0:
-            expert = tl.load(ids + pair).to(tl.int64)
-            w = tl.load(down + (expert * N + n)[:, None] * K + k[None, :], mask=inside, other=0.0)
+            first = tl.load(ids + pair).to(tl.int64) * N + n
+            w = tl.load(down + first[:, None, None] * K + k[None, :, :], mask=inside, other=0.0)
         row = tl.load(inner + pair * K + k, mask=k < K, other=0.0).to(tl.float32) * tl.load(weights + pair)
-        total += w.to(tl.float32) * row[None, :]
-    tl.store(out + token * N + n, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=n < N)
+        products = w.to(tl.float32) * row[None, :, :]
+        if scales is not None:
+            piece = tl.arange(0, PIECES)[None, :]
+            group = piece if GROUPS > 1 else 0 * piece
+            places = scales + first[:, None] * GROUPS + group
+            products *= tl.load(places, mask=(n < N)[:, None] & (group < GROUPS), other=0.0)[:, :, None]
+        total += products
+    tl.store(out + token * N + n, tl.sum(tl.sum(total, axis=1), axis=1).to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def gate_up_by_tiles(
-    x, gate_up, ids, order, table, out, x_stride, tokens, INNER,
-    K: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
+    x, x_scales, gate_up, scales, zeros, ids, order, table, out, x_stride, tokens, INNER,
+    K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
     DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """`activation(gate) * up` of a tile of pairs and `BLOCK_N` inner columns."""
-    columns = tl.cdiv(INNER, BLOCK_N)
-    tile, n = tl.program_id(0) // columns, tl.program_id(0) % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns, at = tl.cdiv(INNER, BLOCK_N), tl.arange(0, BLOCK_N)
+    tile, n = tl.program_id(0) // columns, tl.program_id(0) % columns * BLOCK_N + at
     take_turn(OVERLAP)
     expert, pair, there, busy = _rows_of(tile, ids, order, table, tokens, TOP, BLOCK_S, BLOCK_P, BLOCK_M)
     if busy:
@@ -80,10 +94,18 @@ def gate_up_by_tiles(
         for start in range(0, K, BLOCK_K):
             k = (start + tl.arange(0, BLOCK_K))[None, :]
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            gate_tile = _weights(gate_up, first, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
-            gate = _multiply_add(here, gate_tile, gate, SWAP)
-            up_tile = _weights(gate_up, first + INNER, start, n < INNER, K, BLOCK_N, BLOCK_K, DESCRIBED)
-            up = _multiply_add(here, up_tile, up, SWAP)
+            w = _weights(gate_up, scales, zeros, first, start, n < INNER, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
+            gate = add_product(
+                gate, here, w, x_scales, pair // TOP, there, scales, first + at, n < INNER, start, GROUPS, SWAP
+            )
+            w = _weights(gate_up, scales, zeros, first + INNER, start, n < INNER, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
+            up = add_product(
+                up, here, w, x_scales, pair // TOP, there, scales, first + INNER + at, n < INNER, start, GROUPS, SWAP
+            )
+        if GROUPS == 1 and scales is not None and zeros is None:
+            of_rows = factors(x_scales, pair // TOP, there, 0, GROUPS)
+            gate = scaled(gate, of_rows, factors(scales, first + at, n < INNER, 0, GROUPS), SWAP)
+            up = scaled(up, of_rows, factors(scales, first + INNER + at, n < INNER, 0, GROUPS), SWAP)
         kind = out.dtype.element_ty
         result = gated(gate.to(kind), up.to(kind), ACTIVATION)
         if SWAP:
@@ -94,13 +116,15 @@ def gate_up_by_tiles(
 
 @triton.jit(do_not_specialize=["tokens"])
 def down_by_tiles(
-    inner, down, ids, weights, order, table, out, tokens, N,
-    K: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
+    inner, inner_scales, down, scales, zeros, ids, weights, order, table, out, tokens, N,
+    K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The weighted results of a tile of pairs, each in a row of its own."""
-    columns = tl.cdiv(N, BLOCK_N)
-    tile, n = tl.program_id(0) // columns, tl.program_id(0) % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns, at = tl.cdiv(N, BLOCK_N), tl.arange(0, BLOCK_N)
+    tile, n = tl.program_id(0) // columns, tl.program_id(0) % columns * BLOCK_N + at
     take_turn(OVERLAP)
     expert, pair, there, busy = _rows_of(tile, ids, order, table, tokens, TOP, BLOCK_S, BLOCK_P, BLOCK_M)
     if busy:
@@ -110,8 +134,11 @@ def down_by_tiles(
         for start in range(0, K, BLOCK_K):
             k = (start + tl.arange(0, BLOCK_K))[None, :]
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = _weights(down, first, start, n < N, K, BLOCK_N, BLOCK_K, DESCRIBED)
-            acc = _multiply_add(here, w, acc, SWAP)
+            w = _weights(down, scales, zeros, first, start, n < N, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
+            acc = add_product(acc, here, w, inner_scales, pair, there, scales, first + at, n < N, start, GROUPS, SWAP)
+        if GROUPS == 1 and scales is not None and zeros is None:
+            of_rows = factors(inner_scales, pair, there, 0, GROUPS)
+            acc = scaled(acc, of_rows, factors(scales, first + at, n < N, 0, GROUPS), SWAP)
         if SWAP:
             acc = tl.trans(acc)
         acc *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
@@ -162,18 +189,15 @@ def _rows_of(
 
 @triton.jit
 def _weights(
-    weight, first, start, inside,
-    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
+    matrices, scales, zeros, first, start, inside,
+    K: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of weight rows from `first` and inputs from `start` on. Through a descriptor, rows that are not `inside`
-    are those of the next matrix; nobody reads what comes of them."""
-    if DESCRIBED:
-        tile = weight.load([first, start])
+    if zeros is not None:
+        tl.static_assert(BLOCK_K == 128)
+        w = w4_tile(matrices, scales, zeros, first, start, inside, K, GROUP, BLOCK_N)
     else:
-        k = (start + tl.arange(0, BLOCK_K))[None, :]
-        rows = (first + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
-        tile = tl.load(weight + rows * K + k, mask=inside[:, None] & (k < K), other=0.0)
-    return tile
+        w = tile_of(matrices, first, start, inside, K, BLOCK_N, BLOCK_K, DESCRIBED)
+    return w
 
 
 @triton.jit
@@ -183,13 +207,3 @@ def _zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SWAP: tl.constexpr):
     else:
         zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     return zeros
-
-
-@triton.jit
-def _multiply_add(rows, w, acc, SWAP: tl.constexpr):
-    """acc + rows @ w.T, or its transpose: tensor cores take 64 rows at least, and the weight always has them."""
-    if SWAP:
-        acc = tl.dot(w, rows.T, acc, input_precision="ieee")
-    else:
-        acc = tl.dot(rows, w.T, acc, input_precision="ieee")
-    return acc

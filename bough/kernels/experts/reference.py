@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
+from bough.kernels.quantize_rows.reference import QuantizedRows
+from bough.kernels.w4_linear.reference import W4Rows, dequantize
+
+Matrices = torch.Tensor | QuantizedRows | W4Rows  # of experts: [experts, outputs, inputs]
 
 
 def experts(
     x: torch.Tensor,  # [tokens, hidden]
-    gate_up: torch.Tensor,  # [experts, 2 * inner, hidden]: the gate's rows, then up's
-    down: torch.Tensor,  # [experts, hidden, inner]
+    gate_up: Matrices,  # [experts, 2 * inner, hidden]: the gate's rows, then up's
+    down: Matrices,  # [experts, hidden, inner]
     ids: torch.Tensor,  # [tokens, per_token] int32, all different within a token
     weights: torch.Tensor,  # [tokens, per_token] float32
     activation: str,
@@ -29,10 +33,19 @@ def experts(
     for expert in set(ids.flatten().tolist()):
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-        inner = gate(F.linear(x[tokens], gate_up[expert], biases[0]))
-        result = F.linear(inner, down[expert], biases[1]).to(weights.dtype)
+        inner = gate(F.linear(x[tokens], _matrix(gate_up, expert, x), biases[0]))
+        result = F.linear(inner, _matrix(down, expert, inner), biases[1]).to(weights.dtype)
         out.index_add_(0, tokens, result * weights[tokens, slots, None])
     return out.to(x.dtype)
+
+
+def _matrix(matrices: Matrices, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    """That of one expert, as those rows take it."""
+    if isinstance(matrices, QuantizedRows):
+        return QuantizedRows(*(part[expert] for part in matrices)).dequantize().to(rows.dtype)
+    if isinstance(matrices, W4Rows):
+        return dequantize(W4Rows(*(part[expert] for part in matrices)), rows.shape[1], rows.dtype)
+    return matrices[expert]
 
 
 def clamped_mul(slope: float, limit: float, gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Mixtures of experts in Triton: gate·up with its activation is one launch, down with the weights another.
 
 For up to two tokens each reads its experts' rows for itself; for up to 16 tokens, tiles find their rows by themselves;
-for more, pairs of token and expert are put in order first.
+for more, pairs of token and expert are put in order first. Weights of 8 bits are read as they are; where experts have
+many rows, those are quantised too.
 """
 
 # mypy: disable-error-code="import-untyped"
@@ -16,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import device
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import (
     DOWN_BY_ROWS,
     GATE_UP_BY_ROWS,
@@ -26,12 +28,16 @@ from bough.kernels.experts.tiling import (
     Tiling,
     config_for,
     fitted,
+    w4_config_for,
 )
 from bough.kernels.ops import Norm
 from bough.kernels.overlap import overlap
+from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
+from bough.kernels.quantize_rows.triton import quantize_rows
 from bough.kernels.routing.triton import Order, Routed, counters, norm_route, put_in_order, route
 from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.tiling import power_of_two_above
+from bough.kernels.w4_linear.reference import W4Rows
 
 SUM_WIDTH = 1024
 PIECE = 256  # inputs that a warp reads at once: each then sums rows of its own
@@ -42,8 +48,8 @@ def routed_experts(
     logits: torch.Tensor,  # [tokens, experts], the router's
     bias: torch.Tensor | None,
     moe: MoEConfig,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Matrices,
+    down: Matrices,
     activation: str,
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
@@ -58,8 +64,8 @@ def normed_experts(
     router: torch.Tensor,  # [experts, hidden], contiguous
     bias: torch.Tensor | None,
     moe: MoEConfig,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Matrices,
+    down: Matrices,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The experts' sum for the norm of x + residual, that norm, and x + residual, which is the next residual."""
@@ -70,24 +76,31 @@ def normed_experts(
 
 def multiply(
     x: torch.Tensor,
-    gate_up: torch.Tensor,  # [experts, 2 * inner, hidden], contiguous: the gate's rows, then up's
-    down: torch.Tensor,  # [experts, hidden, inner], contiguous
+    gate_up: Matrices,  # [experts, 2 * inner, hidden], contiguous: the gate's rows, then up's
+    down: Matrices,  # [experts, hidden, inner], contiguous
     routed: Routed,  # counted, unless there are few tokens
     activation: str,
     *,
     config: Tiling | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in float32."""
-    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS:
+    w4, fp8 = isinstance(down, W4Rows), isinstance(down, QuantizedRows)
+    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and not w4:
         return _by_rows(x, gate_up, down, routed, activation)
-    (tokens, hidden), top, (experts, _, inner) = x.shape, routed.ids.shape[1], down.shape
-    tiling = config or fitted(config_for(tokens, top, experts), x.element_size(), shared_bytes())
-    if hidden * x.element_size() % 16 or inner * x.element_size() % 16:
+    (tokens, hidden), top, weight = x.shape, routed.ids.shape[1], _split(down)[0]
+    experts, inner, itemsize = len(weight), _split(gate_up)[0].shape[1] // 2, 1 if w4 else weight.element_size()
+    groups = [matrices.group if isinstance(matrices, QuantizedRows) else 0 for matrices in (gate_up, down)]
+    sizes = (tokens, top, experts)
+    chosen = config or (w4_config_for(*sizes) if w4 else config_for(*sizes, fp8, grouped=any(groups)))
+    tiling = fitted(chosen, x.element_size(), itemsize, shared_bytes())
+    if hidden * itemsize % 16 or inner * itemsize % 16:
         tiling = replace(tiling, described=False)  # which wants lines of whole 16 bytes
     order = None if routed.ranks is None else put_in_order(routed, experts, tiling.block_m)
     between, results = x.new_empty((tokens * top, inner)), x.new_empty((tokens * top, hidden))
-    gate_up_tiles(x, gate_up, routed, order, between, activation, tiling)
-    down_tiles(between, down, routed, order, results, tiling)
+    small = fp8 and tiling.small_rows
+    rows = quantize_rows(x, groups[0]) if small else x
+    gate_up_tiles(rows, gate_up, routed, order, between, activation, tiling)
+    down_tiles(quantize_rows(between, groups[1]) if small else between, down, routed, order, results, tiling)
     out = torch.empty_like(x)
     width = min(SUM_WIDTH, power_of_two_above(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
@@ -99,8 +112,8 @@ def multiply(
 
 
 def gate_up_tiles(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
+    x: Matrices,  # [tokens, hidden]
+    gate_up: Matrices,
     routed: Routed,
     order: Order | None,
     out: torch.Tensor,  # [pairs, inner]
@@ -108,28 +121,47 @@ def gate_up_tiles(
     tiling: Tiling,
 ) -> None:
     """Fills `out`."""
-    (tokens, hidden), inner, cut = x.shape, out.shape[1], tiling.gate_up
+    (rows, row_scales, _), (weight, scales, zeros), cut = _split(x), _split(gate_up), tiling.gate_up
+    (tokens, hidden), inner = rows.shape, out.shape[1]
     device.gate_up_by_tiles[(_tiles(routed, order) * triton.cdiv(inner, cut.block_n),)](
-        x, _weight(gate_up, cut, tiling), routed.ids, *(order or (None, None)), out, x.stride(0), tokens, inner,
-        K=hidden, ACTIVATION=activation, **_constants(routed, tiling, cut),
+        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, routed.ids, *(order or (None, None)), out,
+        rows.stride(0), tokens, inner,
+        K=hidden, ACTIVATION=activation, **_in_groups(hidden, scales, zeros), **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 
 def down_tiles(
-    inner: torch.Tensor,  # [pairs, inner]
-    down: torch.Tensor,
+    inner: Matrices,  # [pairs, inner]
+    down: Matrices,
     routed: Routed,
     order: Order | None,
     out: torch.Tensor,  # [pairs, hidden]
     tiling: Tiling,
 ) -> None:
     """Fills `out` with weighted results."""
-    hidden, cut = out.shape[1], tiling.down
+    (rows, row_scales, _), (weight, scales, zeros), cut = _split(inner), _split(down), tiling.down
+    hidden, width = out.shape[1], rows.shape[1]
     device.down_by_tiles[(_tiles(routed, order) * triton.cdiv(hidden, cut.block_n),)](
-        inner, _weight(down, cut, tiling), routed.ids, routed.weights, *(order or (None, None)), out,
-        routed.ids.shape[0], hidden,
-        K=inner.shape[1], **_constants(routed, tiling, cut),
+        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, routed.ids, routed.weights,
+        *(order or (None, None)), out, routed.ids.shape[0], hidden,
+        K=width, **_in_groups(width, scales, zeros), **_constants(routed, tiling, cut),
     )  # fmt: skip
+
+
+def _split(numbers: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The values, the scales if they have 8 or 4 bits, and the zero points if they have 4."""
+    if isinstance(numbers, W4Rows):
+        return numbers.words.view(torch.uint8), numbers.scales, numbers.zeros
+    return (*numbers, None) if isinstance(numbers, QuantizedRows) else (numbers, None, None)
+
+
+def _groups(scales: torch.Tensor | None) -> int:
+    return 1 if scales is None else scales.shape[-1]
+
+
+def _in_groups(inputs: int, scales: torch.Tensor | None, zeros: torch.Tensor | None) -> dict[str, int]:
+    """Sums have the scales of groups of 8-bit weights; those of 4 bits are scaled before."""
+    return {"GROUPS": _groups(scales) if zeros is None else 1, "GROUP": inputs // _groups(scales)}
 
 
 def _weight(matrices: torch.Tensor, cut: Cut, tiling: Tiling) -> torch.Tensor | TensorDescriptor:
@@ -160,34 +192,38 @@ def _constants(routed: Routed, tiling: Tiling, cut: Cut) -> dict[str, Any]:
     }
 
 
-def _by_rows(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routed: Routed, activation: str
-) -> torch.Tensor:
-    between, out = x.new_empty((routed.ids.numel(), down.shape[2])), torch.empty_like(x)
+def _by_rows(x: torch.Tensor, gate_up: Matrices, down: Matrices, routed: Routed, activation: str) -> torch.Tensor:
+    between, out = x.new_empty((routed.ids.numel(), _split(down)[0].shape[2])), torch.empty_like(x)
     gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS)
     down_rows(between, down, routed, out, DOWN_BY_ROWS)
     return out
 
 
 def gate_up_rows(
-    x: torch.Tensor, gate_up: torch.Tensor, routed: Routed, out: torch.Tensor, activation: str, cut: RowCut
+    x: torch.Tensor, gate_up: Matrices, routed: Routed, out: torch.Tensor, activation: str, cut: RowCut
 ) -> None:
     """Fills `out` [pairs, inner]."""
-    hidden, (pairs, inner) = x.shape[1], out.shape
-    width = power_of_two_above(hidden)
-    piece = min(width, PIECE)
+    hidden, (pairs, inner), (weight, scales, _) = x.shape[1], out.shape, _split(gate_up)
+    piece = PIECE if scales is None else 2 * PIECE
     device.gate_up_by_rows[(triton.cdiv(inner, cut.block_n), pairs)](
-        x, gate_up, routed.ids, out, x.stride(0), inner,
-        K=hidden, TOP=routed.ids.shape[1], ACTIVATION=activation, BLOCK_N=cut.block_n, PIECES=width // piece,
-        PIECE=piece, num_warps=cut.num_warps, **overlap(x.shape[0]),
+        x, weight, scales, routed.ids, out, x.stride(0), inner,
+        TOP=routed.ids.shape[1], ACTIVATION=activation, BLOCK_N=cut.block_n, **_pieces(hidden, scales, piece),
+        num_warps=cut.num_warps, **overlap(x.shape[0]),
     )  # fmt: skip
 
 
-def down_rows(inner: torch.Tensor, down: torch.Tensor, routed: Routed, out: torch.Tensor, cut: RowCut) -> None:
+def down_rows(inner: torch.Tensor, down: Matrices, routed: Routed, out: torch.Tensor, cut: RowCut) -> None:
     """Fills `out` [tokens, hidden]."""
-    tokens, hidden = out.shape
+    (tokens, hidden), (weight, scales, _) = out.shape, _split(down)
     device.down_by_rows[(triton.cdiv(hidden, cut.block_n), tokens)](
-        inner, down, routed.ids, routed.weights, out, hidden,
-        K=inner.shape[1], TOP=routed.ids.shape[1], BLOCK_N=cut.block_n, BLOCK_K=power_of_two_above(inner.shape[1]),
+        inner, weight, scales, routed.ids, routed.weights, out, hidden,
+        TOP=routed.ids.shape[1], BLOCK_N=cut.block_n, **_pieces(inner.shape[1], scales, inner.shape[1]),
         num_warps=cut.num_warps, **overlap(tokens),
     )  # fmt: skip
+
+
+def _pieces(inputs: int, scales: torch.Tensor | None, piece: int) -> dict[str, int]:
+    """A row in pieces of that size, or in groups where these have scales."""
+    width, groups = power_of_two_above(inputs), _groups(scales)
+    size = min(width, power_of_two_above(piece) if groups == 1 else GROUP)
+    return {"K": inputs, "GROUPS": groups, "PIECES": width // size, "PIECE": size}

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
-from bough.kernels.quantize_rows.reference import FP8, LARGEST, SMALLEST_AMAX, QuantizedRows
+from bough.kernels.quantize_rows.reference import LARGEST, SMALLEST_AMAX, QuantizedRows, empty_rows
 
 
 def config_for(size: int) -> int:
@@ -21,14 +21,15 @@ def config_for(size: int) -> int:
 
 def quantize_rows(
     x: torch.Tensor,  # [rows, size], the last dimension contiguous
+    group: int = 0,  # values that share a scale, a power of two; 0: all of a row
     *,
     config: int | None = None,
 ) -> QuantizedRows:
-    """Each row is divided by what makes its largest value the largest 8-bit one. NaN stays NaN."""
+    """Each row, or group, is divided by what makes its largest value the largest 8-bit one. NaN stays NaN."""
     rows, size = x.shape
-    out = _empty(rows, size, x.device)
+    out = empty_rows(rows, size, group=group, device=x.device)
     if rows:
-        _quantize[(rows,)](x, *out, x.stride(0), **_shape(size, config))
+        _quantize[(rows,)](x, *out, x.stride(0), **_shape(size, group, config))
     return out
 
 
@@ -38,16 +39,17 @@ def norm_quantize_rows(
     eps: float,
     residual: torch.Tensor | None = None,  # like x
     plus_one: bool = False,
+    group: int = 0,
     *,
     config: int | None = None,
 ) -> tuple[QuantizedRows, torch.Tensor]:
     """As the reference, but the sum is written into `residual`, which is returned. Without one it is `x` itself."""
     rows, size = x.shape
-    out = _empty(rows, size, x.device)
+    out = empty_rows(rows, size, group=group, device=x.device)
     stream = x if residual is None else residual
     if rows:
         strides = (x.stride(0), stream.stride(0))
-        options = {"PLUS_ONE": plus_one, **_shape(size, config)}
+        options = {"PLUS_ONE": plus_one, **_shape(size, group, config)}
         _norm_quantize[(rows,)](x, residual, weight, *out, eps, *strides, **options)
     return out, stream
 
@@ -55,28 +57,23 @@ def norm_quantize_rows(
 def gated_quantize_rows(
     x: torch.Tensor,  # [rows, 2 * size]: gate | up, the last dimension contiguous
     activation: str,  # "silu" or "gelu_tanh"
+    group: int = 0,
     *,
     config: int | None = None,
 ) -> QuantizedRows:
     """`activation(gate) * up`, quantised."""
     rows, size = x.shape[0], x.shape[1] // 2
-    out = _empty(rows, size, x.device)
+    out = empty_rows(rows, size, group=group, device=x.device)
     if rows:
-        _gated_quantize[(rows,)](x, *out, x.stride(0), ACTIVATION=activation, **_shape(size, config))
+        _gated_quantize[(rows,)](x, *out, x.stride(0), ACTIVATION=activation, **_shape(size, group, config))
     return out
 
 
-def _empty(rows: int, size: int, device: torch.device) -> QuantizedRows:
-    return QuantizedRows(
-        torch.empty((rows, size), dtype=FP8, device=device),
-        torch.empty((rows, 1), dtype=torch.float32, device=device),
-    )
-
-
-def _shape(size: int, config: int | None) -> dict[str, float]:
+def _shape(size: int, group: int, config: int | None) -> dict[str, float]:
     return {
         "SIZE": size,
-        "BLOCK": triton.next_power_of_2(size),
+        "BLOCK": max(triton.next_power_of_2(size), group),
+        "GROUP": group,
         "LARGEST": LARGEST,
         "SMALLEST_AMAX": SMALLEST_AMAX,
         "num_warps": config or config_for(size),
@@ -86,18 +83,18 @@ def _shape(size: int, config: int | None) -> dict[str, float]:
 @triton.jit
 def _quantize(
     x, values, scales, x_stride,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    here = column < SIZE
-    held = tl.load(x + row * x_stride + column, mask=here, other=0.0)
-    _store_row(held.to(tl.float32), values + row * SIZE + column, scales + row, here, LARGEST, SMALLEST_AMAX)
+    held = tl.load(x + row * x_stride + column, mask=column < SIZE, other=0.0)
+    _store_row(held.to(tl.float32), values, scales, row, SIZE, BLOCK, GROUP, LARGEST, SMALLEST_AMAX)
 
 
 @triton.jit
 def _norm_quantize(
     x, residual, weight, values, scales, eps, x_stride, residual_stride,
-    PLUS_ONE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr,
+    PLUS_ONE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr,
+    SMALLEST_AMAX: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     here = column < SIZE
@@ -112,13 +109,13 @@ def _norm_quantize(
     if PLUS_ONE:
         factor += 1.0
     normed = (wide * tl.rsqrt(tl.sum(wide * wide) / SIZE + eps) * factor).to(held.dtype)
-    _store_row(normed.to(tl.float32), values + row * SIZE + column, scales + row, here, LARGEST, SMALLEST_AMAX)
+    _store_row(normed.to(tl.float32), values, scales, row, SIZE, BLOCK, GROUP, LARGEST, SMALLEST_AMAX)
 
 
 @triton.jit
 def _gated_quantize(
     x, values, scales, x_stride,
-    ACTIVATION: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
+    ACTIVATION: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr,
     SMALLEST_AMAX: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -126,13 +123,26 @@ def _gated_quantize(
     gate = tl.load(x + row * x_stride + column, mask=here, other=0.0)
     up = tl.load(x + row * x_stride + SIZE + column, mask=here, other=0.0)
     wide = gated(gate, up, ACTIVATION).to(tl.float32)
-    _store_row(wide, values + row * SIZE + column, scales + row, here, LARGEST, SMALLEST_AMAX)
+    _store_row(wide, values, scales, row, SIZE, BLOCK, GROUP, LARGEST, SMALLEST_AMAX)
 
 
 @triton.jit
-def _store_row(wide, places, scale_place, here, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr):
-    """Quantises one row of float32 values, zero beyond its end, and stores it with its scale."""
-    amax = tl.maximum(tl.max(tl.abs(wide)), SMALLEST_AMAX)
-    scaled = tl.clamp(wide * (LARGEST / amax), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(places, scaled.to(places.dtype.element_ty), mask=here)
-    tl.store(scale_place, amax * (1.0 / LARGEST))
+def _store_row(
+    wide, values, scales, row,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr,
+):  # fmt: skip
+    """Quantises one row of float32 values, zero beyond its end, and stores it with its scale or those of its groups."""
+    if GROUP > 0:
+        grouped = tl.reshape(wide, (BLOCK // GROUP, GROUP))
+        amax = tl.maximum(tl.max(tl.abs(grouped), axis=1), SMALLEST_AMAX)
+        scaled = tl.reshape(grouped * (LARGEST / amax)[:, None], (BLOCK,))
+        number: tl.constexpr = (SIZE + GROUP - 1) // GROUP
+        group = tl.arange(0, BLOCK // GROUP)
+        tl.store(scales + row * number + group, amax * (1.0 / LARGEST), mask=group < number)
+    else:
+        amax = tl.maximum(tl.max(tl.abs(wide)), SMALLEST_AMAX)
+        scaled = wide * (LARGEST / amax)
+        tl.store(scales + row, amax * (1.0 / LARGEST))
+    scaled = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    column = tl.arange(0, BLOCK)
+    tl.store(values + row * SIZE + column, scaled.to(values.dtype.element_ty), mask=column < SIZE)

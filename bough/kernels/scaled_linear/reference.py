@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 from bough.kernels.quantize_rows.reference import QuantizedRows
 
+FEW_ROWS = 16  # up to which rows of 16 bits are multiplied with a weight in groups, which takes as long as to read it
+
 
 def scaled_linear(
     x: QuantizedRows,  # [rows, in]
@@ -15,5 +17,14 @@ def scaled_linear(
     dtype: torch.dtype,  # of the result
 ) -> torch.Tensor:
     """`x @ weight.T + bias`."""
-    product = F.linear(x.values.float(), weight.values.float()) * x.scales * weight.scales.T
+    product = F.linear(x.dequantize(), weight.dequantize())
     return (product if bias is None else product + bias).to(dtype)
+
+
+def weight_linear(
+    x: torch.Tensor,  # [rows, in]
+    weight: QuantizedRows,  # [out, in]
+    bias: torch.Tensor | None,  # [out]
+) -> torch.Tensor:
+    """The same for at most `FEW_ROWS` rows that are not quantised."""
+    return F.linear(x, weight.dequantize().to(x.dtype), bias)

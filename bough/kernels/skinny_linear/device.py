@@ -16,9 +16,10 @@ from bough.kernels.overlap import take_turn
 
 @triton.jit
 def product_by_rows(
-    x, residual, norm_weight, weight, up_weight, bias, out, stream, x_stride, residual_stride, out_stride, eps, N,
-    M: tl.constexpr, K: tl.constexpr, PLUS_ONE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr,
-    PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
+    x, residual, norm_weight, weight, scales, up_weight, bias, out, stream, x_stride, residual_stride, out_stride, eps,
+    N,
+    M: tl.constexpr, K: tl.constexpr, GROUPS: tl.constexpr, PLUS_ONE: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK_N: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Weight rows whole and in registers, used by each row of `x` in turn.
 
@@ -46,26 +47,35 @@ def product_by_rows(
                 scale += 1.0
             wide = row.to(tl.float32)
             row = (wide * tl.rsqrt(tl.sum(wide * wide) / K + eps) * scale).to(row.dtype)
-        y = _sums(w, row)
+        y = sums_of_rows(w, row, scales, n, n < N, GROUPS)
         if bias is not None:
             y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
         y = y.to(row.dtype)
         if up_weight is not None:
-            y = gated(y, _sums(u, row).to(row.dtype), ACTIVATION)
+            y = gated(y, sums_of_rows(u, row, None, n, n < N, GROUPS).to(row.dtype), ACTIVATION)
         tl.store(out + m * out_stride + n, y, mask=n < N)
 
 
 @triton.jit
-def _sums(w, row):
-    """The products of weight rows [rows, pieces, piece] with a row [pieces, piece] of `x`."""
-    return tl.sum(tl.sum(w.to(tl.float32) * row.to(tl.float32)[None, :, :], axis=1), axis=1)
+def sums_of_rows(w, row, scales, n, there, GROUPS: tl.constexpr):
+    """The products of weight rows `n` [rows, pieces, piece] with a row [pieces, piece] of `x`. The weight may have a
+    scale for each row, or for each piece."""
+    products = w.to(tl.float32) * row.to(tl.float32)[None, :, :]
+    if scales is not None and GROUPS > 1:
+        piece = tl.arange(0, w.shape[1])[None, :]
+        held = tl.load(scales + n[:, None] * GROUPS + piece, mask=there[:, None] & (piece < GROUPS), other=0.0)
+        products *= held[:, :, None]
+    y = tl.sum(tl.sum(products, axis=1), axis=1)
+    if scales is not None and GROUPS == 1:
+        y *= tl.load(scales + n, mask=there, other=0.0)
+    return y
 
 
 @triton.jit(do_not_specialize=["M"])
 def product_by_tiles(
-    x, weight, bias, out, partials, arrivals, x_stride, out_stride, M, N,
-    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    x, weight, scales, bias, out, partials, arrivals, x_stride, out_stride, M, N,
+    K: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Tiles of the weight on tensor cores, `x` padded to their smallest side."""
     take_turn(OVERLAP)
@@ -80,7 +90,12 @@ def product_by_tiles(
         rows = tl.load(x + m[:, None] * x_stride + k[None, :], mask=here, other=0.0)
         inside = (n < N)[:, None] & (k < K)[None, :]
         w = tl.load(weight + weight_rows + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        acc = tl.dot(rows, w.T, acc, input_precision="ieee")
+        if scales is not None:
+            group = 0 if GROUPS == 1 else (split * share + start) // 128  # a tile has inputs of one group only
+            scale = tl.load(scales + n * GROUPS + group, mask=(n < N) & (group < GROUPS), other=0.0)
+            acc += tl.dot(rows, w.to(rows.dtype).T, input_precision="ieee") * scale[None, :]
+        else:
+            acc = tl.dot(rows, w.T, acc, input_precision="ieee")
 
     target = out + m[:, None] * out_stride + n[None, :]
     written = (m < M)[:, None] & (n < N)[None, :]

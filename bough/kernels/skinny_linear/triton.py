@@ -8,11 +8,13 @@ them is the last. A product leaves them at zero, so they need no clearing; produ
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 import triton
 
 from bough.kernels.overlap import overlap
+from bough.kernels.quantize_rows.reference import GROUP
 from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.device import product_by_rows, product_by_tiles
 from bough.kernels.skinny_linear.tiling import (
@@ -34,6 +36,7 @@ def skinny_linear(
     weight: torch.Tensor,  # [out, in], contiguous
     bias: torch.Tensor | None = None,  # [out]
     *,
+    scales: torch.Tensor | None = None,  # [out, 1] or [out, groups] of a weight of 8 bits
     out: torch.Tensor | None = None,  # [rows, out]
     config: Tiling | None = None,
 ) -> torch.Tensor:
@@ -41,10 +44,12 @@ def skinny_linear(
     (m, k), n = x.shape, weight.shape[0]
     out = x.new_empty((m, n)) if out is None else out
     tiling = config or fitted(config_for(m, n, k, x.element_size()), x.element_size(), shared_bytes())
+    if scales is not None and scales.shape[1] > 1:
+        tiling = replace(tiling, block_k=GROUP if tiling.by_rows else min(GROUP, tiling.block_k))
     if tiling.by_rows:
-        _by_rows(tiling, x, weight, out, bias=bias)
+        _by_rows(tiling, x, weight, out, bias=bias, scales=scales)
     else:
-        _by_tiles(tiling, x, weight, out, bias)
+        _by_tiles(tiling, x, weight, out, bias, scales)
     return out
 
 
@@ -93,6 +98,7 @@ def _by_rows(
     out: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
     norm: tuple[torch.Tensor, float, bool] | None = None,  # weight, eps, plus_one
     residual: torch.Tensor | None = None,
     gate: tuple[torch.Tensor, str] | None = None,  # the weight of up, activation
@@ -106,17 +112,23 @@ def _by_rows(
     stream = x if residual is None else x.new_empty((m, k))
     width = power_of_two_above(k)
     piece = min(width, tiling.block_k)
+    groups = 1 if scales is None else scales.shape[1]
     product_by_rows[(triton.cdiv(n, tiling.block_n),)](
-        x, residual, norm_weight, weight, up_weight, bias, out, stream, x.stride(0),
+        x, residual, norm_weight, weight, scales, up_weight, bias, out, stream, x.stride(0),
         0 if residual is None else residual.stride(0), out.stride(0), eps, n,
-        M=m, K=k, PLUS_ONE=plus_one, ACTIVATION=activation, BLOCK_N=tiling.block_n, PIECES=width // piece, PIECE=piece,
-        num_warps=tiling.num_warps, **overlap(m),
+        M=m, K=k, GROUPS=groups, PLUS_ONE=plus_one, ACTIVATION=activation, BLOCK_N=tiling.block_n,
+        PIECES=width // piece, PIECE=piece, num_warps=tiling.num_warps, **overlap(m),
     )  # fmt: skip
     return stream
 
 
 def _by_tiles(
-    tiling: Tiling, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    tiling: Tiling,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
 ) -> None:
     """Fills `out`."""
     (m, k), n = x.shape, weight.shape[0]
@@ -128,9 +140,10 @@ def _by_tiles(
         shape = (tiling.split_k, tiles, MAX_ROWS, tiling.block_n)
         partials, arrivals = torch.empty(shape, dtype=torch.float32, device=x.device), _arrivals(x.device)
     product_by_tiles[(tiles, tiling.split_k)](
-        x, weight, bias, out, partials, arrivals, x.stride(0), out.stride(0), m, n,
-        K=k, BLOCK_M=MAX_ROWS, BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SPLIT_K=tiling.split_k,
-        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **overlap(m),
+        x, weight, scales, bias, out, partials, arrivals, x.stride(0), out.stride(0), m, n,
+        K=k, GROUPS=1 if scales is None else scales.shape[1], BLOCK_M=MAX_ROWS, BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k, SPLIT_K=tiling.split_k, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        **overlap(m),
     )  # fmt: skip
 
 

@@ -247,3 +247,23 @@ def w4_values(
         zero = tl.load(zeros + place, mask=known, other=0).to(tl.float32)
         scale = tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
         tl.store(out + rows * K + k[None, :], ((nibbles - zero) * scale).to(out.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def w4_tile(
+    packed, scales, zeros, first, start, inside,
+    K: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The values of rows from `first` on and of the block of inputs from `start` on. [BLOCK, 128] float32"""
+    COUNT: tl.constexpr = (K + 127) // 128
+    rows = (first + tl.arange(0, BLOCK)).to(tl.int64)[:, None, None]
+    half, span, byte = tl.arange(0, 2), tl.arange(0, 2), tl.arange(0, 32)  # spans of 32 inputs are within a group
+    lines = packed + rows * (COUNT * 64) + start // 2
+    codes = tl.load(lines + span[None, :, None] * 32 + byte[None, None, :], mask=inside[:, None, None], other=0)
+    group = (start + half[:, None] * 64 + span[None, :] * 32)[None, :, :] // GROUP
+    held, place = inside[:, None, None] & (group < K // GROUP), rows * (K // GROUP) + group
+    zero = tl.load(zeros + place, mask=held, other=0).to(tl.float32)
+    scale = tl.load(scales + place, mask=held, other=0.0).to(tl.float32)
+    nibbles = (codes[:, None, :, :] >> (half * 4)[None, :, None, None].to(tl.uint8)) & 15
+    values = (nibbles.to(tl.float32) - zero[:, :, :, None]) * scale[:, :, :, None]
+    return tl.reshape(values, (BLOCK, 128))

@@ -37,6 +37,21 @@ def fits(inputs: int, group: int) -> bool:
     return inputs % group == 0 and (group in GROUPS or group % BLOCK == 0)
 
 
+def group_for(inputs: int) -> int | None:
+    """The group in which a weight of so many inputs is quantised here; None: it has no product."""
+    return next((group for group in (BLOCK, *reversed(GROUPS)) if inputs % group == 0), None)
+
+
+def quantize(values: torch.Tensor, group: int) -> IntegerRows:
+    """Rounds rows [rows, inputs] to 16 steps between the least and the greatest value of each group, and zero."""
+    grouped = values.float().view(len(values), -1, group)
+    least, greatest = grouped.amin(2).clamp(max=0.0), grouped.amax(2).clamp(min=0.0)
+    scales = ((greatest - least) / 15).clamp(min=torch.finfo(torch.float16).tiny).half().float()
+    zeros = (-least / scales).round().clamp(0, 15)
+    codes = (grouped / scales[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
+    return IntegerRows(codes.flatten(1).to(torch.uint8), scales, zeros.to(torch.uint8))
+
+
 def words_of(inputs: int) -> int:
     """The words of a row."""
     return -(-inputs // BLOCK) * HALF // 4

@@ -1,4 +1,5 @@
-"""Weights as 8-bit floats with a scale for each output, activations quantised as they come, a scale for each token.
+"""Weights as 8-bit floats with a scale for each output, or as a checkpoint has them, for every 128 inputs of it;
+activations quantised as they come, with a scale for each token, or for every 128 of its values.
 
 Both sides of a product then have 8 bits, which GPUs multiply twice as fast as 16 and read in half the time. Quantising
 the activations is part of the kernel before the product: the norm, or the gate.
@@ -8,18 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from bough.attention.context import ForwardContext
+from bough.core.model_config import MoEConfig
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, Norm
-from bough.kernels.quantize_rows.reference import FP8, QuantizedRows
-from bough.kernels.registry import fp8_ops_for
+from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
+from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
-from bough.layers.schemes.base import LinearWeight, Part, Rows, bands, bias_slots
-from bough.layers.schemes.plain import PlainWeight
+from bough.kernels.scaled_linear.reference import FEW_ROWS
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bands, bias_slots
+from bough.layers.schemes.experts import QuantizedExperts
+from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.weights import Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
@@ -47,52 +51,83 @@ class Fp8Scheme:
 
 class Fp8Weight(LinearWeight):
     """A matrix that is quantised while it is loaded, or, with a `form`, that the checkpoint has so; its bias stays as
-    it is."""
+    it is. A few rows are not quantised for a matrix in groups."""
 
     def __init__(
         self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, form: Form | None = None
     ) -> None:
         self._parts, self._form = tuple(parts), form
         outputs = sum(part.outputs for part in parts)
-        self._weight = QuantizedRows(
-            torch.empty((outputs, in_features), dtype=FP8, device=placement.device),
-            torch.empty((outputs, 1), dtype=torch.float32, device=placement.device),
-        )
+        self._weight = empty_rows(outputs, in_features, group=form.group if form else 0, device=placement.device)
+        self._group = self._weight.group
         self._bias = placement.empty(outputs) if bias else None
         self._dtype = placement.dtype
-        self._ops = fp8_ops_for(placement.device)
+        self._fp8, self._ops = fp8_ops_for(placement.device), placement.ops
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
-        return self._product(x if isinstance(x, QuantizedRows) else self._ops.quantize_rows(x))
+        if isinstance(x, QuantizedRows):
+            return self._product(x)
+        if self._takes_plain(x):
+            return self._fp8.weight_linear(x, self._weight, self._bias)
+        return self._product(self._fp8.quantize_rows(x, self._group))
 
     def after_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, stream = self._ops.norm_quantize_rows(x, norm.weight, norm.eps, residual, norm.plus_one)
+        if self._takes_plain(x):
+            normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+            return self.linear(normed, ctx), stream
+        rows, stream = self._fp8.norm_quantize_rows(x, norm.weight, norm.eps, residual, norm.plus_one, self._group)
         return self._product(rows), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
-        return self._ops.gated_quantize_rows(gate_up, activation)
+        if self._takes_plain(gate_up):
+            return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
+        return self._fp8.gated_quantize_rows(gate_up, activation, self._group)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):
-            name, values = f"{prefix}{part.name}.weight", self._weight.values[rows]
-            if self._form is None:
-                yield WeightSlot(name, values, part.index, partial(self._store, rows.start))
-            else:
-                keep = partial(self._keep, rows.start)
-                yield WeightSlot(name, values, part.index, form=self._form, keep=keep)
+            own = QuantizedRows(*(held[rows] for held in self._weight))
+            yield _slot(f"{prefix}{part.name}.weight", own, part.index, self._form, self._fp8)
         yield from bias_slots(prefix, self._parts, self._bias)
 
+    def _takes_plain(self, x: torch.Tensor) -> bool:
+        return self._group > 0 and x.shape[0] <= FEW_ROWS
+
     def _product(self, rows: QuantizedRows) -> torch.Tensor:
-        return self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype)
+        return self._fp8.scaled_linear(rows, self._weight, self._bias, self._dtype)
 
-    def _store(self, start: int, first: int, band: torch.Tensor) -> None:
-        """A row is quantised by itself, so that bands can be: of the whole matrix there is never more than one."""
-        self._keep(start, first, self._ops.quantize_rows(band))
 
-    def _keep(self, start: int, first: int, band: KeptRows) -> None:
+def fp8_experts(
+    hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form] | None = None
+) -> ExpertWeights:
+    """Experts that are quantised while they are loaded, or, with the `forms` of gate and up and of down, that the
+    checkpoint has so. Those without a kernel for it stay plain."""
+    if not moe.has_kernels:
+        return PlainExperts(hidden_size, moe, placement)
+    ops = fp8_ops_for(placement.device)
+
+    def empty(shape: tuple[int, ...], form: Form | None) -> QuantizedRows:
+        return empty_rows(*shape, group=form.group if form else 0, device=placement.device)
+
+    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
+        assert isinstance(own, QuantizedRows)
+        return _slot(name, own, index, form, ops)
+
+    return QuantizedExperts(hidden_size, moe, placement, forms or (None, None), empty, slot)
+
+
+def _slot(name: str, own: QuantizedRows, index: tuple[slice, ...], form: Form | None, ops: Fp8Ops) -> WeightSlot:
+    """Fills `own`. A row is quantised by itself, so that bands can be: of a whole matrix there is never more than
+    one."""
+
+    def keep(first: int, band: KeptRows) -> None:
         assert isinstance(band, QuantizedRows)
-        place = slice(start + first, start + first + len(band.values))
-        self._weight.values[place].copy_(band.values)
-        self._weight.scales[place].copy_(band.scales)
+        for held, given in zip(own, band, strict=True):
+            held[first : first + len(given)].copy_(given)
+
+    if form is not None:
+        return WeightSlot(name, own.values, index, form=form, keep=keep, held=tuple(own))
+    return WeightSlot(
+        name, own.values, index, lambda first, band: keep(first, ops.quantize_rows(band)), held=tuple(own)
+    )

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bough.layers.placement import WeightMaker
-from bough.layers.schemes.fp8 import Fp8Scheme
-from bough.layers.schemes.plain import PlainWeight
+from bough.layers.placement import ExpertsMaker, WeightMaker
+from bough.layers.schemes.fp8 import Fp8Scheme, fp8_experts
+from bough.layers.schemes.plain import PlainExperts, PlainWeight
+from bough.layers.schemes.stored import make_w4, make_w4_experts
 
 SCHEMES: dict[str, Callable[[], WeightMaker]] = {
     "auto": lambda: PlainWeight,
     "none": lambda: PlainWeight,
     "fp8": Fp8Scheme,
+    "int4": lambda: make_w4,
 }
 
 
 def scheme_for(quantization: str) -> WeightMaker:
     """A fresh scheme, for one model."""
     return SCHEMES[quantization]()
+
+
+def experts_for(quantization: str) -> ExpertsMaker:
+    """What makes the experts of such a model."""
+    return {"fp8": fp8_experts, "int4": make_w4_experts}.get(quantization, PlainExperts)

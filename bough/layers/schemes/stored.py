@@ -5,32 +5,39 @@ have no product in their own numbers, and those that the checkpoint has not quan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from bough.attention.context import ForwardContext
+from bough.core.model_config import MoEConfig
+from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
-from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack, words_of
+from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands, bias_slots
-from bough.layers.schemes.fp8 import Fp8Weight
-from bough.layers.weights import Form, KeptRows, WeightSlot
+from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Router, Rows, bands, bias_slots
+from bough.layers.schemes.experts import QuantizedExperts
+from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
+from bough.layers.schemes.plain import PlainExperts, PlainWeight
+from bough.layers.weights import Filled, Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
-    from bough.layers.placement import Placement, WeightMaker
+    from bough.layers.placement import ExpertsMaker, Placement, WeightMaker
 
+PARTS = (("gate", "up"), ("down",))  # of an expert, by the matrix that they become
+W = TypeVar("W", bound=Filled)
 FormOf = Callable[[str], Form | None]  # of a tensor, by its name; None: it is not quantised, or only to be dequantised
 
 
 class StoredScheme:
-    """Makes weights in the forms of a checkpoint; `others` makes those that have none."""
+    """Makes weights in the forms of a checkpoint; `others` and `other_experts` make those that have none."""
 
-    def __init__(self, form_of: FormOf, others: WeightMaker) -> None:
-        self._form_of, self._others = form_of, others
+    def __init__(self, form_of: FormOf, others: WeightMaker, other_experts: ExpertsMaker) -> None:
+        self._form_of, self._others, self._other_experts = form_of, others, other_experts
 
     def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
         return StoredWeight(partial(self._make, in_features, parts, bias, placement))
@@ -43,23 +50,66 @@ class StoredScheme:
         if form is not None and form.inputs == in_features:  # else this rank has a part of the inputs
             if form.kind == "int4" and fits_w4(in_features, form.group):
                 return W4Weight(in_features, parts, bias, placement, form)
-            if form.kind == "fp8" and fits_fp8(in_features, sum(part.outputs for part in parts)):
+            fits = form.group > 0 or fits_fp8(in_features, sum(part.outputs for part in parts))
+            if form.kind == "fp8" and fits:
                 return Fp8Weight(in_features, parts, bias, placement, form)
         return self._others(in_features, parts, bias, placement)
 
+    def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
+        alone = replace(moe, shared_size=0)  # those that every token passes may have another form
+        return StoredExperts(partial(self._make_experts, hidden_size, alone, placement))
 
-class StoredWeight(LinearWeight):
+    def _make_experts(self, hidden_size: int, moe: MoEConfig, placement: Placement, prefix: str) -> ExpertWeights:
+        names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
+        kinds = [{self._form_of(name.format(part)) for name in names for part in parts} for parts in PARTS]
+        gate_up, down = (forms.pop() if len(forms) == 1 else None for forms in kinds)
+        inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
+        if moe.has_kernels and gate_up is not None and down is not None:
+            whole = (gate_up.inputs, down.inputs) == (hidden_size, inner)
+            if whole and gate_up.kind == down.kind == "fp8":
+                return fp8_experts(hidden_size, moe, placement, (gate_up, down))
+            if whole and all(form.kind == "int4" and fits_w4(form.inputs, form.group) for form in (gate_up, down)):
+                return w4_experts(hidden_size, moe, placement, (gate_up, down))
+        return self._other_experts(hidden_size, moe, placement)
+
+
+class Named(Generic[W]):
     """A weight whose form is known when it is to be filled: only then has its layer a name."""
 
-    def __init__(self, make: Callable[[str], LinearWeight]) -> None:
+    def __init__(self, make: Callable[[str], W]) -> None:
         self._make = make
-        self._made: LinearWeight | None = None
+        self._made: W | None = None
 
     @property
-    def _weight(self) -> LinearWeight:
+    def _weight(self) -> W:
         assert self._made is not None, "no checkpoint has been read into this weight"
         return self._made
 
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        if self._made is None:
+            self._made = self._make(prefix)
+        return self._made.slots(prefix)
+
+
+class StoredExperts(Named[ExpertWeights]):
+    has_shared = False
+
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        return self._weight(x, router, activation, ctx)
+
+    def after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._weight.after_norm(x, residual, norm, router, activation, ctx)
+
+
+class StoredWeight(Named[LinearWeight], LinearWeight):
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         return self._weight.linear(x, ctx)
 
@@ -82,26 +132,25 @@ class StoredWeight(LinearWeight):
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return self._weight.gate(gate_up, activation)
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        if self._made is None:
-            self._made = self._make(prefix)
-        return self._made.slots(prefix)
-
 
 class W4Weight(LinearWeight):
-    """A matrix of 4-bit integers; activations stay as they are."""
+    """A matrix of 4-bit integers, which the checkpoint has so or, if it is not `stored`, that is quantised while it is
+    loaded; activations stay as they are."""
 
-    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, form: Form) -> None:
-        self._parts, self._form, self._ops = tuple(parts), form, placement.ops
-        outputs, groups = sum(part.outputs for part in parts), in_features // form.group
-        device = placement.device
-        self._rows = W4Rows(
-            torch.empty((outputs, words_of(in_features)), dtype=torch.int32, device=device),
-            torch.empty((outputs, groups), dtype=torch.float16, device=device),
-            torch.empty((outputs, groups), dtype=torch.uint8, device=device),
-        )
+    def __init__(
+        self,
+        in_features: int,
+        parts: Sequence[Part],
+        bias: bool,
+        placement: Placement,
+        form: Form,
+        stored: bool = True,
+    ) -> None:
+        self._parts, self._form, self._stored, self._ops = tuple(parts), form, stored, placement.ops
+        outputs = sum(part.outputs for part in parts)
+        self._rows = _empty((outputs, in_features), form, placement.device)
         self._bias = placement.empty(outputs) if bias else None
-        self._w4 = w4_ops_for(device)
+        self._w4 = w4_ops_for(placement.device)
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "quantised rows are for weights of 8 bits"
@@ -133,15 +182,63 @@ class W4Weight(LinearWeight):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):
-            shape = torch.empty(part.outputs, self._form.inputs, device="meta")
-            held = tuple(tensor[rows] for tensor in self._rows)
-            keep = partial(self._keep, rows.start)
-            name = f"{prefix}{part.name}.weight"
-            yield WeightSlot(name, shape, part.index, form=self._form, keep=keep, held=held)
+            own = W4Rows(*(tensor[rows] for tensor in self._rows))
+            yield _slot(f"{prefix}{part.name}.weight", own, part.index, self._form, self._stored)
         yield from bias_slots(prefix, self._parts, self._bias)
 
-    def _keep(self, start: int, first: int, band: KeptRows) -> None:
+
+def make_w4(in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
+    """A weight that is quantised to 4 bits while it is loaded, if it can be."""
+    group = group_for(in_features)
+    if group is None:
+        return PlainWeight(in_features, parts, bias, placement)
+    return W4Weight(in_features, parts, bias, placement, Form("int4", in_features, group), stored=False)
+
+
+def make_w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
+    """The same for experts."""
+    inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
+    groups = group_for(hidden_size), group_for(inner)
+    if not moe.has_kernels or groups[0] is None or groups[1] is None:
+        return PlainExperts(hidden_size, moe, placement)
+    forms = (Form("int4", hidden_size, groups[0]), Form("int4", inner, groups[1]))
+    return w4_experts(hidden_size, moe, placement, forms, stored=False)
+
+
+def w4_experts(
+    hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form], stored: bool = True
+) -> ExpertWeights:
+    """Experts of 4-bit integers."""
+
+    def empty(shape: tuple[int, ...], form: Form | None) -> W4Rows:
+        assert form is not None
+        return _empty(shape, form, placement.device)
+
+    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
+        assert isinstance(own, W4Rows) and form is not None
+        return _slot(name, own, index, form, stored)
+
+    return QuantizedExperts(hidden_size, moe, placement, forms, empty, slot)
+
+
+def _empty(shape: tuple[int, ...], form: Form, device: torch.device) -> W4Rows:
+    outputs, groups = shape[:-1], shape[-1] // form.group
+    return W4Rows(
+        torch.empty((*outputs, words_of(shape[-1])), dtype=torch.int32, device=device),
+        torch.empty((*outputs, groups), dtype=torch.float16, device=device),
+        torch.empty((*outputs, groups), dtype=torch.uint8, device=device),
+    )
+
+
+def _slot(name: str, own: W4Rows, index: tuple[slice, ...], form: Form, stored: bool) -> WeightSlot:
+    """Fills `own`. Rows are quantised by themselves, so that bands can be."""
+
+    def keep(first: int, band: KeptRows) -> None:
         assert isinstance(band, IntegerRows)
-        place = slice(start + first, start + first + len(band.codes))
-        for tensor, packed in zip(self._rows, pack(band), strict=True):
-            tensor[place].copy_(packed)
+        for held, packed in zip(own, pack(band), strict=True):
+            held[first : first + len(packed)].copy_(packed)
+
+    shape = torch.empty(len(own.words), form.inputs, device="meta")
+    if stored:
+        return WeightSlot(name, shape, index, form=form, keep=keep, held=tuple(own))
+    return WeightSlot(name, shape, index, lambda first, band: keep(first, quantize(band, form.group)), held=tuple(own))

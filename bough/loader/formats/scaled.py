@@ -10,6 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from bough.kernels.quant_linear.packed import GROUP
+from bough.kernels.quantize_rows.reference import GROUP as KEPT_GROUP
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import Form, KeptRows
 from bough.loader.formats.base import QuantizedTensor
@@ -45,7 +46,12 @@ class ScaledTensor(QuantizedTensor):
         return self._scale_shape() in ((1, 1), (self.shape[0], 1))
 
     def form(self) -> Form | None:
-        return Form("fp8", self.shape[1]) if self.is_float and self.by_row else None
+        if not self.is_float:
+            return None
+        inputs, width = self.shape[1], self._block[1]
+        if width >= inputs:
+            return Form("fp8", inputs)
+        return Form("fp8", inputs, width) if width == KEPT_GROUP else None
 
     def read_kept(self, rows: slice) -> KeptRows:
         return QuantizedRows(self.files.read(self.name, (rows,)), self._row_scales(rows))
@@ -56,13 +62,7 @@ class ScaledTensor(QuantizedTensor):
 
     def rows(self, rows: slice) -> torch.Tensor:
         values = self.files.read(self.name, (rows,)).float()
-        if self.by_row:
-            return values.mul_(self._row_scales(rows))
-        scales = self._scales()
-        height, width = self._blocks or (1, self.shape[1] // scales.shape[1])
-        start, stop = self._bounds(rows)
-        scales = scales[torch.arange(start, stop) // height]
-        return values.mul_(scales.repeat_interleave(width, dim=1)[:, : self.shape[1]])
+        return values.mul_(self._row_scales(rows).repeat_interleave(self._block[1], dim=1)[:, : self.shape[1]])
 
     def stored_type(self) -> GGMLQuantizationType | None:
         fits = not self.is_float and self.by_row and self.shape[1] % GROUP == 0
@@ -76,9 +76,18 @@ class ScaledTensor(QuantizedTensor):
             GGMLQuantizationType.Q8_0
         )
 
+    @property
+    def _block(self) -> tuple[int, int]:
+        """Rows and inputs that share a scale."""
+        height, width = self._scale_shape()
+        if self.by_row or self._blocks is None:
+            return self.shape[0] // height, self.shape[1] // width
+        return self._blocks
+
     def _row_scales(self, rows: slice) -> torch.Tensor:
+        """Those of each row. [rows, groups of inputs]"""
         start, stop = self._bounds(rows)
-        return self._scales().expand(self.shape[0], 1)[start:stop].contiguous()
+        return self._scales()[torch.arange(start, stop) // self._block[0]]
 
     def _scales(self) -> torch.Tensor:
         return self.files.read(self._scale).float().view(self._scale_shape())

@@ -1,0 +1,74 @@
+"""Experts in less than 16 bits, whatever their numbers are: GPUs have kernels that take them as they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from bough.attention.context import ForwardContext
+from bough.core.model_config import MoEConfig
+from bough.kernels.experts.reference import Matrices
+from bough.kernels.ops import Activation, Norm
+from bough.kernels.quantize_rows.reference import QuantizedRows
+from bough.kernels.w4_linear.reference import W4Rows
+from bough.layers.schemes.base import Router
+from bough.layers.weights import Form, WeightSlot
+
+if TYPE_CHECKING:
+    from bough.layers.placement import Placement
+
+Quantized = QuantizedRows | W4Rows
+Empty = Callable[[tuple[int, ...], Form | None], Quantized]  # matrices [experts, outputs, inputs], not yet filled
+# What fills rows of one matrix: its name, they, which part of the tensor they are, and the form to read them in.
+Slot = Callable[[str, Matrices, tuple[slice, ...], Form | None], WeightSlot]
+
+
+class QuantizedExperts:
+    """The matrices of one kind behind each other, in the `forms` of gate and up and of down, which are None where no
+    checkpoint has given them. Experts that every token passes are a layer of their own."""
+
+    has_shared = False
+
+    def __init__(
+        self,
+        hidden_size: int,
+        moe: MoEConfig,
+        placement: Placement,
+        forms: tuple[Form | None, Form | None],
+        empty: Empty,
+        slot: Slot,
+    ) -> None:
+        self._moe, self._ops, self._forms, self._slot = moe, placement.ops, forms, slot
+        self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
+        self._inner = self._held.stop - self._held.start
+        self._gate_up = empty((moe.experts, 2 * self._inner, hidden_size), forms[0])
+        self._down = empty((moe.experts, hidden_size, self._inner), forms[1])
+
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
+        return self._ops.routed_experts(x, *settings)
+
+    def after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
+        return self._ops.normed_experts(x, residual, norm, *settings)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        rows, columns = (self._held,), (slice(None), self._held)
+        for expert in range(self._moe.experts):
+            for name, matrices, own, index, form in (
+                ("gate_proj", self._gate_up, slice(self._inner), rows, self._forms[0]),
+                ("up_proj", self._gate_up, slice(self._inner, None), rows, self._forms[0]),
+                ("down_proj", self._down, slice(None), columns, self._forms[1]),
+            ):
+                part = type(matrices)(*(held[expert, own] for held in matrices))
+                yield self._slot(f"{prefix}{expert}.{name}.weight", part, index, form)

@@ -198,6 +198,11 @@ class ModelConfig:
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
 
+    @property
+    def states(self) -> RecurrentConfig | None:
+        """What recurrent layers keep of a sequence; None: the model has no such layer."""
+        return self.recurrent if self.recurrent is not None and any(self.recurrent.layers) else None
+
     def recurs(self, layer: int) -> bool:
         return self.recurrent is not None and self.recurrent.layers[layer]
 
@@ -214,7 +219,7 @@ class ModelConfig:
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """What the layers keep of a sequence; states come last."""
-        return self.attention_groups if self.recurrent is None else (*self.attention_groups, KVGroup("state"))
+        return self.attention_groups if self.states is None else (*self.attention_groups, KVGroup("state"))
 
     def kv_group(self, layer: int) -> int:
         """That of the layer's keys and values."""

@@ -44,9 +44,9 @@ class CacheShape:
     def of(
         config: ModelConfig, bytes_per_token: tuple[int, ...], settings: MemorySettings, rows: int, chunk_tokens: int
     ) -> CacheShape:
-        if config.recurrent is not None:
+        if config.states is not None:
             others = CacheShape.of(replace(config, recurrent=None), bytes_per_token, settings, rows, chunk_tokens)
-            return replace(others, state_bytes=config.recurrent.page_bytes, states=ROW_STATES * rows)
+            return replace(others, state_bytes=config.states.page_bytes, states=ROW_STATES * rows)
         if len(bytes_per_token) == 1:
             return CacheShape(bytes_per_token[0])
         full, window = bytes_per_token
@@ -98,9 +98,9 @@ class CacheSize:
 def default_rows(config: ModelConfig, most: int, cache_bytes: int) -> int:
     """Requests at a time, where the user does not say: of recurrent models so many that their states leave half of the
     cache's memory to attention."""
-    if config.recurrent is None:
+    if config.states is None:
         return most
-    return max(1, min(most, cache_bytes // (2 * ROW_STATES * config.recurrent.page_bytes)))
+    return max(1, min(most, cache_bytes // (2 * ROW_STATES * config.states.page_bytes)))
 
 
 def default_gpu_chunk(config: ModelConfig) -> int:

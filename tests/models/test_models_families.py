@@ -91,7 +91,9 @@ def test_layers_with_states_as_published_checkpoints_list_them() -> None:
     assert states("granitemoehybrid", layer_types=["mamba", "attention"] * 2) == (True, False) * 2
     assert states("granitemoehybrid") == (True,) * 4
     assert states("lfm2", full_attn_idxs=[2]) == (True, True, False, True)
-    assert states("lfm2") == (False,) * 4
+    alone = read("lfm2")
+    assert alone.recurrent is not None and not any(alone.recurrent.layers)
+    assert alone.states is None and len(alone.kv_groups) == 1, "attention in all layers"
     nested = {"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 2, "head_dim": 8}
     kimi = read("kimi_linear", linear_attn_config=nested)
     assert kimi.recurrent is not None and kimi.latent is not None

@@ -227,6 +227,16 @@ CASES: dict[str, Case] = {
         native=False,
         model_type="granitemoehybrid",
     ),
+    "granitemoehybrid-attention": Case(
+        {**MULTIPLIERS, **MAMBA, "layer_types": ["full_attention"] * 3, "num_local_experts": 0},
+        native=False,
+        model_type="granitemoehybrid",
+    ),
+    "granitemoehybrid-mamba": Case(
+        {**MULTIPLIERS, **MAMBA, "layer_types": ["linear_attention"] * 3, "num_local_experts": 0},
+        native=False,
+        model_type="granitemoehybrid",
+    ),
     "nemotron_h": Case(
         {
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
@@ -289,7 +299,7 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        found: torch.Tensor = self.theirs(torch.tensor([tokens])).logits[0]
+        found: torch.Tensor = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0]
         return found
 
     def continued(self, prompt: list[int]) -> list[int]:
@@ -400,7 +410,7 @@ def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
     again = [*first, *truth[0], 7]
     output, cached = engine.ask(again, logprobs=LogprobRequest())[0]
     # A state is kept where a chunk ended: behind the first prompt.
-    assert (output, cached) == (model.continued(again), 44 if model.config.recurrent is None else len(first))
+    assert (output, cached) == (model.continued(again), 44 if model.config.states is None else len(first))
     expected = model.logits([*again, *output]).log_softmax(-1)[len(again) - 1 : -1]
     scores = torch.tensor(engine.out.scores[len(prompts)])
     torch.testing.assert_close(

@@ -150,7 +150,7 @@ class KVPool:
             AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device, latent)
             for group in range(len(config.attention_groups))
         ]
-        self.states = None if config.recurrent is None else StatePool(config.recurrent, pages[-1], device)
+        self.states = None if config.states is None else StatePool(config.states, pages[-1], device)
         self.groups: tuple[GroupPool, ...] = (*attention, *(() if self.states is None else (self.states,)))
         # By layer; those that do not attend have none.
         nothing = torch.empty(0, dtype=dtype, device=device)

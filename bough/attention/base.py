@@ -16,6 +16,8 @@ from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig
 from bough.memory.pools.kv_pool import KVPool
 
+Reading = tuple[int | None, bool, int, int]  # window, of which kind; key-value heads and their width
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -23,14 +25,20 @@ class AttentionSpec:
 
     layer: int  # index into the pool
     scale: float
-    window: int | None  # tokens a query sees, its own included; None: all
+    window: int | None  # tokens a query sees at most, its own included; None: all
     softcap: float | None  # scores become softcap * tanh(score / softcap)
     heads: int
     kv_heads: int
     head_dim: int
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
+    chunked: bool = False  # the window is one of those that stand side by side, not one that ends with the query
     sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value; torch's back end only
+
+    @property
+    def reading(self) -> Reading:
+        """Layers in which it is the same read by one plan."""
+        return self.window, self.chunked, self.kv_heads, self.head_dim
 
     @property
     def writes_scores(self) -> bool:

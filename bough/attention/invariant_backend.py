@@ -2,7 +2,7 @@
 
 Decodes, chunks of prompts and their cached prefixes are all read from the pages, in blocks and chunks at fixed places
 of the sequence (see `kernels.invariant_attention`). Owns the list of items of the decodes and the memory for their
-partial results, one for each window that the layers ask for.
+partial results, one for each window and shape of heads that the layers have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch
 from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
@@ -40,8 +40,8 @@ class InvariantAttention(AttentionBackend):
         assert (config.chunk, config.block_n) == (prompt_config.chunk, prompt_config.block_n)
         self._config, self._prompt_config = config, prompt_config
         self._decode_starts = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
-        self._works: dict[int | None, DecodeItems] = {}
-        self._planned: set[int | None] = set()
+        self._works: dict[Reading, DecodeItems] = {}
+        self._planned: set[Reading] = set()
         self._batch: AttentionBatch | None = None
         self._query_starts = self._decode_starts
         self._prefills: torch.Tensor | None = None
@@ -86,6 +86,7 @@ class InvariantAttention(AttentionBackend):
                 page_size=batch.page_size,
                 scale=layer.scale,
                 window=layer.window,
+                chunked=layer.chunked,
                 softcap=layer.softcap,
                 k_scale=pool.key_scales[layer.layer],
                 v_scale=pool.value_scales[layer.layer],
@@ -101,14 +102,14 @@ class InvariantAttention(AttentionBackend):
         return lift(self.run(queries, latents, latents, layer.absorbed, pool), weight, nope_dim, block_t=ANY_TOKENS)
 
     def _work(self, batch: AttentionBatch, layer: AttentionSpec, width: int, device: torch.device) -> DecodeItems:
-        """The items of this step's decodes; planned by the first layer with this window."""
-        window = layer.window
-        work = self._works.get(window)
+        """The items of this step's decodes; planned by the first layer that reads so."""
+        reading = layer.reading
+        work = self._works.get(reading)
         if work is None:
-            work = self._works[window] = DecodeItems(
-                self._max_batch, layer.heads, width, device, chunk=self._config.chunk, window=window
-            )
-        if batch.decodes and window not in self._planned:
+            shape, chunk = (self._max_batch, layer.heads, width, device), self._config.chunk
+            work = DecodeItems(*shape, chunk=chunk, window=layer.window, chunked=layer.chunked)
+            self._works[reading] = work
+        if batch.decodes and reading not in self._planned:
             work.plan(batch.lengths[: batch.decodes])
-            self._planned.add(window)
+            self._planned.add(reading)
         return work

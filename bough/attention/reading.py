@@ -85,13 +85,21 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return copy.copy_(mask)
 
 
-def plan_reads(batch: AttentionBatch, group: int, window: int | None, dtype: torch.dtype, to_device: ToDevice) -> Reads:
-    """The reads of layers of this KV group with this window."""
+def plan_reads(
+    batch: AttentionBatch,
+    group: int,
+    window: int | None,
+    dtype: torch.dtype,
+    to_device: ToDevice,
+    chunked: bool = False,
+) -> Reads:
+    """The reads of layers of this KV group with this window; of chunked ones rows begin with a whole window."""
     table = batch.page_tables[group]
     ends = (batch.context_lens + batch.query_lens).astype(np.int64)
     begins = np.zeros_like(ends)
     if window is not None:
-        begins = np.maximum(0, batch.context_lens.astype(np.int64) + 1 - window)  # what the first query still sees
+        first = batch.context_lens.astype(np.int64)
+        begins = first // window * window if chunked else np.maximum(0, first + 1 - window)  # what that query sees
     single = np.flatnonzero(batch.query_lens == 1)
     decodes = tuple(
         _decode_read(batch, table, members, begins, ends, dtype, to_device)

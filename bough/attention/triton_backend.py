@@ -3,7 +3,7 @@
 Decoding rows go through a kernel that splits the keys of each row over the device by a plan made there, so that a
 captured graph fits any lengths; a step of few such rows with few keys has a kernel that begins with the projection.
 Rows that compute more go through one that reads their cached prefix from pages and their new tokens directly. Owns the
-decode plan and its scratch memory, one for each window that the layers ask for.
+decode plan and its scratch memory, one for each window and shape of heads that the layers have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, QKNormRope
+from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, QKNormRope, Reading
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.latent_prompts import LatentPrompts
 from bough.core.plan import IntArray
@@ -28,13 +28,13 @@ from bough.memory.pools.kv_pool import KVPool
 
 
 class TritonAttention(AttentionBackend):
-    """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of a window;
+    """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of layers like one;
     `latents` is for models with latent attention."""
 
     def __init__(
         self,
         to_device: Callable[[npt.NDArray[Any]], torch.Tensor],
-        make_work: Callable[[int | None], DecodeWork],
+        make_work: Callable[[AttentionSpec], DecodeWork],
         prefill: PrefillConfig,
         latents: LatentPrompts | None = None,
     ) -> None:
@@ -43,8 +43,8 @@ class TritonAttention(AttentionBackend):
         self._to_device = to_device
         self._make_work = make_work
         self._prefill = prefill
-        self._works: dict[int | None, DecodeWork] = {}
-        self._planned: set[int | None] = set()
+        self._works: dict[Reading, DecodeWork] = {}
+        self._planned: set[Reading] = set()
         self._batch: AttentionBatch | None = None
         self._chunks: ChunkPlaces | None = None
 
@@ -98,6 +98,7 @@ class TritonAttention(AttentionBackend):
                 page_size=batch.page_size,
                 scale=layer.scale,
                 window=layer.window,
+                chunked=layer.chunked,
                 softcap=layer.softcap,
                 k_scale=k_scale,
                 v_scale=v_scale,
@@ -176,14 +177,14 @@ class TritonAttention(AttentionBackend):
         )
 
     def _plan(self, batch: AttentionBatch, layer: AttentionSpec) -> DecodeWork:
-        """How the keys of this step's decodes are split; made by the first layer with this window."""
-        window = layer.window
-        work = self._works.get(window)
+        """How the keys of this step's decodes are split; made by the first layer that reads so."""
+        reading = layer.reading
+        work = self._works.get(reading)
         if work is None:
-            work = self._works[window] = self._make_work(window)
-        if window not in self._planned:
+            work = self._works[reading] = self._make_work(layer)
+        if reading not in self._planned:
             plan_decode(batch.lengths[: batch.decodes], work)
-            self._planned.add(window)
+            self._planned.add(reading)
         return work
 
     def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:

@@ -18,7 +18,7 @@ class RopeConfig:
     """Rotary embedding of one kind of layer. `factors` are per-frequency divisors, when the checkpoint stores them."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -80,6 +80,8 @@ class MoEConfig:
     biases: bool = False  # the router and the experts' matrices have biases
     clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
+    scales_inputs: bool = False  # the weight of a token's one expert multiplies what that is given, not its result
+    beside_mlp: bool = False  # the layer has an MLP as well; both have norms of their own, and so has the router
     shared_gate: bool = False  # their result is scaled by a gate of its own
     appended: int = 0  # shared experts whose matrices stand behind the others'; each token passes them, weight one
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
@@ -173,17 +175,27 @@ class ModelConfig:
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads at once, not of each
     qk_norm_last: bool = False  # after the rotation
+    qk_unit_norm: bool = False  # of heads that rotate, without a weight
     tied_embeddings: bool = False
     sliding_window: int | None = None  # tokens a sliding layer sees, its own included
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none slides
+    chunked: bool = False  # windows do not slide: each begins where the one before it ends
+    full_kv_heads: int | None = None  # of layers that do not slide, where theirs differ from those that do
+    full_head_dim: int | None = None
+    full_keys_as_values: bool = False  # in these layers one projection gives both
+    value_norm: bool = False  # value heads are normalised, without a weight
+    shared_kv_layers: int = 0  # the last so many have no keys and values of their own (`kv_source`)
     query_scale: float | None = None  # None: head_dim ** -0.5
-    query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b * ln(1 + position // n)
+    # (b, n, o): queries times 1 + b * ln(1 + (position + o) // n), in unrotated layers if there are some
+    query_growth: tuple[float, int, int] | None = None
     attention_softcap: float | None = None
     attention_sinks: bool = False  # each head has a logit that joins its softmax
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     head_bias: bool = False  # logits have one
     embedding_scale: float = 1.0
+    layer_inputs: int = 0  # width of the vector that each layer has for each token, beside the hidden states
+    layer_scales: bool = False  # a number for each layer multiplies what it gives
     learned_positions: bool = False  # each position of the context has a vector, added to the token's
     norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
     eos_token_ids: tuple[int, ...] = ()
@@ -224,6 +236,22 @@ class ModelConfig:
     def kv_group(self, layer: int) -> int:
         """That of the layer's keys and values."""
         return int(self.slides(layer) and len(self.attention_groups) > 1)
+
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """The key-value heads of a layer, and how wide its heads are."""
+        if self.slides(layer):
+            return self.num_kv_heads, self.head_dim
+        return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Those that there are."""
+        return tuple({self.kv_shape(layer): None for layer in range(self.num_layers)})
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values it reads: itself, or the last of its kind that has some."""
+        own = range(self.num_layers - self.shared_kv_layers)
+        return layer if layer in own else max(other for other in own if self.slides(other) == self.slides(layer))
 
     def rope_of(self, layer: int) -> RopeConfig:
         if self.unrotated_layers and self.unrotated_layers[layer]:

@@ -198,6 +198,8 @@ class Recorder:
         self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, group)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
+        if layer.chunked:
+            raise NotRecordedError("attention within chunks")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
@@ -226,6 +228,8 @@ class Recorder:
             raise NotRecordedError(f"{moe.experts} experts")
         if moe.scores not in SCORES:
             raise NotRecordedError(f"{moe.scores} routing")
+        if moe.scales_inputs:
+            raise NotRecordedError("experts with scaled inputs")
         on_logits, size = self._on_logits(x), x.shape[1]
         scores, ids, weights = (self.rows(width, on_logits) for width in (moe.experts, moe.per_token, moe.per_token))
         chosen = [self.place(ids), self.place(weights)]

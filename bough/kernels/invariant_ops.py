@@ -16,7 +16,7 @@ from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
-from bough.kernels.experts.triton import multiply
+from bough.kernels.experts.triton import multiply, weighed
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
@@ -61,18 +61,22 @@ class InvariantOps(Ops):
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return invariant_linear(hidden, weight, out_dtype=torch.float32)
 
-    def routed_experts(
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        return invariant_linear(x, router, out_dtype=torch.float32)
+
+    def experts_by_logits(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
+        logits: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
         gate_up: Matrices,
         down: Matrices,
         activation: Activation,
+        scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
-        routed = route(invariant_linear(x, router), moe, bias, count=True)
+        x, routed = weighed(x, route(logits, moe, bias, count=True), moe, scale)
         tiling = INVARIANT_FP8 if isinstance(gate_up, QuantizedRows) else INVARIANT_TILING
         return multiply(x, gate_up, down, routed, activation, config=tiling)
 

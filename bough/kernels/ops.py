@@ -72,7 +72,6 @@ class Ops:
     norm_rope_store_: Callable[..., None]
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
-    experts: Callable[..., torch.Tensor] = experts
     add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
     latent_store_: Callable[..., None] = latent_store_
     causal_conv_: Callable[..., torch.Tensor] = causal_conv_
@@ -114,8 +113,31 @@ class Ops:
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        ids, weights = route(self.linear(x, router, None), moe, bias)
-        return self.experts(x, gate_up, down, ids, weights, activation)
+        return self.experts_by_logits(x, self.router_logits(x, router), bias, moe, gate_up, down, activation)
+
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        """The product of the rows and a router [experts, hidden], in float32: rounded to 16 bits, logits of experts
+        between which a token is nearly undecided would be the same."""
+        return torch.nn.functional.linear(x.float(), router.float())
+
+    def experts_by_logits(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,  # [rows, experts]
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        gate_up: Matrices,
+        down: Matrices,
+        activation: Activation,
+        scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
+    ) -> torch.Tensor:
+        """The same for the router's logits."""
+        ids, weights = route(logits, moe, bias)
+        if scale is not None:
+            weights = weights * scale[ids]
+        if moe.scales_inputs:
+            x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+        return experts(x, gate_up, down, ids, weights, activation)
 
     def normed_experts(
         self,

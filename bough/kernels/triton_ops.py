@@ -58,17 +58,23 @@ class TritonOps(Ops):
             return skinny_gate_up(x, residual, *norm, weight, activation)
         return Ops.norm_gate_up(self, x, residual, norm, weight, bias, activation)
 
-    def routed_experts(
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and x.dtype != torch.float32 and torch.version.hip is None:
+            return torch.mm(x, router.t(), out_dtype=torch.float32)
+        return Ops.router_logits(self, x, router)
+
+    def experts_by_logits(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
+        logits: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
         gate_up: Matrices,
         down: Matrices,
         activation: Activation,
+        scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return experts.routed_experts(x, self.linear(x, router, None), bias, moe, gate_up, down, activation)
+        return experts.routed_experts(x, logits, bias, moe, gate_up, down, activation, scale)
 
     def normed_experts(
         self,

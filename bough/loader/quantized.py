@@ -16,7 +16,8 @@ from bough.loader.formats.registry import find_quantized
 from bough.loader.quantization import Quantization
 from bough.loader.source import FLOAT_TYPES, Index, SafetensorsSource, StoredRows, WeightSource, float_rows
 
-ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")  # static scales are not used
+# Static scales are not used.
+ACTIVATIONS = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale")
 
 
 class QuantizedSource(WeightSource):

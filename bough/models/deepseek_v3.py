@@ -9,7 +9,7 @@ from bough.models.fields import Fields
 
 
 class DeepseekV3(DeepseekV2):
-    architectures = ("DeepseekV3ForCausalLM",)
+    architectures: tuple[str, ...] = ("DeepseekV3ForCausalLM",)
     model_types: tuple[str, ...] = ("deepseek_v3", "kimi_k2")
     defaults: ClassVar[dict[str, Any]] = {
         **LATENT,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import Metadata
 from bough.models.fields import Fields
 from bough.models.granite import Granite
 from bough.models.names import Names, planes
@@ -13,6 +16,7 @@ from bough.models.names import Names, planes
 class GraniteMoe(Granite):
     architectures = ("GraniteMoeForCausalLM",)
     model_types = ("granitemoe",)
+    gguf_architecture = "granitemoe"
     defaults: ClassVar[dict[str, Any]] = {**Granite.defaults, "num_local_experts": 8, "num_experts_per_tok": 2}
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -22,6 +26,11 @@ class GraniteMoe(Granite):
             intermediate_size=config.integer("intermediate_size"),
         )
         return {**super().fields(config), "moe": moe}
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        if "shared_expert_intermediate_size" in given:
+            raise ModelError("Granite MoE with shared experts is not supported; models without them are.")
+        return {}
 
     def names(self, config: ModelConfig) -> Names:
         assert config.moe is not None

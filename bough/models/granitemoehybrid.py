@@ -21,6 +21,7 @@ MAMBA_PARTS = ("conv1d", "norm", "out_proj", "A_log", "D", "dt_bias")
 class GraniteMoeHybrid(Granite):
     architectures = ("GraniteMoeHybridForCausalLM",)
     model_types = ("granitemoehybrid",)
+    gguf_architecture = None
     renamed_fields: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
     defaults: ClassVar[dict[str, Any]] = {
         **Granite.defaults,

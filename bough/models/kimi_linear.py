@@ -22,6 +22,7 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 class KimiLinear(DeepseekV3):
     architectures = ("KimiLinearForCausalLM",)
     model_types = ("kimi_linear",)
+    gguf_architecture = None
     renamed_fields: ClassVar[dict[str, str]] = {
         "model_max_length": "max_position_embeddings",
         "num_experts": "n_routed_experts",

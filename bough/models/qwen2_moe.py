@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import Metadata
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 from bough.models.qwen2 import DEFAULTS, Qwen2
-from bough.models.qwen3_moe import gguf_experts_fields, sparse_steps
+from bough.models.qwen3_moe import sparse_steps
 
 
 class Qwen2Moe(Qwen2):
@@ -33,10 +31,6 @@ class Qwen2Moe(Qwen2):
 
     def names(self, config: ModelConfig) -> Names:
         return shared_names()
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        shared = meta.get(".expert_shared_feed_forward_length", None)
-        return {**gguf_experts_fields(meta), "shared_expert_intermediate_size": shared}
 
 
 def shared_experts(config: Fields) -> MoEConfig:

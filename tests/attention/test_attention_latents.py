@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bough.attention import latent_prompts
-from bough.attention.base import AttentionBackend
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.split_backend import SplitAttention
@@ -58,8 +58,8 @@ def to_device(array: np.ndarray) -> torch.Tensor:
 
 
 def triton_backend() -> AttentionBackend:
-    def make_work(window: int | None) -> DecodeWork:
-        return DecodeWork(8, CONFIG.num_heads, 1, LATENT.rank, CPU, window=window, programs=INTERPRETED_PROGRAMS)
+    def make_work(layer: AttentionSpec) -> DecodeWork:
+        return DecodeWork(8, CONFIG.num_heads, 1, LATENT.rank, CPU, programs=INTERPRETED_PROGRAMS)
 
     short = invariant.config_for(CONFIG.num_heads, 1, LATENT.rank, torch.float32)
     small = replace(expanded.config_for(torch.float32), block_m=16)

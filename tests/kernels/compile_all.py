@@ -65,7 +65,7 @@ from bough.sampling.state import SamplingState
 
 ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
 HIDDEN, INNER = 4096, 14336
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
 LATENT_HEADS = (16, 128)
 SHARED_BYTES = {  # that a program may have
@@ -205,6 +205,8 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
     if head_dim in EDGES:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(dtype, window=64, softcap=30.0)
+        attention.prefill(dtype, window=64, chunked=True)
+        attention.invariant(dtype, window=64, chunked=True)
 
 
 def launch_latents(heads: int, arch: str) -> None:
@@ -367,7 +369,7 @@ def launch_all(arch: str) -> None:
 def launch_largest(arch: str) -> None:
     """Of prefill attention and invariant attention what wants the most shared memory."""
     room = SHARED_BYTES[arch]
-    for head_dim in (128, 256):
+    for head_dim in (128, 256, 512):
         Attention(torch.bfloat16, head_dim, room).prefill(torch.bfloat16)
     Attention(torch.bfloat16, 128, room).invariant(torch.bfloat16)
 

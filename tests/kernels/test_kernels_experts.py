@@ -16,12 +16,13 @@ from bough.kernels.experts import reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.tiling import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
-from bough.kernels.ops import Norm
+from bough.kernels.ops import REFERENCE, Norm, Ops
 from bough.kernels.quantize_rows import reference as quantizing
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
 from bough.kernels.routing.triton import Routed, counters, most_tiles, norm_route, put_in_order, route
+from bough.kernels.triton_ops import TRITON
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack
 from tests.kernels.closeness import assert_near
 
@@ -83,6 +84,26 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
 def _by_expert(ids: torch.Tensor, weights: torch.Tensor, moe: MoEConfig) -> torch.Tensor:
     """[tokens, experts + appended]: equal scores may stand in another order."""
     return torch.zeros(len(ids), moe.experts + moe.appended, device=ids.device).scatter_(1, ids.long(), weights)
+
+
+@pytest.mark.parametrize("ops", [REFERENCE, TRITON, INVARIANT])
+def test_experts_are_chosen_by_logits_that_are_not_rounded(ops: Ops, device: torch.device) -> None:
+    """1024 and 1024.25 are one number in float16."""
+    x = torch.zeros(3, 32, dtype=torch.float16, device=device)
+    x[:, 0], x[:, 1] = 1024.0, 1.0
+    router = torch.zeros(4, 32, dtype=torch.float16, device=device)
+    router[:3, 0], router[1, 1] = 1.0, 0.25
+    logits = ops.router_logits(x, router)
+    torch.testing.assert_close(logits, x.float() @ router.float().T)
+    gate_up = torch.ones(4, 32, 32, dtype=torch.float16, device=device) / 1024
+    down = torch.arange(4, device=device).half().view(4, 1, 1).expand(4, 32, 16).contiguous()
+    moe = MoEConfig(experts=4, per_token=1, intermediate_size=16)
+    found = ops.routed_experts(x, router, None, moe, gate_up, down, "silu")
+    one = reference.experts(
+        x, gate_up, down, torch.ones(3, 1, dtype=torch.int32, device=device), torch.ones(3, 1, device=device), "silu"
+    )
+    assert one.abs().min() > 0
+    torch.testing.assert_close(found, one, atol=0.1, rtol=0.05)
 
 
 def test_simulated_experts_are_drawn_evenly_and_never_twice() -> None:

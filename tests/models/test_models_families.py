@@ -76,8 +76,29 @@ def test_scaling_for_long_contexts_spares_the_windows_of_olmo3() -> None:
 
 
 def test_queries_grow_where_the_rotation_says_so() -> None:
-    assert read("ministral3").query_growth == (0.1, 16_384)
+    assert read("ministral3").query_growth == (0.1, 16_384, 0)
     assert read("mistral3", rope_parameters={"rope_theta": 1e6}).query_growth is None
+    assert read("llama4_text", attn_temperature_tuning=4).query_growth == (0.1, 8192, 1)
+    assert read("llama4_text", attn_temperature_tuning=False).query_growth is None
+
+
+def test_gemma4_reads_wide_heads_from_either_form_of_its_configuration() -> None:
+    types = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    shapes = [read("gemma4_text", layer_types=types, head_dim=8).kv_shape(layer) for layer in range(4)]
+    assert shapes == [(2, 8), (2, 512), (2, 8), (2, 512)], "the last layer sees everything"
+    fewer = {"num_global_key_value_heads": 1, "global_head_dim": 16}
+    assert read("gemma4_text", layer_types=types, head_dim=8, **fewer).kv_shapes == ((2, 8), (2, 16))
+    assert read("gemma4_text", layer_types=types, attention_k_eq_v=True, **fewer).kv_shape(1) == (1, 16)
+    written = {"1": {"head_dim": 16, "num_key_value_heads": 1}}
+    assert read("gemma4_text", layer_types=types, per_layer_config=written).kv_shape(1) == (1, 16)
+
+
+def test_llama4_has_one_expert_for_a_token() -> None:
+    with pytest.raises(ModelError, match="num_experts_per_tok must be 1"):
+        read("llama4_text", num_experts_per_tok=2)
+    config = read("llama4_text", moe_layers=[1])
+    assert config.moe is not None and config.moe.dense_layers == (True, False, True, True)
+    assert config.sliding_layers == (True, True, True, False) and config.unrotated_layers == (False,) * 3 + (True,)
 
 
 def test_layers_with_states_as_published_checkpoints_list_them() -> None:

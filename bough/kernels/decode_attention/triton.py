@@ -12,6 +12,7 @@ block of heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -43,6 +44,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
     room = shared_bytes() if room is None else room
     if kv_dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
         stages = 2 if head_dim > 128 and room <= LITTLE else 3
+        if head_dim > 256 and room < PLENTY:
+            stages = 1
         return DecodeConfig(block_n=MIN_DOT, num_warps=4, num_stages=stages)
     row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
     block_n = min(128, max(MIN_DOT, 16384 // row_bytes))
@@ -50,7 +53,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
 
 
 MOST_HEADS = 64  # that attend to latents in one program: as many lines as the widest instructions take
-LATENT_WORK = {"programs": 2 * 132, "key_step": 32}  # a multiprocessor has room for two; reading keys takes long
+# A multiprocessor has room for two programs; reading keys takes long.
+LATENT_WORK: dict[str, Any] = {"programs": 2 * 132, "key_step": 32}
 FEW_ROWS = 32  # whose parts are weighed by several programs for each head
 
 

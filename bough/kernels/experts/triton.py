@@ -51,10 +51,23 @@ def routed_experts(
     gate_up: Matrices,
     down: Matrices,
     activation: str,
+    scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    return multiply(x, gate_up, down, route(logits, moe, bias, count=not few), activation)
+    x, routed = weighed(x, route(logits, moe, bias, count=not few), moe, scale)
+    return multiply(x, gate_up, down, routed, activation)
+
+
+def weighed(
+    x: torch.Tensor, routed: Routed, moe: MoEConfig, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Routed]:
+    """What the experts multiply, and the choices with what they multiply their results with."""
+    if scale is not None:
+        routed = routed._replace(weights=routed.weights * scale[routed.ids])
+    if moe.scales_inputs:
+        x, routed = (x * routed.weights).to(x.dtype), routed._replace(weights=torch.ones_like(routed.weights))
+    return x, routed
 
 
 def normed_experts(
@@ -71,7 +84,8 @@ def normed_experts(
     """The experts' sum for the norm of x + residual, that norm, and x + residual, which is the next residual."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
     routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=not few)
-    return multiply(normed, gate_up, down, routed, activation), normed, stream
+    x, routed = weighed(normed, routed, moe)
+    return multiply(x, gate_up, down, routed, activation), normed, stream
 
 
 def multiply(

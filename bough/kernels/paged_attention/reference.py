@@ -24,6 +24,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
+    chunked: bool = False,  # the window is one of those that stand side by side
 ) -> torch.Tensor:
     """Causal attention of each row over its own pages, which already hold the queries' own keys and values."""
     out = torch.empty((*q.shape[:2], v_cache.shape[2]), dtype=q.dtype, device=q.device)
@@ -32,7 +33,7 @@ def paged_attention(
         first, last = query_starts[row], query_starts[row + 1]
         length = context + last - first
         slots = [int(page_table[row, i // page_size]) * page_size + i % page_size for i in range(length)]
-        mask = _visible(context, length, window)
+        mask = _visible(context, length, window, chunked)
         for head in range(q.shape[1]):
             scores = q[first:last, head] @ k_cache[slots, head // group].T * scale
             if softcap is not None:
@@ -139,8 +140,10 @@ def _attend(
     return torch.einsum("kgmn,nkd->mkgd", torch.softmax(scores, dim=-1), values).flatten(1, 2)
 
 
-def _visible(context: int, length: int, window: int | None) -> torch.Tensor:
+def _visible(context: int, length: int, window: int | None, chunked: bool = False) -> torch.Tensor:
     """[queries, keys]: a query sees itself and what came before, at most `window` tokens in all."""
-    distance = torch.arange(context, length)[:, None] - torch.arange(length)[None, :]
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+    query, key = torch.arange(context, length)[:, None], torch.arange(length)[None, :]
+    seen = query >= key
+    if window is None:
+        return seen
+    return seen & (query // window == key // window if chunked else query - key < window)

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from bough.attention.context import ForwardContext
+from bough.core.errors import ModelError
 from bough.kernels.ops import Activation, Norm
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
@@ -99,6 +100,12 @@ class ExpertWeights(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum."""
         ...
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """The same for a router's logits [rows, experts]; each expert's weight is multiplied with its `scale`."""
+        raise ModelError(f"{type(self).__name__} cannot take the logits of a router that is not theirs.")
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills the experts, by their numbers under `prefix`."""

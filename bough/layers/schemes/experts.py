@@ -62,6 +62,11 @@ class QuantizedExperts:
         settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
         return self._ops.normed_experts(x, residual, norm, *settings)
 
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._ops.experts_by_logits(x, logits, None, self._moe, self._gate_up, self._down, activation, scale)
+
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         rows, columns = (self._held,), (slice(None), self._held)
         for expert in range(self._moe.experts):

@@ -76,7 +76,7 @@ class PackedLinear(LinearWeight):
         yield from bias_slots(prefix, self._parts, self._bias)
 
 
-class PackedExperts:
+class PackedExperts(ExpertWeights):
     """The experts of a layer: a packed weight for each of their matrices."""
 
     has_shared = False

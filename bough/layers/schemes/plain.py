@@ -74,8 +74,9 @@ class PlainExperts:
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
-        # Shared experts join them, which saves launches, unless their results are scaled.
-        joins = not (moe.shared_gate or moe.biases or moe.shared_size % moe.intermediate_size)
+        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled.
+        scaled = moe.shared_gate or moe.scales_inputs
+        joins = not (scaled or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
         self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
@@ -114,6 +115,11 @@ class PlainExperts:
             return self._ops.normed_experts(x, residual, norm, *settings)
         normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
         return self(normed, router, activation, ctx), normed, stream
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._ops.experts_by_logits(x, logits, None, self._moe, self._gate_up, self._down, activation, scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held

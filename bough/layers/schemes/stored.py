@@ -108,6 +108,11 @@ class StoredExperts(Named[ExpertWeights]):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self._weight.after_norm(x, residual, norm, router, activation, ctx)
 
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._weight.by_logits(x, logits, scale, activation, ctx)
+
 
 class StoredWeight(Named[LinearWeight], LinearWeight):
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:

@@ -69,13 +69,14 @@ class Mxfp4Experts(QuantizedTensor):
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> Fp4Tensor | None:
-    """compressed-tensors' and ModelOpt's."""
+    """compressed-tensors', ModelOpt's and Quark's."""
     module, _, part = name.rpartition(".")
     if part == "weight_packed" and files.dtype(name) == "U8":
         whole = f"{module}.weight_global_scale"
         return Fp4Tensor(files, module, name, whole if whole in files else None)
-    if part == "weight" and files.dtype(name) == "U8" and f"{module}.weight_scale_2" in files:
-        return Fp4Tensor(files, module, name, f"{module}.weight_scale_2")
+    if part == "weight" and files.dtype(name) == "U8" and f"{module}.weight_scale" in files:
+        whole = f"{module}.weight_scale_2"
+        return Fp4Tensor(files, module, name, whole if whole in files else None)
     return None
 
 

@@ -3,6 +3,8 @@
 The pool owns memory, its number format and its scales; it does not know which pages are in use. Page 0 is scratch,
 where padding is written. Memory is never filled: readers must not rely on what a page held before it was written.
 
+Layers of one group may have heads of different width, and a layer may read what an earlier one keeps.
+
 Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale.
 
 In an 8-bit format a value is stored divided by its layer's scale, and saturated; readers multiply with the scale. A
@@ -12,6 +14,7 @@ results may differ a little with what happens to be cached.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,25 +65,24 @@ class GroupPool(Protocol):
 
 
 class AttentionPool:
-    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each, or keys alone, of which
-    the first `latent` columns are the values. A window group has fewer pages than one of full attention, and is
-    otherwise the same."""
+    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each of `shapes`, or keys
+    alone, of which the first `latent` columns are the values. A window group has fewer pages than one of full
+    attention, and is otherwise the same."""
 
     def __init__(
         self,
-        layers: int,
+        shapes: Sequence[tuple[int, int]],
         pages: int,
         page_size: int,
-        shape: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
         latent: int | None = None,
     ) -> None:
         slots = (pages + 1) * page_size
         self._page_size = page_size
-        self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
+        self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
         if latent is None:
-            self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
+            self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
             self._tensors = (*self.keys, *self.values)
         else:
             self.values = [keys[..., :latent] for keys in self.keys]
@@ -142,27 +144,32 @@ class KVPool:
     ) -> None:
         self.page_size = page_size
         self.dtype = dtype
-        group_of = _groups_of_layers(config)
-        shape, latent = (_local_kv_heads(config, topology), config.head_dim), None
-        if config.latent is not None:
-            shape, latent = (1, config.latent.width), config.latent.rank
+        latent = None if config.latent is None else config.latent.rank
+        layers = _layers(config, topology)
         attention = [
-            AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device, latent)
-            for group in range(len(config.attention_groups))
+            AttentionPool(list(shapes.values()), pages[group], page_size, dtype, device, latent)
+            for group, shapes in enumerate(layers)
         ]
         self.states = None if config.states is None else StatePool(config.states, pages[-1], device)
         self.groups: tuple[GroupPool, ...] = (*attention, *(() if self.states is None else (self.states,)))
-        # By layer; those that do not attend have none.
-        nothing = torch.empty(0, dtype=dtype, device=device)
-        self.keys, self.values = [nothing] * config.num_layers, [nothing] * config.num_layers
-        for layer, group in enumerate(group_of):
-            if group is not None:
-                place = group_of[:layer].count(group)
-                self.keys[layer], self.values[layer] = attention[group].keys[place], attention[group].values[place]
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for shapes, pool in zip(layers, attention, strict=True):
+            kept.update(zip(shapes, zip(pool.keys, pool.values, strict=True), strict=True))
+        sources = [config.kv_source(layer) for layer in range(config.num_layers)]
+        nothing = (torch.empty(0, dtype=dtype, device=device),) * 2  # of layers that do not attend
+        self.keys = [kept.get(source, nothing)[0] for source in sources]
+        self.values = [kept.get(source, nothing)[1] for source in sources]
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
-        self.key_scales = [key for key, _ in pairs]
-        self.value_scales = [value for _, value in pairs] if latent is None else self.key_scales
+        self.key_scales = [pairs[source][0] for source in sources]
+        self.value_scales = [pairs[source][1] for source in sources] if latent is None else self.key_scales
+
+    def read_tokens(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of these slots [tokens]. [tokens, heads, head_dim] each"""
+        stored = ((self.keys[layer], self.key_scales[layer]), (self.values[layer], self.value_scales[layer]))
+        found = ((_take(cache, slots).to(dtype), scale) for cache, scale in stored)
+        key, value = (tokens if scale == 1.0 else tokens * scale for tokens, scale in found)
+        return key, value
 
     def release(self) -> None:
         """Gives the memory of all groups back."""
@@ -181,18 +188,24 @@ class KVPool:
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
         """What one token costs on this rank, over all layers of each group of attention."""
-        groups = _groups_of_layers(config)
-        of_layer = 2 * _local_kv_heads(config, topology) * config.head_dim
-        if config.latent is not None:
-            of_layer = config.latent.width
-        return tuple(groups.count(group) * of_layer * dtype.itemsize for group in range(len(config.attention_groups)))
+        tensors = 2 if config.latent is None else 1
+        layers = _layers(config, topology)
+        return tuple(sum(tensors * math.prod(shape) * dtype.itemsize for shape in own.values()) for own in layers)
 
 
-def _groups_of_layers(config: ModelConfig) -> list[int | None]:
-    """The group of each layer's keys and values; None: it has none."""
-    return [config.kv_group(layer) if config.attends(layer) else None for layer in range(config.num_layers)]
+def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    if cache.itemsize > 1:
+        return cache.index_select(0, slots)
+    return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype)  # torch cannot index float8 everywhere
 
 
-def _local_kv_heads(config: ModelConfig, topology: Topology) -> int:
-    held = topology.kv_slice_of(config.num_kv_heads)
-    return int(held.stop) - int(held.start)
+def _layers(config: ModelConfig, topology: Topology) -> list[dict[int, tuple[int, int]]]:
+    """Of each group of attention the layers that keep something, with the heads of this rank and their width."""
+    groups: list[dict[int, tuple[int, int]]] = [{} for _ in config.attention_groups]
+    for layer in range(config.num_layers):
+        kv_heads, width = config.kv_shape(layer)
+        held = topology.kv_slice_of(kv_heads)
+        shape = (held.stop - held.start, width) if config.latent is None else (1, config.latent.width)
+        if config.attends(layer) and config.kv_source(layer) == layer:
+            groups[config.kv_group(layer)][layer] = shape
+    return groups

@@ -74,6 +74,28 @@ def test_pages_move_with_all_their_layers(dtype: torch.dtype, page_size: int) ->
     )
 
 
+def test_layers_have_heads_of_their_own_or_read_those_of_others() -> None:
+    config = replace(
+        CONFIG,
+        num_layers=5,
+        sliding_window=16,
+        sliding_layers=(True, False, True, True, False),
+        full_kv_heads=1,
+        full_head_dim=6,
+        shared_kv_layers=2,
+    )
+    scales = [(float(layer), layer + 0.5) for layer in range(1, 6)]
+    pool = KVPool(config, (5, 3), 16, torch.float8_e4m3fn, torch.device("cpu"), Topology(), scales)
+    assert pool.keys[1].shape == (6 * 16, 1, 6) and pool.keys[0].shape == pool.keys[2].shape == (4 * 16, 2, 4)
+    assert pool.keys[3] is pool.keys[2] and pool.values[4] is pool.values[1]
+    assert pool.key_scales == [1.0, 2.0, 3.0, 3.0, 2.0] and pool.value_scales == [1.5, 2.5, 3.5, 3.5, 2.5]
+    assert [group.page_bytes for group in pool.groups] == [16 * 2 * 6, 16 * 2 * 2 * 8]
+    assert KVPool.bytes_per_token(config, torch.float8_e4m3fn, Topology()) == (2 * 6, 2 * 2 * 8)
+    pool.keys[2].view(torch.uint8)[:] = torch.full((), 2.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    keys, values = pool.read_tokens(3, torch.tensor([5, 1]), torch.float32)
+    assert keys.shape == values.shape == (2, 2, 4) and (keys == 2.0 * 3.0).all()
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_of_latents_there_is_one_line_a_token_on_every_rank(ranks: int) -> None:
     config = replace(CONFIG, num_kv_heads=1, latent=LatentConfig(rank=6, rope_dim=2, nope_dim=3, value_dim=5))

@@ -7,7 +7,7 @@ run once for each layer. It owns what it derives from the batch; the cache belon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -67,6 +67,11 @@ class LatentSpec:
         return int(self.weight.shape[0])
 
     @property
+    def top(self) -> int | None:
+        """Tokens that a query attends to; None: all that it sees."""
+        return None if self.latent.index is None else self.latent.index.top
+
+    @property
     def absorbed(self) -> AttentionSpec:
         return self._as_plain(self.heads, 1, self.latent.width)
 
@@ -90,6 +95,16 @@ class LatentSpec:
         of_head = keys * (latent.nope_dim + latent.rope_dim + latent.value_dim)
         size = max(1, most // max(1, of_head))
         return [slice(first, min(first + size, self.heads)) for first in range(0, self.heads, size)]
+
+
+class IndexQueries(NamedTuple):
+    """By which a layer with sparse attention chooses tokens, of all tokens of a step; the keys are in the pool."""
+
+    q: torch.Tensor  # [tokens, heads, head_dim]
+    weights: torch.Tensor  # [tokens, heads]
+
+    def cut(self, part: slice) -> IndexQueries:
+        return IndexQueries(self.q[part], self.weights[part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +138,14 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         """Attends with q [tokens, heads, nope_dim + rope_dim] and gives [tokens, heads, value_dim] back, contiguous.
 
         The latents of all tokens of the step stand in the pool already; `latents` [tokens, width] are the same once
-        more. Both may be strided in their first dimension.
+        more. Both may be strided in their first dimension. Where the attention is sparse, a layer that has no `index`
+        takes the tokens that the layer before it chose.
         """
         raise ModelError(f"{type(self).__name__} has no latent attention; choose another attention back end.")
 

@@ -32,6 +32,12 @@ class DecodeRead:
     index: slice | torch.Tensor  # [rows * keys] slots; a slice only for a single row
     mask: torch.Tensor | None  # [rows, 1, 1, keys], added to the scores
 
+    @property
+    def keys(self) -> int:
+        """That each row reads."""
+        index = self.index
+        return index.stop - index.start if isinstance(index, slice) else len(index) // self.rows
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillRead:

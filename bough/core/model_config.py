@@ -94,6 +94,19 @@ class MoEConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexConfig:
+    """Sparse attention: small heads score the tokens that a query could see, and it attends to the best of them."""
+
+    heads: int  # that share one key for each token
+    head_dim: int
+    top: int  # tokens that a query attends to
+    layers: tuple[bool, ...] = ()  # which ones choose; the others take the choice of the one before; empty: all choose
+
+    def chooses(self, layer: int) -> bool:
+        return not self.layers or self.layers[layer]
+
+
+@dataclass(frozen=True, slots=True)
 class LatentConfig:
     """Latent attention: a token keeps one vector for all heads, of which their keys and values are products, and one
     rotated key that they share."""
@@ -104,6 +117,7 @@ class LatentConfig:
     value_dim: int  # of a head
     query_rank: int | None = None  # of the vector that the queries are products of; None: of the hidden states
     interleaved: bool = True  # checkpoints have the rotated coordinates in neighbouring pairs
+    index: IndexConfig | None = None  # None: queries attend to all tokens that they can see
 
     @property
     def width(self) -> int:
@@ -206,6 +220,12 @@ class ModelConfig:
         """Those of one layer; None: it has a plain MLP."""
         dense = self.moe is None or (self.moe.dense_layers and self.moe.dense_layers[layer])
         return None if dense else self.moe
+
+    @property
+    def choosing_layers(self) -> list[int]:
+        """Those that choose tokens, of a model with sparse attention."""
+        index = None if self.latent is None else self.latent.index
+        return [] if index is None else [layer for layer in range(self.num_layers) if index.chooses(layer)]
 
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from bough.attention import latent_prompts
+from bough.attention import latent_prompts, sparse_latents
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
@@ -185,6 +185,8 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
     gathered = 0
     if latent is not None and not settings.model.enable_deterministic_inference:
         gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
+    if latent is not None and latent.index is not None:
+        gathered += sparse_latents.scratch_bytes(config.context_length)
     if "torch" not in (names.prefill, names.decode):
         return gathered
     heads = loaded.topology.share(config.num_heads, "num_heads")

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bough.attention.base import AttentionBackend, AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import PackedExpertWeights, PackedOps
 from bough.kernels.quant_linear.native import structs_of
 from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
-from bough.native.tape import MAX_EXPERTS, Tape
+from bough.native.tape import MAX_EXPERTS, MAX_LATENT_DIM, Tape
 
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -100,7 +100,8 @@ class Recorder:
             norm_rope_store_=self._norm_rope_store,
             take_rows=self._take_rows,
             softcap=self._softcap,
-            latent_store_=_no_latents,
+            latent_store_=self._latent_store,
+            index_store_=_no_index,
             packed_embedding=self._embedding,
             packed_linear=self._linear,
             packed_experts=self._experts,
@@ -163,7 +164,7 @@ class Recorder:
         out = self.rows(x.shape[1], on_logits)
         stream = x if residual is None else self.rows(x.shape[1], on_logits)
         before, after = (None, None) if residual is None else (self.place(residual), self.place(stream))
-        settings = (self._address(weight), eps, plus_one, x.shape[1])
+        settings = (self._address(weight), eps, plus_one, x.shape[1], x.stride(0))
         self._add("rms_norm", self.place(x), before, *settings, self.place(out), after, on_logits=on_logits)
         return out, stream
 
@@ -207,6 +208,41 @@ class Recorder:
         limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, self._address(layer.sinks), layer.ends_only)
         self._add("attention", *shape, *caches, *limits, self.place(q), q.stride(0), layer.group, self.place(out))
         return out.view(-1, layer.heads, layer.head_dim)
+
+    def _latent_store(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        cache: torch.Tensor,
+        scale: float = 1.0,
+    ) -> None:
+        heads, rows = (self.place(q), q.stride(0), *q.shape[1:]), (self.place(latents), latents.stride(0))
+        if cache.shape[2] > MAX_LATENT_DIM:
+            raise NotRecordedError(f"latents of {cache.shape[2]} numbers")
+        widths, norm = (len(weight), 2 * cos.shape[1]), (self._address(weight), eps)
+        stored = (*map(self._address, (cos, sin, cache)), CACHE_NUMBERS[cache.dtype], slots.storage_offset())
+        self._add("latent_store", *heads, *rows, *widths, *norm, *stored)
+
+    def latent_attention(self, q: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+        """In the absorbed form; what is found in the part of a latent that rotates is left out at the end."""
+        latent, heads = layer.latent, layer.heads
+        queries, out = self.rows(heads * latent.width, False), self.rows(heads * latent.value_dim, False)
+        nope, rank, width = latent.nope_dim, latent.rank, latent.width
+        weight, of_head = layer.weight.data_ptr(), layer.weight.stride(0)
+        self._kept.append(layer.weight)
+        absorbed = (weight, of_head, heads, nope, rank, latent.rope_dim, True, self.place(queries))
+        self._add("by_head", self.place(q), q.stride(0), q.stride(1), *absorbed, heads * width, width)
+        attended = self.attention(queries.view(-1, heads, width), layer.absorbed, pool)
+        values = weight + nope * rank * layer.weight.itemsize
+        lifted = (values, of_head, heads, rank, latent.value_dim, 0, False, self.place(out))
+        self._add("by_head", self.place(attended), heads * width, width, *lifted, *out.stride()[:1], latent.value_dim)
+        return out.view(-1, heads, latent.value_dim)
 
     def _gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         on_logits, size = self._on_logits(x), x.shape[1] // 2
@@ -297,6 +333,11 @@ class RecordingAttention(AttentionBackend):
     ) -> torch.Tensor:
         return self._recorder.attention(q, layer, pool)
 
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
+        return self._recorder.latent_attention(q, layer, pool)
+
 
 def arrange(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
     """Where each buffer begins in a common piece of memory, and how many bytes that has. Buffers are placed in the
@@ -336,8 +377,8 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _no_latents(*arguments: Any) -> None:
-    raise NotRecordedError("latent attention")
+def _no_index(*arguments: Any) -> None:
+    raise NotRecordedError("sparse attention")
 
 
 def _not_recorded(*arguments: Any) -> torch.Tensor:

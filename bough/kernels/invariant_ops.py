@@ -25,6 +25,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.recurrence.triton import recurrence_by_tokens_
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
+from bough.kernels.sparse_index.triton import index_store_
 
 ANY_ROWS = 128  # what the kernels' cuts are chosen for, however many rows there are
 
@@ -89,6 +90,7 @@ INVARIANT = InvariantOps(
     gelu_tanh_mul=gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
     latent_store_=latent_store_,
+    index_store_=index_store_,
     causal_conv_=causal_conv_,
     recurrence_=recurrence_by_tokens_,
 )

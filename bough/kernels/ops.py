@@ -23,6 +23,7 @@ from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.recurrence.reference import recurrence_
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
+from bough.kernels.sparse_index.reference import index_store_
 
 Activation = Literal["silu", "gelu_tanh"]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -74,6 +75,7 @@ class Ops:
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
     add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
     latent_store_: Callable[..., None] = latent_store_
+    index_store_: Callable[..., None] = index_store_
     causal_conv_: Callable[..., torch.Tensor] = causal_conv_
     recurrence_: Callable[..., torch.Tensor] = recurrence_
 

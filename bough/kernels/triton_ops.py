@@ -19,6 +19,7 @@ from bough.kernels.recurrence.triton import recurrence_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.tiling import fused_worth, worth
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.sparse_index.triton import index_store_
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -101,6 +102,7 @@ TRITON = TritonOps(
     gelu_tanh_mul=activation.gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
     latent_store_=latent_store_,
+    index_store_=index_store_,
     causal_conv_=causal_conv_,
     recurrence_=recurrence_,
 )

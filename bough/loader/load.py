@@ -217,7 +217,9 @@ def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Ind
 
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-ROUTER = ".mlp.gate.weight"  # no packed weight: rounding its numbers would send tokens to other experts
+# No packed weights: rounding a router's numbers would send tokens to other experts, and those of latents' keys and
+# values are multiplied head by head.
+UNPACKED = (".mlp.gate.weight", ".kv_b_proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,7 @@ def packed_size(source: WeightSource, quantization: str) -> PackedSize:
     total, quantised = 0, False
     for name in source.names():
         shape = source.shape(name)
-        if len(shape) != 2 or name.endswith(ROUTER):
+        if len(shape) != 2 or name.endswith(UNPACKED):
             total += 4 * math.prod(shape)
             continue
         how = of_tables(quantization) if name in TABLES else quantization

@@ -119,12 +119,12 @@ class DeepseekV2(ModelFamily):
         assert latent is not None
         if not latent.interleaved:
             return {}
-        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, latent.nope_dim))
+        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, slice(latent.nope_dim, None)))
         projection = f"{attention}.{'q_proj' if latent.query_rank is None else 'q_b_proj'}"
         keys = f"{attention}.kv_a_proj_with_mqa"
         return {
             projection: Piece(projection, queries),
-            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, latent.rank))),
+            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, slice(latent.rank, None)))),
         }
 
 

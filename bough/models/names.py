@@ -97,13 +97,13 @@ def _apart(piece: Piece, heads: int, head_dim: int, rotary_dim: int, neighbours:
     return replace(piece, rows=tuple(taken[head * head_dim + at] for head in range(heads) for at in order))
 
 
-def interleaved_rows(heads: int, head_dim: int, still: int) -> Iterator[int]:
-    """The rows of such a module in the order in which halves are rotated, behind the first `still` of each head, which
-    do not rotate."""
+def interleaved_rows(heads: int, head_dim: int, turned: slice) -> Iterator[int]:
+    """The rows of such a module in the order in which halves are rotated: of each head `turned`, the rest does not
+    rotate."""
+    order = list(range(head_dim))
+    order[turned] = [*order[turned][::2], *order[turned][1::2]]
     for start in range(0, heads * head_dim, head_dim):
-        yield from range(start, start + still)
-        for side in (0, 1):
-            yield from range(start + still, start + head_dim)[side::2]
+        yield from (start + row for row in order)
 
 
 def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> dict[str, Stored]:

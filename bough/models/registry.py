@@ -19,6 +19,7 @@ from bough.models.cohere import Cohere, Cohere2
 from bough.models.cwm import Cwm
 from bough.models.deepseek_v2 import DeepseekV2
 from bough.models.deepseek_v3 import DeepseekV3
+from bough.models.deepseek_v32 import DeepseekV32
 from bough.models.dots1 import Dots1, SolarOpen
 from bough.models.ernie4_5 import Ernie45, Helium
 from bough.models.ernie4_5_moe import Ernie45Moe
@@ -31,6 +32,7 @@ from bough.models.gemma4 import Gemma4
 from bough.models.glm import Glm, Glm4
 from bough.models.glm4_moe import Glm4Moe
 from bough.models.glm4_moe_lite import Glm4MoeLite
+from bough.models.glm_moe_dsa import GlmMoeDsa
 from bough.models.gpt2 import Gpt2
 from bough.models.gpt_neox import GptNeoX
 from bough.models.gpt_oss import GptOss
@@ -85,7 +87,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
     *(Mixtral(), Llama4(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
     *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3(), Dots1(), SolarOpen(), HunYuan3(), ExaoneMoe()),
-    *(Glm4MoeLite(), FlexOlmo()),
+    *(DeepseekV32(), GlmMoeDsa(), Glm4MoeLite(), FlexOlmo()),
     *(Qwen3Next(), Qwen35(), Qwen35Moe(), GraniteMoeHybrid(), NemotronH(), Lfm2(), Lfm2Moe(), KimiLinear()),
 )
 GROUP = "bough.models"

@@ -21,7 +21,7 @@ import torch
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
-from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig, RecurrentConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, MoEConfig, RecurrentConfig
 from bough.core.plan import BatchPlan, Executor, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
@@ -224,17 +224,25 @@ def test_decodes_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWe
 LATENTS = replace(CONFIG, num_kv_heads=1, head_dim=20, latent=LatentConfig(20, 8, 12, 10))
 
 
-def latent_weights() -> LoadedWeights:
+INDEX = IndexConfig(heads=9, head_dim=14, top=7, layers=(True, False))
+SPARSE = replace(LATENTS, latent=LatentConfig(20, 8, 12, 10, query_rank=16, index=INDEX))
+
+
+def latent_weights(config: ModelConfig) -> LoadedWeights:
     torch.manual_seed(0)
-    model = build_model(LATENTS, Topology(), torch.float16, CPU)
+    model = build_model(config, Topology(), torch.float16, CPU)
     for slot in model.slots():
         slot.target.normal_(0.0, 0.3)
-    return LoadedWeights(model, LATENTS, torch.float16, CPU, Topology(), 0, torch.float16)
+    return LoadedWeights(model, config, torch.float16, CPU, Topology(), 0, torch.float16)
 
 
 @pytest.mark.slow
-def test_latent_attention_gives_the_same_by_graphs_in_deterministic_mode_and_by_torch() -> None:
-    weights, lengths, wanted = latent_weights(), [9, 28], []
+@pytest.mark.parametrize("config", [pytest.param(LATENTS, id="full"), pytest.param(SPARSE, id="sparse")])
+def test_latent_attention_gives_the_same_by_graphs_in_deterministic_mode_and_by_torch(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bough.kernels.sparse_index.triton.PROGRAMS", INTERPRETED_PROGRAMS)
+    weights, lengths, wanted = latent_weights(config), [9, 28], []
     for flags in ({"attention_backend": "torch"}, {}, {"enable_deterministic_inference": True}):
         settings = Settings.from_flat(flags)
         mixed = () if flags else (16,)  # of the two prompts one is captured, the other is long enough to be expanded

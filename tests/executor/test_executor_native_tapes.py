@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, MoEConfig, RopeConfig
 from bough.executor.native_tapes import why_not_recorded
 
 LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeConfig(10000.0))
@@ -21,6 +21,7 @@ LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeCo
         {"unrotated_layers": (True, False), "attention_sinks": True},
         {"moe": MoEConfig(5, 2, 32, shared_size=16, shared_gate=True, dense_layers=(True, False))},
         {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5, apart=True)},
+        {"latent": LatentConfig(9, 4, 4, 5, query_rank=6)},
         {"attention_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 8, "sliding_layers": (True, False)},
     ],
 )
@@ -43,6 +44,8 @@ def test_what_is_recorded(fields: dict[str, Any]) -> None:
         ({"moe": MoEConfig(5, 2, 32, scores="sparsemixer")}, "sparsemixer routing"),
         ({"moe": MoEConfig(1025, 2, 32)}, "1025 experts"),
         ({"learned_positions": True}, "index_select"),
+        ({"latent": LatentConfig(513, 64, 4, 5)}, "latents of 577 numbers"),
+        ({"latent": LatentConfig(9, 4, 4, 5, query_rank=6, index=IndexConfig(3, 4, 8))}, "sparse attention"),
         ({"logit_scale": 0.5}, "mul"),
         ({"head_bias": True}, "add"),
     ],

@@ -55,7 +55,7 @@ class Forward:
         self.pool = KVPool(model.config, (pages, pages), page_size, dtype, CPU, Topology(), scales)
         states = self.pool.states
         matrices = () if states is None else (*states.tails.values(), *states.matrices.values())
-        for tensor in (*self.pool.keys, *self.pool.values, *matrices):
+        for tensor in (*self.pool.keys, *self.pool.values, *self.pool.index_keys.values(), *matrices):
             tensor.fill_(float("nan"))
         self.attention: AttentionBackend = TorchAttention()
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32)

@@ -57,6 +57,7 @@ from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.sparse_index.triton import choose_slots, index_store_
 from bough.kernels.state_rows import StateRows
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.kernels.w4_linear.reference import W4Rows
@@ -68,6 +69,7 @@ HIDDEN, INNER = 4096, 14336
 HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
 LATENT_HEADS = (16, 128)
+INDEX_HEADS = (32, 64)
 SHARED_BYTES = {  # that a program may have
     "80": 166_912,
     "86": 101_376,
@@ -382,9 +384,20 @@ def launch_usual(arch: str) -> None:
     launch_attention(torch.bfloat16, 128, arch)
 
 
+def launch_sparse_index(heads: int) -> None:
+    """That of DeepSeek V3.2 and GLM-5."""
+    dim, dtype, table = 128, torch.bfloat16, torch.zeros(8, 4096, dtype=torch.int32)
+    q, weights, cache = (torch.zeros(*shape, dtype=dtype) for shape in ((ROWS, heads, dim), (ROWS, heads), (100, dim)))
+    angles, places, rows = torch.zeros(32, 32), torch.arange(ROWS), torch.arange(ROWS, dtype=torch.int32)
+    index_store_(q, cache[:ROWS], cache[0], cache[0], 1e-6, angles, angles, places, places, cache)
+    choose_slots(q, weights, cache, table, rows, rows, 2048, page_size=16)
+
+
 def launch_of_latents(arch: str) -> None:
     for heads in LATENT_HEADS:
         launch_latents(heads, arch)
+    for heads in INDEX_HEADS:
+        launch_sparse_index(heads)
 
 
 LAUNCHES = {

@@ -63,6 +63,10 @@ static void check_rows(const bough_ops *ops) {
         product += (double)x[i] * weight[i];
     check("dot", ops->dot(x, weight, SIZE), product, 1e-5);
     memcpy(out, x, sizeof out);
+    ops->add_scaled(out, weight, 0.3f, SIZE);
+    for (int i = 0; i < SIZE; i++)
+        check("add_scaled", out[i], x[i] + 0.3 * weight[i], 1e-5);
+    memcpy(out, x, sizeof out);
     ops->softcap(out, SIZE, 0.7f);
     for (int i = 0; i < SIZE; i++)
         check("softcap", out[i], 0.7 * tanh(x[i] / 0.7), 1e-5);

@@ -126,7 +126,7 @@ def decode_attention(
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, **overlap(batch),
     )  # fmt: skip
-    if extra:
+    if extra and work.cuts:
         weigh_parts(work, out)
     return out
 

@@ -23,6 +23,8 @@ PLAN_TILE = 1024
 class DecodeWork:
     """Items of a step of at most `max_batch` rows, and room for their partial results."""
 
+    cuts = True  # whether rows may have several items
+
     def __init__(
         self,
         max_batch: int,
@@ -59,6 +61,22 @@ class DecodeWork:
         chunk is at least total / target_items.
         """
         return batch + self.target_items(batch)
+
+
+class WholeRows(DecodeWork):
+    """Rows of these lengths [batch] (int32), each of which is one item: for so many rows that they fill the device."""
+
+    cuts = False
+
+    def __init__(self, lengths: torch.Tensor, window: int | None = None) -> None:
+        self.max_batch, self.window = len(lengths), window
+        self.first_item = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+        first, one = torch.zeros_like(lengths), torch.ones_like(lengths)
+        self.items = torch.stack((self.first_item[:-1], first, lengths, one), dim=1)
+        self.partial = self.log_sums = self.arrivals = lengths.new_empty(0)
+
+    def max_items(self, batch: int) -> int:
+        return batch
 
 
 def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:

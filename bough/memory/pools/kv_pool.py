@@ -5,7 +5,9 @@ where padding is written. Memory is never filled: readers must not rely on what 
 
 Layers of one group may have heads of different width, and a layer may read what an earlier one keeps.
 
-Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale.
+Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale. Where
+it is sparse, layers that choose tokens have a second tensor, of the keys by which they choose. These have at least 16
+bits: a query that attends to other tokens is further off than one that attends to rounded ones.
 
 In an 8-bit format a value is stored divided by its layer's scale, and saturated; readers multiply with the scale. A
 prompt computed in one go attends with its keys as they were computed, one with a cached prefix to rounded ones, so
@@ -38,6 +40,11 @@ def cache_dtype(name: str, activations: torch.dtype) -> torch.dtype:
     return activations if name == "auto" else FORMATS[name]
 
 
+def index_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of index keys in a cache of this type."""
+    return dtype if dtype.itemsize > 1 else torch.bfloat16
+
+
 class GroupPool(Protocol):
     """The memory of one KV group: what its layers keep of a token or a sequence, page by page. All layers of a page
     move together."""
@@ -66,8 +73,8 @@ class GroupPool(Protocol):
 
 class AttentionPool:
     """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each of `shapes`, or keys
-    alone, of which the first `latent` columns are the values. A window group has fewer pages than one of full
-    attention, and is otherwise the same."""
+    alone, of which the first `latent` columns are the values. `index` says how many layers have index keys too, and
+    how wide. A window group has fewer pages than one of full attention, and is otherwise the same."""
 
     def __init__(
         self,
@@ -77,6 +84,7 @@ class AttentionPool:
         dtype: torch.dtype,
         device: torch.device,
         latent: int | None = None,
+        index: tuple[int, int] = (0, 0),
     ) -> None:
         slots = (pages + 1) * page_size
         self._page_size = page_size
@@ -87,6 +95,9 @@ class AttentionPool:
         else:
             self.values = [keys[..., :latent] for keys in self.keys]
             self._tensors = tuple(self.keys)
+        count, width = index
+        self.index_keys = [torch.empty((slots, width), dtype=index_dtype(dtype), device=device) for _ in range(count)]
+        self._tensors += tuple(self.index_keys)
         self._clear_scratch()
 
     @property
@@ -147,7 +158,7 @@ class KVPool:
         latent = None if config.latent is None else config.latent.rank
         layers = _layers(config, topology)
         attention = [
-            AttentionPool(list(shapes.values()), pages[group], page_size, dtype, device, latent)
+            AttentionPool(list(shapes.values()), pages[group], page_size, dtype, device, latent, _index(config))
             for group, shapes in enumerate(layers)
         ]
         self.states = None if config.states is None else StatePool(config.states, pages[-1], device)
@@ -159,6 +170,7 @@ class KVPool:
         nothing = (torch.empty(0, dtype=dtype, device=device),) * 2  # of layers that do not attend
         self.keys = [kept.get(source, nothing)[0] for source in sources]
         self.values = [kept.get(source, nothing)[1] for source in sources]
+        self.index_keys = dict(zip(config.choosing_layers, attention[0].index_keys, strict=True))  # by layer
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [pairs[source][0] for source in sources]
@@ -189,8 +201,15 @@ class KVPool:
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
         """What one token costs on this rank, over all layers of each group of attention."""
         tensors = 2 if config.latent is None else 1
-        layers = _layers(config, topology)
-        return tuple(sum(tensors * math.prod(shape) * dtype.itemsize for shape in own.values()) for own in layers)
+        of_index = math.prod(_index(config)) * index_dtype(dtype).itemsize
+        of_groups = (sum(map(math.prod, own.values())) for own in _layers(config, topology))
+        return tuple(tensors * numbers * dtype.itemsize + of_index for numbers in of_groups)
+
+
+def _index(config: ModelConfig) -> tuple[int, int]:
+    """How many layers have index keys, and how wide these are. Such models have one KV group."""
+    index = None if config.latent is None else config.latent.index
+    return (0, 0) if index is None else (len(config.choosing_layers), index.head_dim)
 
 
 def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_QUERIES = 32, BOUGH_LEVELS = 9 };
+enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_LATENT_DIM = 576, BOUGH_MAX_QUERIES = 32, BOUGH_LEVELS = 9 };
 /* Keys are scored in blocks and gathered in runs that begin at multiples of these, whoever asks and whatever else is
  * in the step: so a token's result is the same to the last bit, alone or among others, decoded or prefilled. */
 enum { BOUGH_BLOCK_KEYS = 64, BOUGH_RUN_KEYS = 128 };
@@ -19,7 +19,8 @@ enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 typedef struct {
     const float *q;   /* the first query's first head */
     int64_t q_stride; /* from query to query */
-    int queries, group, dim; /* queries * group is at most BOUGH_MAX_QUERIES, dim at most BOUGH_MAX_HEAD_DIM */
+    int queries, group, dim; /* queries * group is at most BOUGH_MAX_QUERIES, dim at most BOUGH_MAX_HEAD_DIM; of latents,
+                              * whose keys are their values, BOUGH_MAX_LATENT_DIM */
     const void *keys, *values; /* of the head, in slot 0 */
     int number;                /* enum bough_number: their type */
     int64_t slot_stride;       /* numbers from slot to slot */
@@ -50,6 +51,7 @@ typedef struct bough_ops {
     /* gate * sigmoid(slope * gate) * (up + 1), both kept within the limit. Of all three, out may be gate. */
     void (*clamped_mul)(const float *gate, const float *up, float *out, int64_t size, float slope, float limit);
     float (*dot)(const float *a, const float *b, int64_t size);
+    void (*add_scaled)(float *out, const float *x, float scale, int64_t size);
     void (*softcap)(float *x, int64_t size, float cap);
     void (*attend)(const bough_attend *task);
     /* Puts the runs of one task together that lie `floats` apart: outputs, then maxima and sums. */

@@ -103,6 +103,14 @@ static float dot(const float *a, const float *b, int64_t size) {
     return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
 }
 
+static void add_scaled(float *out, const float *x, float scale, int64_t size) {
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(out + i, load(out + i) + load(x + i) * scale);
+    for (int64_t i = whole; i < size; i++)
+        out[i] += x[i] * scale;
+}
+
 static void softcap(float *x, int64_t size, float cap) {
     int64_t whole = size - size % LANES;
     for (int64_t i = 0; i < whole; i += LANES)
@@ -113,7 +121,7 @@ static void softcap(float *x, int64_t size, float cap) {
 
 /* ---- attention: a block of keys after the other, with running maxima and sums of the scores' exponentials */
 
-enum { KEYS = BOUGH_BLOCK_KEYS, MAX_DIM = BOUGH_MAX_HEAD_DIM };
+enum { KEYS = BOUGH_BLOCK_KEYS, MAX_DIM = BOUGH_MAX_LATENT_DIM };
 #define LEAST (-1e30f) /* of a key that a query does not see; finite, so that differences are numbers */
 
 typedef struct {
@@ -127,7 +135,8 @@ typedef struct {
     float peak[BOUGH_MAX_QUERIES], total[BOUGH_MAX_QUERIES]; /* of the run in hand, as `out` */
     _Alignas(64) float before[BOUGH_MAX_QUERIES * MAX_DIM];   /* the same of all runs before it */
     float peak_before[BOUGH_MAX_QUERIES], total_before[BOUGH_MAX_QUERIES];
-    _Alignas(64) float copies[2][KEYS * MAX_DIM]; /* of keys and values that are not whole vectors of float32 */
+    /* Of keys and values that are not whole vectors of float32; of latents, which are both, once. */
+    _Alignas(64) float copies[KEYS * (MAX_DIM > 2 * BOUGH_MAX_HEAD_DIM ? MAX_DIM : 2 * BOUGH_MAX_HEAD_DIM)];
 } attending;
 
 static void widen(const void *from, int number, int dim, int64_t padded, float *to) {
@@ -188,8 +197,10 @@ static void find_block(attending *a, int64_t first, int count) {
             a->keys[j] = (const float *)k;
             a->values[j] = (const float *)v;
         } else {
-            float *wide_k = a->copies[0] + j * a->dim, *wide_v = a->copies[1] + j * a->dim;
-            if (halves) {
+            float *wide_k = a->copies + j * a->dim, *wide_v = k == v ? wide_k : a->copies + (KEYS + j) * a->dim;
+            if (k == v) {
+                widen(k, t->number, t->dim, a->dim, wide_k);
+            } else if (halves) {
                 for (int64_t d = 0; d < a->dim; d += LANES) {
                     store(wide_k + d, load_half((const uint16_t *)k + d));
                     store(wide_v + d, load_half((const uint16_t *)v + d));
@@ -566,6 +577,6 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
     return last;
 }
 
-static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, clamped_mul, dot,
+static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, clamped_mul, dot, add_scaled,
                               softcap,  attend, join,     narrow,        forbid,      best,
                               find_above, sum_levels, weigh_all, sum_weights, find_weight};

@@ -31,7 +31,7 @@ static void run_rms_norm(const bough_operation *op, int64_t rows, const running 
     __typeof__(&op->rms_norm) o = &op->rms_norm;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         int64_t at = row * o->size;
-        r->ops->rms_norm(o->x + at, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
+        r->ops->rms_norm(o->x + row * o->x_stride, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
                          o->size, o->out + at, o->sum == NULL ? NULL : o->sum + at);
     }
     bough_barrier(thread);
@@ -124,6 +124,52 @@ static void run_add_gated(const bough_operation *op, int64_t rows, const running
     bough_barrier(thread);
 }
 
+static void run_latent_store(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->latent_store) o = &op->latent_store;
+    int64_t half = o->rope_dim / 2, width = o->rank + o->rope_dim;
+    const int64_t *slots = r->step->slots + o->group * r->step->slots_stride;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
+        const float *cos = o->cos + r->step->positions[row] * half, *sin = o->sin + r->step->positions[row] * half;
+        float *latent = o->latents + row * o->latent_stride;
+        r->ops->rms_norm(latent, NULL, o->norm, o->eps, false, o->rank, latent, NULL);
+        r->ops->rotate(latent + o->rank, cos, sin, half);
+        for (int head = 0; head < o->heads; head++)
+            r->ops->rotate(o->q + row * o->q_stride + (head + 1) * (int64_t)o->dim - o->rope_dim, cos, sin, half);
+        int64_t at = slots[row] * width * (o->number == BOUGH_FLOAT32 ? 4 : 2);
+        r->ops->narrow(latent, o->number, width, (char *)o->cache + at);
+    }
+    bough_barrier(thread);
+}
+
+/* Some tokens of one head, and some of its outputs: weights are read once for them. Each output is summed in the same
+ * order whatever else is computed. */
+static void run_by_head(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->by_head) o = &op->by_head;
+    enum { TOKENS = 16, OUTPUTS = 64 };
+    int64_t blocks = ceil_div(rows, TOKENS), pieces = ceil_div(o->outputs, OUTPUTS), tiles = o->heads * pieces * blocks;
+    for (int64_t tile; (tile = bough_tile(thread, tiles)) < tiles;) {
+        int64_t first = tile % blocks * TOKENS, end = first + TOKENS < rows ? first + TOKENS : rows;
+        int64_t at = tile / blocks % pieces * OUTPUTS, head = tile / blocks / pieces;
+        int64_t size = o->outputs - at < OUTPUTS ? o->outputs - at : OUTPUTS;
+        const float *x = o->x + head * o->x_dim, *weight = o->weight + head * o->weight_stride;
+        float *y = o->y + head * o->y_dim;
+        for (int64_t row = first; row < end; row++) {
+            memset(y + row * o->y_stride + at, 0, (size_t)size * sizeof(float));
+            if (at == 0)
+                memcpy(y + row * o->y_stride + o->outputs, x + row * o->x_stride + o->inputs,
+                       (size_t)o->extra * sizeof(float));
+        }
+        for (int64_t i = 0; o->by_inputs && i < o->inputs; i++)
+            for (int64_t row = first; row < end; row++)
+                r->ops->add_scaled(y + row * o->y_stride + at, weight + i * o->outputs + at, x[row * o->x_stride + i],
+                                   size);
+        for (int64_t i = at; !o->by_inputs && i < at + size; i++)
+            for (int64_t row = first; row < end; row++)
+                y[row * o->y_stride + i] = r->ops->dot(x + row * o->x_stride, weight + i * o->inputs, o->inputs);
+    }
+    bough_barrier(thread);
+}
+
 static void (*const RUNNERS[])(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) = {
     [BOUGH_EMBEDDING] = run_embedding,
     [BOUGH_RMS_NORM] = run_rms_norm,
@@ -136,6 +182,8 @@ static void (*const RUNNERS[])(const bough_operation *op, int64_t rows, const ru
     [BOUGH_ROUTE] = run_route,
     [BOUGH_EXPERTS] = run_experts,
     [BOUGH_ADD_GATED] = run_add_gated,
+    [BOUGH_LATENT_STORE] = run_latent_store,
+    [BOUGH_BY_HEAD] = run_by_head,
 };
 
 static void run_all(bough_thread *thread, void *argument) {

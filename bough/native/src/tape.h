@@ -26,6 +26,8 @@ enum bough_kind {
     BOUGH_ROUTE,
     BOUGH_EXPERTS,
     BOUGH_ADD_GATED,
+    BOUGH_LATENT_STORE,
+    BOUGH_BY_HEAD,
 };
 
 typedef struct {
@@ -40,7 +42,7 @@ typedef struct {
             const float *x, *residual, *weight; /* residual and sum may both be NULL */
             float eps;
             bool plus_one;
-            int64_t size;
+            int64_t size, x_stride;
             float *out, *sum;
         } rms_norm;
         struct {
@@ -105,6 +107,30 @@ typedef struct {
             int64_t size;
             float *out;
         } add_gated;
+        struct {
+            float *q;
+            int64_t q_stride;
+            int heads, dim; /* of q, whose heads end in what rotates */
+            float *latents; /* what is normalised, then what rotates */
+            int64_t latent_stride;
+            int rank, rope_dim;
+            const float *norm;
+            float eps;
+            const float *cos, *sin;
+            void *cache;
+            int number; /* enum bough_number */
+            int group;
+        } latent_store;
+        struct { /* y = x · w of each head, and behind it the `extra` numbers that follow in x */
+            const float *x;
+            int64_t x_stride, x_dim; /* from token to token, from head to head */
+            const float *weight;
+            int64_t weight_stride; /* from head to head */
+            int heads, inputs, outputs, extra;
+            bool by_inputs; /* w is [inputs][outputs], or else [outputs][inputs] */
+            float *y;
+            int64_t y_stride, y_dim;
+        } by_head;
     };
 } bough_operation;
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bough.core.errors import ResourceError
-from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
@@ -116,6 +116,25 @@ def test_of_latents_there_is_one_line_a_token_on_every_rank(ranks: int) -> None:
     pool.restore()
     pool.keys[1].fill_(3.0)
     assert bool((pool.values[1] == 3.0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_layers_that_choose_tokens_keep_index_keys_in_the_same_pages(dtype: torch.dtype) -> None:
+    index = IndexConfig(heads=3, head_dim=5, top=4, layers=(True, False, True))
+    latent = LatentConfig(rank=6, rope_dim=2, nope_dim=3, value_dim=5, index=index)
+    config = replace(CONFIG, num_kv_heads=1, latent=latent)
+    pool, other = (KVPool(config, (5,), 4, dtype, torch.device("cpu"), Topology()) for _ in range(2))
+    wide = torch.bfloat16 if dtype.itemsize == 1 else dtype
+    assert {layer: keys.dtype for layer, keys in pool.index_keys.items()} == {0: wide, 2: wide}
+    for layer, keys in pool.index_keys.items():
+        keys.copy_(torch.arange(keys.numel()).view(24, 5) % 50 + layer)
+    per_token = 3 * 8 * dtype.itemsize + 2 * 5 * wide.itemsize
+    assert KVPool.bytes_per_token(config, dtype, Topology()) == (per_token,)
+    assert pool.groups[0].page_bytes == 4 * per_token
+    pages = torch.tensor([3, 1])
+    other.groups[0].write_pages(pages, pool.groups[0].read_pages(pages))
+    for layer, mine in pool.index_keys.items():
+        assert torch.equal(mine.view(6, -1)[pages], other.index_keys[layer].view(6, -1)[pages])
 
 
 def test_memory_is_given_back_and_taken_again() -> None:

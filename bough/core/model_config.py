@@ -6,6 +6,7 @@ configuration. A family whose blocks need more fields subclasses `ModelConfig`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,6 +121,39 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Layers that keep a state instead of all tokens: the last inputs of a convolution, and of each head a matrix in
+    which keys find values. Without keys there is the convolution alone."""
+
+    layers: tuple[bool, ...]  # which layers of the model have one
+    heads: int
+    value_dim: int  # of a head
+    conv_width: int  # tokens that the convolution sees, its own included
+    key_heads: int = 1  # each serves several heads
+    key_dim: int = 0
+    conv_bias: bool = False
+    bias: bool = False  # of the projections
+    norm_groups: int = 1  # Mamba: parts of the result that are normalised by themselves
+    norm_eps: float = 1e-6  # Mamba: of that norm
+    step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba: between which a token's rate may be
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def size(self) -> int:
+        """Numbers that a sequence keeps in a layer."""
+        return (self.conv_width - 1) * self.channels + self.heads * self.key_dim * self.value_dim
+
+    @property
+    def page_bytes(self) -> int:
+        """What a sequence keeps in all layers, in float32."""
+        return 4 * sum(self.layers) * self.size
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
@@ -143,6 +177,9 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     moe: MoEConfig | None = None
+    recurrent: RecurrentConfig | None = None
+    attention_layers: tuple[bool, ...] = ()  # per layer; empty: all that have no recurrent state
+    attention_gate: bool = False  # what the heads find is scaled by gates of its own size
     latent: LatentConfig | None = None  # of all layers; `num_kv_heads` is then 1, and `head_dim` that of queries
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads at once, not of each
@@ -189,14 +226,31 @@ class ModelConfig:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
 
     @property
-    def kv_groups(self) -> tuple[KVGroup, ...]:
-        """What the layers keep of a sequence. A window that no sequence can leave is full attention."""
+    def states(self) -> RecurrentConfig | None:
+        """What recurrent layers keep of a sequence; None: the model has no such layer."""
+        return self.recurrent if self.recurrent is not None and any(self.recurrent.layers) else None
+
+    def recurs(self, layer: int) -> bool:
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def attends(self, layer: int) -> bool:
+        return self.attention_layers[layer] if self.attention_layers else not self.recurs(layer)
+
+    @property
+    def attention_groups(self) -> tuple[KVGroup, ...]:
+        """What attention keeps of a sequence. A window that no sequence can leave is full attention."""
         if self.sliding_window is None or not any(self.sliding_layers) or self.sliding_window >= self.context_length:
             return (FULL_ATTENTION,)
         return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
 
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """What the layers keep of a sequence; states come last."""
+        return self.attention_groups if self.states is None else (*self.attention_groups, KVGroup("state"))
+
     def kv_group(self, layer: int) -> int:
-        return int(self.slides(layer) and len(self.kv_groups) > 1)
+        """That of the layer's keys and values."""
+        return int(self.slides(layer) and len(self.attention_groups) > 1)
 
     def kv_shape(self, layer: int) -> tuple[int, int]:
         """The key-value heads of a layer, and how wide its heads are."""

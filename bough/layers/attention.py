@@ -18,7 +18,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import NormLayer, RmsNorm
+from bough.layers.norm import NO_NORM, NormLayer, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -37,6 +37,10 @@ class SelfAttention:
         self._shares = source != layer  # another layer's keys and values: it has queries alone
         columns = (query,) if self._shares else (query, key, value)
         self._qkv = ColumnLinear(config.hidden_size, columns, config.qkv_bias, placement)
+        self._gate: ColumnLinear | None = None
+        if config.attention_gate:
+            gate = Columns("gate_proj", query.held)
+            self._gate = ColumnLinear(config.hidden_size, (gate,), config.qkv_bias, placement)
         self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
         self._norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:
@@ -96,7 +100,13 @@ class SelfAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
         spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
-        qkv, total = self._qkv.after(norm, x, residual, ctx)
+        gate = None
+        if self._gate is not None:  # a product of its own: kernels take queries, keys and values without a gap
+            x, total = norm(x, residual, ctx)
+            gate = self._gate.after(NO_NORM, x, None, ctx)[0]
+            qkv, _ = self._qkv.after(NO_NORM, x, None, ctx)
+        else:
+            qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], -1, spec.head_dim)
         if self._growth is not None:
             self._grow_queries_(qkv, spec.heads, positions, *self._growth)
@@ -109,6 +119,8 @@ class SelfAttention:
         if attended is None:
             attended = self._rotate_and_run(qkv, spec, positions, ctx)
         attended = attended.flatten(1)
+        if gate is not None:
+            attended = attended * gate.sigmoid()
         if ctx.logits_indices is not None:
             attended = self._take_rows(attended, ctx.logits_indices)
             total = self._take_rows(total, ctx.logits_indices)
@@ -147,6 +159,8 @@ class SelfAttention:
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._qkv.slots(prefix)
+        if self._gate is not None:
+            yield from self._gate.slots(prefix)
         yield from self._output.slots(prefix)
         if self._norms is not None:
             yield from self._norms[0].slots(f"{prefix}q_norm.")

@@ -138,7 +138,7 @@ def window_fields(config: Fields, slides: Callable[[int], bool]) -> dict[str, An
     if window is None:
         return {}
     types = config.values.get("layer_types")
-    sliding = tuple(map(slides, range(layers))) if types is None else _by_layer_type(config, types, layers)
+    sliding = tuple(map(slides, range(layers))) if types is None else layers_of_type(config, LAYER_TYPES)
     return {"sliding_window": window, "sliding_layers": sliding} if any(sliding) else {}
 
 
@@ -149,12 +149,14 @@ def rotating_windows(config: Fields, slides: Callable[[int], bool]) -> dict[str,
     return {**windows, "unrotated_layers": tuple(not each for each in sliding)}
 
 
-def _by_layer_type(config: Fields, types: Any, layers: int) -> tuple[bool, ...]:
-    if not isinstance(types, list) or not set(map(str, types)) <= LAYER_TYPES.keys():
-        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(LAYER_TYPES)} only, got {types!r}.")
+def layers_of_type(config: Fields, kinds: Mapping[str, bool], field: str = "layer_types") -> tuple[bool, ...]:
+    """Which layers are of those kinds that are true, by a list of all layers' kinds."""
+    types, layers = config.values.get(field), config.integer("num_hidden_layers")
+    if not isinstance(types, list) or not set(map(str, types)) <= kinds.keys():
+        raise ModelError(f"{config.where}: {field} may hold {' and '.join(kinds)} only, got {types!r}.")
     if len(types) < layers:
-        raise ModelError(f"{config.where}: layer_types names {len(types)} of {layers} layers.")
-    return tuple(LAYER_TYPES[kind] for kind in types[:layers])
+        raise ModelError(f"{config.where}: {field} names {len(types)} of {layers} layers.")
+    return tuple(kinds[kind] for kind in types[:layers])
 
 
 def read_dtype(config: Fields) -> str:

@@ -34,10 +34,15 @@ class GraniteMoe(Granite):
 
     def names(self, config: ModelConfig) -> Names:
         assert config.moe is not None
-        theirs, experts, inner = "model.layers.*.block_sparse_moe", config.moe.experts, config.moe.intermediate_size
-        gates, ups = slice(0, inner), slice(inner, 2 * inner)
-        return {
-            f"{theirs}.router.layer": "model.layers.*.mlp.gate",
-            f"{theirs}.input_linear": planes("gate_proj", experts, gates) + planes("up_proj", experts, ups),
-            f"{theirs}.output_linear": planes("down_proj", experts),
-        }
+        return expert_names(config.moe)
+
+
+def expert_names(moe: MoEConfig) -> Names:
+    """Where the router and the experts stand."""
+    theirs, experts, inner = "model.layers.*.block_sparse_moe", moe.experts, moe.intermediate_size
+    gates, ups = slice(0, inner), slice(inner, 2 * inner)
+    return {
+        f"{theirs}.router.layer": "model.layers.*.mlp.gate",
+        f"{theirs}.input_linear": planes("gate_proj", experts, gates) + planes("up_proj", experts, ups),
+        f"{theirs}.output_linear": planes("down_proj", experts),
+    }

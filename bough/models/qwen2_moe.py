@@ -26,18 +26,28 @@ class Qwen2Moe(Qwen2):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = MoEConfig(
-            experts=config.integer("num_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("moe_intermediate_size"),
-            renormalise=config.boolean("norm_topk_prob"),
-            shared_size=config.integer("shared_expert_intermediate_size"),
-            shared_gate=True,
-            dense_layers=sparse_steps(config),
-        )
+        moe = shared_experts(config)
         return {**super().fields(config), "qkv_bias": config.boolean("qkv_bias", True), "moe": moe}
 
     def names(self, config: ModelConfig) -> Names:
-        theirs, ours = "model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts"
-        shared = {f"{theirs}.{part}_proj": f"{ours}.{part}_proj" for part in ("gate", "up", "down")}
-        return {f"{theirs}_gate": Piece(f"{theirs}_gate", plane=0), **shared}
+        return shared_names()
+
+
+def shared_experts(config: Fields) -> MoEConfig:
+    """Experts beside one that every token passes."""
+    return MoEConfig(
+        experts=config.integer("num_experts"),
+        per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        renormalise=config.boolean("norm_topk_prob"),
+        shared_size=config.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+        dense_layers=sparse_steps(config),
+    )
+
+
+def shared_names() -> Names:
+    """Where the shared expert and its gate stand."""
+    theirs, ours = "model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts"
+    shared = {f"{theirs}.{part}_proj": f"{ours}.{part}_proj" for part in ("gate", "up", "down")}
+    return {f"{theirs}_gate": Piece(f"{theirs}_gate", plane=0), **shared}

@@ -38,9 +38,12 @@ from bough.models.gpt_neox import GptNeoX
 from bough.models.gpt_oss import GptOss
 from bough.models.granite import Granite
 from bough.models.granitemoe import GraniteMoe
+from bough.models.granitemoehybrid import GraniteMoeHybrid
 from bough.models.hunyuan import HunYuanDense
 from bough.models.hunyuan_moe import HunYuanMoe
 from bough.models.hy_v3 import HunYuan3
+from bough.models.kimi_linear import KimiLinear
+from bough.models.lfm2 import Lfm2, Lfm2Moe
 from bough.models.llama import Llama
 from bough.models.llama4 import Llama4
 from bough.models.minimax_m2 import MiniMaxM2
@@ -48,6 +51,7 @@ from bough.models.ministral import Ministral, Ministral3, Mistral3
 from bough.models.mistral import Mistral
 from bough.models.mixtral import Mixtral
 from bough.models.nemotron import Nemotron
+from bough.models.nemotron_h import NemotronH
 from bough.models.olmo import Olmo
 from bough.models.olmo2 import Olmo2, Olmo3
 from bough.models.olmoe import FlexOlmo, Olmoe
@@ -58,7 +62,9 @@ from bough.models.phimoe import PhiMoe
 from bough.models.qwen2 import Qwen2
 from bough.models.qwen2_moe import Qwen2Moe
 from bough.models.qwen3 import Qwen3
+from bough.models.qwen3_5 import Qwen35, Qwen35Moe
 from bough.models.qwen3_moe import Qwen3Moe
+from bough.models.qwen3_next import Qwen3Next
 from bough.models.seed_oss import SeedOss
 from bough.models.smollm3 import SmolLM3
 from bough.models.stablelm import StableLm
@@ -82,6 +88,7 @@ BUILT_IN: tuple[ModelFamily, ...] = (
     *(Mixtral(), Llama4(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
     *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3(), Dots1(), SolarOpen(), HunYuan3(), ExaoneMoe()),
     *(DeepseekV32(), GlmMoeDsa(), Glm4MoeLite(), FlexOlmo()),
+    *(Qwen3Next(), Qwen35(), Qwen35Moe(), GraniteMoeHybrid(), NemotronH(), Lfm2(), Lfm2Moe(), KimiLinear()),
 )
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()

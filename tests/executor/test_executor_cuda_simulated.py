@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
-from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig
-from bough.core.plan import BatchPlan, Limits
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RecurrentConfig
+from bough.core.plan import BatchPlan, Executor, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor import cuda_executor, cuda_parts, graphs, staging
@@ -31,15 +32,21 @@ from bough.executor.graphs import GraphSizes
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.sizing import StepShape
+from bough.executor.threaded import ThreadedExecutor
+from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.invariant_ops import INVARIANT
+from bough.kernels.ops import REFERENCE
 from bough.kernels.projected_decode import triton as projected
+from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
 from bough.models.registry import build_model
 from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.one_row import tokens_of as greedy_tokens
+from tests.fakes.scheduler_bench import Bench
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
 CPU = torch.device("cpu")
@@ -304,3 +311,47 @@ def test_modules_of_transformers_give_the_same_tokens_without_graphs(tmp_path: P
         executor.close()
     assert found[0] == found[1]
     assert graphs[0] > graphs[1] == 0
+
+
+RECURRENT = replace(
+    CONFIG,
+    architecture="Qwen3NextForCausalLM",
+    recurrent=RecurrentConfig((True, False), heads=4, value_dim=12, conv_width=4, key_heads=2, key_dim=10),
+    attention_gate=True,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["graphs", "no graphs", "deterministic"])
+def test_states_are_those_of_torchs_executor(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the scheduler: prompts in chunks beside decodes, and one that goes on with the copy of a state."""
+    table = INVARIANT if kind == "deterministic" else TRITON
+    settings = Settings.from_flat({"enable_deterministic_inference": kind == "deterministic"})
+    limits = Limits(3, 4, (60, 6), 64, 60, 8, "", groups=RECURRENT.kv_groups)
+    executors: list[Executor] = []
+    for ops in (REFERENCE, table):
+        monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic, ops=ops: ops)
+        model = build_model(RECURRENT, Topology(), torch.float32, CPU)
+        torch.manual_seed(0)
+        for slot in model.slots():
+            slot.fill(0, torch.randn(slot.target.shape) * 0.3)
+        loaded = LoadedWeights(model, RECURRENT, torch.float32, CPU, Topology(), 0, torch.float32)
+        if ops is REFERENCE:
+            pool = cuda_parts.build_pool(loaded, limits.pages, limits.page_size)
+            executors.append(ThreadedExecutor(TorchExecutor(model, pool, TorchAttention(), limits)))
+        else:
+            sizes = GraphSizes(decode=(1, 3), mixed=(11,)) if kind == "graphs" else GraphSizes()
+            executors.append(assemble(loaded, settings, limits, sizes))
+    prompt, outputs = [int(token) for token in np.arange(19) * 7 % 60], []
+    for executor in executors:
+        bench = Bench(cast(Any, executor), enable_mixed_chunk=True)
+        options = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
+        for handle, given in enumerate(([3, 4, 5], prompt)):
+            bench.ask(handle, given, **options)
+        bench.run()
+        bench.ask(2, [*prompt, 1, 2], **options)
+        bench.run()
+        assert bench.out.started[2].cached_tokens > 0
+        outputs.append(bench.out.outputs)
+        executor.close()
+    assert outputs[0] == outputs[1]

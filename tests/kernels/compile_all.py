@@ -2,7 +2,8 @@
 """Compiles every Triton kernel ahead of time, through the very launches that the engine makes, for a device that need
 not be there, and checks that each fits its shared memory: `python tests/kernels/compile_all.py cuda 90`, or
 `... hip gfx942`. With `--sample largest`, only attention of wide heads, which needs the most of it; with
-`--sample usual`, every kernel once, in bfloat16 with heads of 128; with `--sample latents`, latent attention.
+`--sample usual`, every kernel once, in bfloat16 with heads of 128; with `--sample latents`, latent attention, and with
+`--sample states`, recurrent layers.
 
 The interpreter, in which the other tests run, checks no types and knows no device. Nothing is run here.
 """
@@ -29,6 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation.triton import gelu_tanh_mul, silu_mul
+from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
@@ -49,6 +51,7 @@ from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
+from bough.kernels.recurrence.triton import recurrence_, recurrence_by_tokens_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.routing.triton import norm_route, route
 from bough.kernels.sampling.triton import sample_rows
@@ -56,6 +59,7 @@ from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.sparse_index.triton import choose_slots, index_store_
+from bough.kernels.state_rows import StateRows
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.kernels.w4_linear.reference import W4Rows
 from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear, w4_norm_gate_up, w4_norm_linear
@@ -333,6 +337,25 @@ def launch_w4(dtype: torch.dtype, group: int, arch: str) -> None:
     w4_dequantize(weight, HIDDEN, dtype)
 
 
+def launch_states(dtype: torch.dtype, arch: str) -> None:
+    """Recurrences of Qwen's, Kimi's and Mamba's widths."""
+    table, rows = torch.zeros(8, 16, dtype=torch.int32), torch.arange(ROWS, dtype=torch.int32)
+    starts = torch.arange(ROWS + 1, dtype=torch.int32)
+    steps = [StateRows(table, rows, starts.numpy(), each) for each in (None, starts)]
+    precision = "ieee" if arch.startswith("gfx") or dtype == torch.float32 else "tf32"
+    for key_dim, value_dim, delta in ((128, 128, True), (128, 64, False), (256, 64, False)):
+        q, k = (torch.zeros(ROWS, 2, key_dim, dtype=dtype) for _ in range(2))
+        v, decay = torch.zeros(ROWS, 4, value_dim, dtype=dtype), torch.zeros(ROWS, 4)
+        beta, matrices = v[..., 0] if delta else None, torch.zeros(9, 4, key_dim, value_dim)
+        for step in steps:
+            recurrence_(q, k, v, decay, beta, matrices, step, precision=precision)
+            recurrence_by_tokens_(q, k, v, decay[..., None].expand(-1, -1, key_dim), beta, matrices, step)
+    x, tails, weight = torch.zeros(ROWS, 512, dtype=dtype), torch.zeros(9, 3, 512), torch.zeros(512, 4, dtype=dtype)
+    for step in steps:
+        for bias, silu in ((weight[:, 0].contiguous(), True), (None, False)):
+            causal_conv_(x, weight, bias, tails, step, silu)
+
+
 def launch_step(dtype: torch.dtype) -> None:
     small, long = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int64)
     decode_inputs_(small, small, small, torch.zeros(8, 16, dtype=torch.int32), long, long, long, long, 1)
@@ -352,6 +375,7 @@ def launch_all(arch: str) -> None:
     for dtype, head_dims in ((torch.bfloat16, HEAD_DIMS), (torch.float32, HEAD_DIMS), (torch.float16, HEAD_DIMS[:1])):
         print(dtype)
         launch_layers(dtype, arch)
+        launch_states(dtype, arch)
         launch_step(dtype)
         for head_dim in head_dims:
             print(f"heads of {head_dim}")
@@ -370,6 +394,7 @@ def launch_largest(arch: str) -> None:
 def launch_usual(arch: str) -> None:
     launch_layers(torch.bfloat16, arch)
     launch_experts(torch.bfloat16, arch)
+    launch_states(torch.bfloat16, arch)
     launch_step(torch.bfloat16)
     launch_attention(torch.bfloat16, 128, arch)
 
@@ -392,6 +417,7 @@ def launch_of_latents(arch: str) -> None:
 
 LAUNCHES = {
     "all": launch_all,
+    "states": lambda arch: launch_states(torch.bfloat16, arch),
     "experts": lambda arch: launch_experts(torch.bfloat16, arch),
     "fp8": lambda arch: launch_grouped(torch.bfloat16),
     "latents": launch_of_latents,

@@ -40,6 +40,14 @@ def read(model_type: str, **fields: Any) -> ModelConfig:
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for each of 4 layers"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a whole number"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "long_factor is missing"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-E*"}, "experts that have no gate are not supported"),
+        ("nemotron_h", {}, "layers_block_type is missing"),
+        ("nemotron_h", {"hybrid_override_pattern": "M?"}, "layer_types may hold linear_attention and"),
+        ("qwen3_next", {"linear_num_key_heads": 3}, "32 value heads cannot share 3 key heads evenly"),
+        ("granitemoehybrid", {"mamba_n_heads": 3}, "3 Mamba heads fit neither 128 columns nor their groups"),
+        ("granitemoehybrid", {"time_step_limit": ["soon", 1.0]}, "time_step_limit must be two numbers"),
+        ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": [1, 5]}}, "kda_layers names layers that are not there"),
     ],
 )
 def test_what_is_refused(model_type: str, fields: dict[str, Any], text: str) -> None:
@@ -91,3 +99,33 @@ def test_llama4_has_one_expert_for_a_token() -> None:
     config = read("llama4_text", moe_layers=[1])
     assert config.moe is not None and config.moe.dense_layers == (True, False, True, True)
     assert config.sliding_layers == (True, True, True, False) and config.unrotated_layers == (False,) * 3 + (True,)
+
+
+def test_layers_with_states_as_published_checkpoints_list_them() -> None:
+    def states(name: str, **fields: Any) -> tuple[bool, ...]:
+        recurrent = read(name, **fields).recurrent
+        assert recurrent is not None
+        return recurrent.layers
+
+    assert states("qwen3_next") == (True, True, True, False)
+    assert states("qwen3_5", full_attention_interval=2) == (True, False, True, False)
+    assert states("granitemoehybrid", layer_types=["mamba", "attention"] * 2) == (True, False) * 2
+    assert states("granitemoehybrid") == (True,) * 4
+    assert states("lfm2", full_attn_idxs=[2]) == (True, True, False, True)
+    alone = read("lfm2")
+    assert alone.recurrent is not None and not any(alone.recurrent.layers)
+    assert alone.states is None and len(alone.kv_groups) == 1, "attention in all layers"
+    nested = {"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 2, "head_dim": 8}
+    kimi = read("kimi_linear", linear_attn_config=nested)
+    assert kimi.recurrent is not None and kimi.latent is not None
+    assert (kimi.recurrent.layers, kimi.recurrent.heads, kimi.recurrent.key_dim) == ((True, True, False, True), 2, 8)
+    assert states("kimi_linear", num_hidden_layers=6) == (True, True, True, True, False, True)
+    hybrid = read("nemotron_h", hybrid_override_pattern="M-*M-", num_hidden_layers=5)
+    assert hybrid.recurrent is not None
+    assert hybrid.recurrent.layers == (True, False, False, True, False)
+    assert [hybrid.attends(layer) for layer in range(5)] == [False, False, True, False, False]
+
+
+def test_time_steps_without_a_bound_are_read_as_transformers_writes_them() -> None:
+    recurrent = read("granitemoehybrid", time_step_limit=[0.001, {"__float__": "Infinity"}]).recurrent
+    assert recurrent is not None and recurrent.step_limits == (0.001, float("inf"))

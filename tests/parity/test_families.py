@@ -62,6 +62,42 @@ def longrope(original: int) -> dict[str, Any]:
 GQA = ("num_key_value_heads",)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+MAMBA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 56,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+}
+KIMI = {
+    "num_experts_per_token": 5,
+    "moe_intermediate_size": 24,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "num_key_value_heads": 4,
+    "num_local_experts": 6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_head_dim": 12,
+    "linear_num_heads": 3,
+}
+SHARED_EXPERTS = {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}
+DELTA_NETS = {
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
 CORRECTED = {**EXPERTS, "n_routed_experts": 6, "routed_scaling_factor": 1.7}
 GEMMA4 = {  # its scores are not divided, so that rounding moves them far: those of transformers too
     "head_dim": 16,
@@ -122,14 +158,7 @@ CASES: dict[str, Case] = {
     "phi3-short": Case(longrope(128), model_type="phi3"),
     "glm": Case({"head_dim": 16, "attention_bias": True}),
     "glm4": Case({"head_dim": 16, "attention_bias": True}),
-    "granite": Case(
-        {
-            "embedding_multiplier": 12.0,
-            "attention_multiplier": 0.1,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 8.0,
-        },
-    ),
+    "granite": Case(MULTIPLIERS),
     "olmo": Case({}),
     "olmo2": Case({}),
     "olmo3": Case({"sliding_window": 9, "layer_types": WINDOWS}),
@@ -223,15 +252,7 @@ CASES: dict[str, Case] = {
         model_type="glm4_moe",
     ),
     "olmoe": Case({"num_experts": 5, "num_experts_per_tok": 2}),
-    "granitemoe": Case(
-        {
-            "num_local_experts": 5,
-            "embedding_multiplier": 12.0,
-            "attention_multiplier": 0.1,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 8.0,
-        },
-    ),
+    "granitemoe": Case({**MULTIPLIERS, "num_local_experts": 5}),
     "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}),
     "phimoe-near": Case({"num_local_experts": 5, "router_jitter_noise": 0.4, "sliding_window": 9}, model_type="phimoe"),
     "hunyuan_v1_moe": Case({"head_dim": 16, "num_experts": 5, "moe_topk": 2}),
@@ -279,6 +300,78 @@ CASES: dict[str, Case] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "granitemoehybrid": Case({**MULTIPLIERS, **MAMBA, "num_local_experts": 5, "mamba_n_groups": 2}, native=False),
+    "granitemoehybrid-dense": Case(
+        {
+            **MULTIPLIERS,
+            **MAMBA,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "time_step_limit": [0.3, 0.8],
+        },
+        native=False,
+        model_type="granitemoehybrid",
+    ),
+    "granitemoehybrid-attention": Case(
+        {**MULTIPLIERS, **MAMBA, "layer_types": ["full_attention"] * 3, "num_local_experts": 0},
+        native=False,
+        model_type="granitemoehybrid",
+    ),
+    "granitemoehybrid-mamba": Case(
+        {**MULTIPLIERS, **MAMBA, "layer_types": ["linear_attention"] * 3, "num_local_experts": 0},
+        native=False,
+        model_type="granitemoehybrid",
+    ),
+    "nemotron_h": Case(
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "head_dim": 16,
+            "ssm_state_size": 8,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+        },
+        native=False,
+        without=("num_hidden_layers",),
+    ),
+    "lfm2": Case({"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}, native=False),
+    "lfm2-biases": Case({"full_attn_idxs": [0], "conv_bias": True, "block_auto_adjust_ff_dim": False}, False, "lfm2"),
+    "lfm2_moe": Case(
+        {
+            **EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_experts": 5,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.3,
+        },
+        native=False,
+    ),
+    "kimi_linear": Case(KIMI, native=False),
+    "kimi_linear-queries": Case(
+        {**KIMI, "q_lora_rank": 18, "mlp_layer_types": ["sparse"] * 3, "moe_renormalize": False}, False, "kimi_linear"
+    ),
+    "qwen3_next": Case({**DELTA_NETS, **SHARED_EXPERTS, "norm_topk_prob": True}, native=False),
+    "qwen3_next-dense-layers": Case(
+        {**DELTA_NETS, **SHARED_EXPERTS, "linear_num_key_heads": 4, "mlp_only_layers": [0, 1], "attention_bias": True},
+        native=False,
+        model_type="qwen3_next",
+    ),
+    "qwen3_5_text": Case(DELTA_NETS, native=False),
+    "qwen3_5": Case(
+        {"text_config": {**SIZES, **DELTA_NETS}, "vision_config": {**VISION, "out_hidden_size": 64}},
+        native=False,
+        without=tuple(SIZES),
+    ),
+    "qwen3_5_moe_text": Case({**DELTA_NETS, **SHARED_EXPERTS}, native=False, without=("intermediate_size",)),
+    "qwen3_5_moe": Case(
+        {
+            "text_config": {**SIZES, **DELTA_NETS, **SHARED_EXPERTS},
+            "vision_config": {**VISION, "out_hidden_size": 64},
+        },
+        native=False,
+        without=tuple(SIZES),
+    ),
 }
 
 
@@ -292,7 +385,7 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        found: torch.Tensor = self.theirs(torch.tensor([tokens])).logits[0]
+        found: torch.Tensor = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0]
         return found
 
     def continued(self, prompt: list[int]) -> list[int]:
@@ -311,7 +404,7 @@ def make(name: str, folder: Path, case: Case | None = None) -> Model:
     kind = transformers.AutoModelForImageTextToText if "text_config" in fields else transformers.AutoModelForCausalLM
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
-        named = ("correction_bias", "layer_scalar")
+        named = ("correction_bias", "expert_bias", "layer_scalar")
         buffers = [each for name, each in theirs.named_buffers() if name.endswith(named)]
         for weight in (*theirs.parameters(), *buffers):
             weight.add_(torch.randn_like(weight) * 0.1)
@@ -406,7 +499,8 @@ def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
     assert [output for output, _ in engine.ask(*prompts)] == truth
     again = [*first, *truth[0], 7]
     output, cached = engine.ask(again, logprobs=LogprobRequest())[0]
-    assert (output, cached) == (model.continued(again), 44)
+    # A state is kept where a chunk ended: behind the first prompt.
+    assert (output, cached) == (model.continued(again), 44 if model.config.states is None else len(first))
     expected = model.logits([*again, *output]).log_softmax(-1)[len(again) - 1 : -1]
     scores = torch.tensor(engine.out.scores[len(prompts)])
     torch.testing.assert_close(

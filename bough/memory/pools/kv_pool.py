@@ -25,6 +25,7 @@ import torch
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.memory.pools.state_pool import StatePool
 
 FORMATS = {
     "bf16": torch.bfloat16,
@@ -160,13 +161,15 @@ class KVPool:
             AttentionPool(list(shapes.values()), pages[group], page_size, dtype, device, latent, _index(config))
             for group, shapes in enumerate(layers)
         ]
-        self.groups: tuple[GroupPool, ...] = tuple(attention)
+        self.states = None if config.states is None else StatePool(config.states, pages[-1], device)
+        self.groups: tuple[GroupPool, ...] = (*attention, *(() if self.states is None else (self.states,)))
         kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for shapes, pool in zip(layers, attention, strict=True):
             kept.update(zip(shapes, zip(pool.keys, pool.values, strict=True), strict=True))
         sources = [config.kv_source(layer) for layer in range(config.num_layers)]
-        self.keys = [kept[source][0] for source in sources]
-        self.values = [kept[source][1] for source in sources]
+        nothing = (torch.empty(0, dtype=dtype, device=device),) * 2  # of layers that do not attend
+        self.keys = [kept.get(source, nothing)[0] for source in sources]
+        self.values = [kept.get(source, nothing)[1] for source in sources]
         self.index_keys = dict(zip(config.choosing_layers, attention[0].index_keys, strict=True))  # by layer
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
@@ -196,7 +199,7 @@ class KVPool:
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
-        """What one token costs on this rank, over all layers of each KV group."""
+        """What one token costs on this rank, over all layers of each group of attention."""
         tensors = 2 if config.latent is None else 1
         of_index = math.prod(_index(config)) * index_dtype(dtype).itemsize
         of_groups = (sum(map(math.prod, own.values())) for own in _layers(config, topology))
@@ -216,12 +219,12 @@ def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _layers(config: ModelConfig, topology: Topology) -> list[dict[int, tuple[int, int]]]:
-    """Of each KV group the layers that keep something, with the heads of this rank and their width."""
-    groups: list[dict[int, tuple[int, int]]] = [{} for _ in config.kv_groups]
+    """Of each group of attention the layers that keep something, with the heads of this rank and their width."""
+    groups: list[dict[int, tuple[int, int]]] = [{} for _ in config.attention_groups]
     for layer in range(config.num_layers):
         kv_heads, width = config.kv_shape(layer)
         held = topology.kv_slice_of(kv_heads)
         shape = (held.stop - held.start, width) if config.latent is None else (1, config.latent.width)
-        if config.kv_source(layer) == layer:
+        if config.attends(layer) and config.kv_source(layer) == layer:
             groups[config.kv_group(layer)][layer] = shape
     return groups

@@ -33,7 +33,7 @@ class AttentionSpec:
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
     chunked: bool = False  # the window is one of those that stand side by side, not one that ends with the query
-    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value; torch's back end only
+    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value
 
     @property
     def reading(self) -> Reading:

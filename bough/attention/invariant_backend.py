@@ -108,6 +108,7 @@ class InvariantAttention(AttentionBackend):
                 window=layer.window,
                 chunked=layer.chunked,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=pool.key_scales[layer.layer],
                 v_scale=pool.value_scales[layer.layer],
                 out=out,

@@ -86,6 +86,7 @@ class TritonAttention(AttentionBackend):
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 out=out[:n],
@@ -107,6 +108,7 @@ class TritonAttention(AttentionBackend):
                 window=layer.window,
                 chunked=layer.chunked,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 out=out,
@@ -221,6 +223,7 @@ class TritonAttention(AttentionBackend):
             scale=layer.scale,
             window=layer.window,
             softcap=layer.softcap,
+            sinks=layer.sinks,
         )
 
     def _plan(self, batch: AttentionBatch, layer: AttentionSpec, most: int | None = None) -> DecodeWork:

@@ -87,11 +87,6 @@ class MoEConfig:
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
     simulate: Literal["", "uniform"] = ""  # for benchmarks with random weights: experts are drawn evenly
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether GPUs have kernels for them. Where not, torch computes them, which waits for the GPU."""
-        return not self.biases and self.scores != "sparsemixer"
-
 
 @dataclass(frozen=True, slots=True)
 class IndexConfig:

@@ -88,9 +88,6 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
-    if loaded.config.moe is not None and not loaded.config.moe.has_kernels:
-        log.info("steps run without CUDA graphs: the experts of %s have no kernel", loaded.config.architecture)
-        return GraphSizes()
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
@@ -129,8 +126,6 @@ def _build_torch(staging: Staging) -> AttentionBackend:
 
 def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
     config = loaded.config
-    if config.attention_sinks:
-        raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
     narrowest = min(width for _, width in config.kv_shapes)
     if narrowest <= MIN_DOT // 2:  # it is rounded up to a power of two
         raise SettingsError(

@@ -14,13 +14,12 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
-from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
 from bough.kernels.experts.triton import multiply, weighed
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
-from bough.kernels.ops import Activation, Ops
+from bough.kernels.ops import Activation, ExpertMatrices, Ops
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.recurrence.triton import recurrence_by_tokens_
 from bough.kernels.rms_norm import triton as norm_kernel
@@ -71,15 +70,14 @@ class InvariantOps(Ops):
         logits: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
         scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
         x, routed = weighed(x, route(logits, moe, bias, count=True), moe, scale)
-        tiling = INVARIANT_FP8 if isinstance(gate_up, QuantizedRows) else INVARIANT_TILING
-        return multiply(x, gate_up, down, routed, activation, config=tiling)
+        tiling = INVARIANT_FP8 if isinstance(matrices.gate_up, QuantizedRows) else INVARIANT_TILING
+        return multiply(x, matrices, routed, activation, config=tiling)
 
 
 INVARIANT = InvariantOps(

@@ -37,6 +37,24 @@ class Norm(NamedTuple):
     plus_one: bool
 
 
+class Router(NamedTuple):
+    """What chooses the experts of a row."""
+
+    weight: torch.Tensor  # [experts, hidden]
+    bias: torch.Tensor | None = None  # [experts], counts when choosing only
+    logit_bias: torch.Tensor | None = None  # [experts]
+
+
+class ExpertMatrices(NamedTuple):
+    """What the rows of a mixture of experts are multiplied with."""
+
+    gate_up: Matrices  # [experts, 2 * inner, hidden]: the gate's rows, then up's
+    down: Matrices  # [experts, hidden, inner]
+    gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
+    down_bias: torch.Tensor | None = None  # [experts, hidden]
+    clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
+
+
 class PackedExpertWeights(NamedTuple):
     """What `PackedOps.packed_experts` multiplies with."""
 
@@ -48,6 +66,11 @@ class PackedExpertWeights(NamedTuple):
 def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The rows of x at `places` [n] int64."""
     return x.index_select(0, places)
+
+
+def grow_queries_(qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int, offset: int) -> None:
+    """Multiplies the first `heads` of each token with 1 + rate * ln(1 + (position + offset) // span)."""
+    qkv[:, :heads] *= (1 + rate * torch.log1p((positions + offset) // span)).to(qkv.dtype)[:, None, None]
 
 
 def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
@@ -71,6 +94,8 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
     norm_rope_store_: Callable[..., None]
+    any_heads: bool = False  # whether that does all that its reference does, or only what is usual
+    grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int, int], None] = grow_queries_
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
     add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
@@ -107,15 +132,16 @@ class Ops:
     def routed_experts(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,  # [experts, hidden]
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        return self.experts_by_logits(x, self.router_logits(x, router), bias, moe, gate_up, down, activation)
+        logits = self.router_logits(x, router.weight)
+        if router.logit_bias is not None:
+            logits = logits + router.logit_bias
+        return self.experts_by_logits(x, logits, router.bias, moe, matrices, activation)
 
     def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
         """The product of the rows and a router [experts, hidden], in float32: rounded to 16 bits, logits of experts
@@ -128,8 +154,7 @@ class Ops:
         logits: torch.Tensor,  # [rows, experts]
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
         scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
     ) -> torch.Tensor:
@@ -139,23 +164,22 @@ class Ops:
             weights = weights * scale[ids]
         if moe.scales_inputs:
             x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
-        return experts(x, gate_up, down, ids, weights, activation)
+        gate_up, down, gate_up_bias, down_bias, gate = matrices
+        return experts(x, gate_up, down, ids, weights, activation, gate_up_bias, down_bias, gate)
 
     def normed_experts(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         norm: Norm,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""
         normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
-        return self.routed_experts(normed, router, bias, moe, gate_up, down, activation), normed, stream
+        return self.routed_experts(normed, router, moe, matrices, activation), normed, stream
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""

@@ -10,11 +10,10 @@ from bough.kernels.activation import triton as activation
 from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
-from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
 from bough.kernels.recurrence.triton import recurrence_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.tiling import fused_worth, worth
@@ -70,28 +69,25 @@ class TritonOps(Ops):
         logits: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
         scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return experts.routed_experts(x, logits, bias, moe, gate_up, down, activation, scale)
+        return experts.routed_experts(x, logits, bias, moe, matrices, activation, scale)
 
     def normed_experts(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         norm: Norm,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if x.shape[0] <= MAX_TOKENS_NORMED:
-            return experts.normed_experts(x, residual, norm, router, bias, moe, gate_up, down, activation)
-        return Ops.normed_experts(self, x, residual, norm, router, bias, moe, gate_up, down, activation)
+            return experts.normed_experts(x, residual, norm, router, moe, matrices, activation)
+        return Ops.normed_experts(self, x, residual, norm, router, moe, matrices, activation)
 
 
 TRITON = TritonOps(

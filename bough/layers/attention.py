@@ -78,6 +78,7 @@ class SelfAttention:
             rope.sin,
         )
         self._growth = config.query_growth if unrotated or not any(config.unrotated_layers) else None
+        self._grow_queries_ = placement.ops.grow_queries_
         normalises = config.value_norm and not self._shares
         self._value_weight = torch.ones_like(placement.empty(head_dim)) if normalises else None
         self._rms_norm = placement.ops.rms_norm
@@ -86,7 +87,8 @@ class SelfAttention:
         self._has_kernels = usual and rope.axes is None and rope.cos.shape[1] * 2 == head_dim
         self._norm_rope_store_ = placement.ops.norm_rope_store_
         if not self._has_kernels:
-            self._norm_rope_store_ = partial(norm_rope_store_, axes=rope.axes, norm_last=config.qk_norm_last)
+            any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
+            self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
 
     def __call__(
         self,
@@ -107,9 +109,7 @@ class SelfAttention:
             qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], -1, spec.head_dim)
         if self._growth is not None:
-            rate, span, offset = self._growth
-            grown = 1 + rate * torch.log1p((positions + offset) // span)
-            qkv[:, : spec.heads] *= grown.to(qkv.dtype)[:, None, None]
+            self._grow_queries_(qkv, spec.heads, positions, *self._growth)
         if self._value_weight is not None:
             values = qkv[:, -spec.kv_heads :]
             values.copy_(self._rms_norm(values, self._value_weight, self._qk_norm_rope.eps)[0])

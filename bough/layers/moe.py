@@ -13,10 +13,10 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.kernels.ops import Router
 from bough.layers.mlp import GatedMLP, PlainMLP
 from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement, no_reduce
-from bough.layers.schemes.base import Router
 from bough.layers.weights import WeightSlot, slots_of
 
 

@@ -60,9 +60,9 @@ def test_any_two_give_what_the_reference_gives(
 
 
 @COMBINATIONS
-@pytest.mark.parametrize(("window", "softcap"), [(5, None), (None, 2.0)])
-def test_windows_and_caps(names: tuple[str, str], window: int | None, softcap: float | None) -> None:
-    case = Case(((30, 1), (3, 1), (12, 7), (0, 9)), group=4, window=window, softcap=softcap, decodes=2)
+@pytest.mark.parametrize(("window", "softcap", "sinks"), [(5, None, False), (None, 2.0, False), (5, None, True)])
+def test_windows_caps_and_sinks(names: tuple[str, str], window: int | None, softcap: float | None, sinks: bool) -> None:
+    case = Case(((30, 1), (3, 1), (12, 7), (0, 9)), group=4, window=window, softcap=softcap, decodes=2, sinks=sinks)
     assert error_of(case, combined(case, *names)) < 1e-4
 
 

@@ -21,7 +21,7 @@ import torch
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
-from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, MoEConfig, RecurrentConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RecurrentConfig
 from bough.core.plan import BatchPlan, Executor, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
@@ -184,22 +184,6 @@ def test_which_decodes_with_few_keys_have_graphs(
     weights = LoadedWeights(model, CONFIG, dtype, CPU, Topology(), 0, cache)
     shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
     assert list(graph_sizes(weights, Settings.from_flat(flags), shape, forward_bytes=0).few_keys) == few
-
-
-@pytest.mark.parametrize(
-    ("moe", "captured"),
-    [
-        (MoEConfig(4, 2, 32), True),
-        (MoEConfig(4, 2, 32, biases=True), False),
-        (MoEConfig(4, 2, 32, scores="sparsemixer"), False),
-    ],
-)
-def test_experts_without_kernels_are_not_captured(moe: MoEConfig, captured: bool) -> None:
-    model: Any = None
-    config = replace(CONFIG, moe=moe)
-    weights = LoadedWeights(model, config, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
-    shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
-    assert bool(graph_sizes(weights, Settings.from_flat({}), shape, forward_bytes=0).decode) is captured
 
 
 @pytest.mark.slow

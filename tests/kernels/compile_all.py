@@ -35,6 +35,7 @@ from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import tiling as expert_cuts
+from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems
@@ -43,7 +44,7 @@ from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Norm
+from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
@@ -68,6 +69,7 @@ ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
 HIDDEN, INNER = 4096, 14336
 HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
+SUNK = 128  # and with sinks
 LATENT_HEADS = (16, 128)
 INDEX_HEADS = (32, 64)
 SHARED_BYTES = {  # that a program may have
@@ -209,6 +211,11 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
             kind(dtype, window=64, softcap=30.0)
         attention.prefill(dtype, window=64, chunked=True)
         attention.invariant(dtype, window=64, chunked=True)
+    if head_dim == SUNK:
+        for kind in (attention.prefill, attention.decode, attention.invariant):
+            kind(dtype, sinks=torch.zeros(HEADS, dtype=dtype))
+        if dtype != torch.float32:
+            attention.projected(sinks=torch.zeros(HEADS, dtype=dtype))
 
 
 def launch_latents(heads: int, arch: str) -> None:
@@ -283,18 +290,22 @@ def launch_grouped(dtype: torch.dtype) -> None:
 def launch_experts(dtype: torch.dtype, arch: str) -> None:
     moe = MoEConfig(32, 4, 256, scores="sigmoid", correction_bias=True, groups=4, top_groups=2)
     gate_up, down = torch.zeros(32, 512, 256, dtype=dtype), torch.zeros(32, 256, 256, dtype=dtype)
+    biased = ExpertMatrices(gate_up, down, gate_up[:, :, 0].clone(), down[:, :, 0].clone(), (1.7, 7.0))
+    others = MoEConfig(32, 2, 256, scores="sparsemixer", jitter=0.01)
     bias, norm = torch.zeros(32), Norm(torch.ones(256, dtype=dtype), 1e-6, False)
     for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
         x = torch.zeros(tokens, 256, dtype=dtype)
         routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
         sizes = (dtype.itemsize, dtype.itemsize, SHARED_BYTES[arch])
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), *sizes)
-        multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
+        multiply(x, ExpertMatrices(gate_up, down), routed, "silu", config=None if tokens == 1 else cut)
+        if tokens in (1, 8, 1024):
+            multiply(x, biased, routed, "silu", config=None if tokens == 1 else cut)
         for group in (0, 128) if arch in EIGHT_BIT_TILES and tokens != 32 else ():  # whose cut is that of 8
             small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
             wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)
             cut = expert_cuts.fitted(wide, dtype.itemsize, 1, SHARED_BYTES[arch])
-            multiply(x, *small, routed, "silu", config=None if tokens == 1 else cut)
+            multiply(x, ExpertMatrices(*small), routed, "silu", config=None if tokens == 1 else cut)
         for group in (32, 128) if dtype != torch.float32 and tokens in (8, 160, 1024) else ():
             packed = [
                 W4Rows(
@@ -305,8 +316,12 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
                 for m in (gate_up, down)
             ]
             cut = expert_cuts.fitted(expert_cuts.w4_config_for(tokens, 4, 32), dtype.itemsize, 1, SHARED_BYTES[arch])
-            multiply(x, *packed, routed, "silu", config=cut)
-        norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
+            multiply(x, ExpertMatrices(*packed), routed, "silu", config=cut)
+            if group == 32:
+                floats = [Fp4Rows(part.words, part.zeros) for part in packed]
+                multiply(x, ExpertMatrices(*floats, *biased[2:]), routed, "silu", config=cut)
+        norm_route(x, x, norm, Router(gate_up[0, :32], bias), moe, count=tokens > 16)
+        norm_route(x, x, norm, Router(gate_up[0, :32], None, down[0, 0, :32]), others, count=tokens > 16)
 
 
 def launch_w4(dtype: torch.dtype, group: int, arch: str) -> None:

@@ -63,6 +63,37 @@ CONFIGS = {
     "biased experts": replace(
         LLAMA, architecture="Qwen3MoeForCausalLM", moe=MoEConfig(5, 2, 48, biases=True, clamped_gate=(1.702, 0.01))
     ),
+    "layer norms": replace(
+        LLAMA,
+        norm="layer",
+        norm_bias=True,
+        norm_plus_one=True,
+        mlp="plain",
+        activation="gelu",
+        rope=RopeConfig(10000.0, partial_rotary_factor=0.5),
+        learned_positions=True,
+        logit_scale=0.5,
+        head_bias=True,
+    ),
+    "side by side": replace(
+        LLAMA, architecture="CohereForCausalLM", norm="layer", norm_weight=False, mlp="plain", activation="relu2"
+    ),
+    "norms behind": replace(
+        LLAMA,
+        architecture="Olmo2ForCausalLM",
+        qk_norm=True,
+        qk_norm_whole=True,
+        mlp="plain",
+        activation="gelu_tanh",
+        hidden_size=50,
+        head_dim=10,
+    ),
+    "rotation first": replace(
+        LLAMA, qk_norm=True, qk_norm_last=True, query_growth=(0.3, 4, 1), mlp="plain", activation="silu"
+    ),
+    "sparse mixer": replace(
+        LLAMA, architecture="MixtralForCausalLM", moe=MoEConfig(5, 2, 96, scores="sparsemixer", jitter=0.3)
+    ),
     "latents": replace(LLAMA, num_kv_heads=1, head_dim=18, latent=LatentConfig(21, 6, 12, 10, query_rank=20)),
     "wide latents": replace(LLAMA, num_kv_heads=1, head_dim=96, latent=LatentConfig(512, 64, 32, 80)),
     "many heads": replace(LLAMA, num_heads=40, num_kv_heads=1, mlp_bias=True, output_bias=True),

@@ -50,7 +50,6 @@ class Case:
     native: bool = True  # whether the native kernels compute it
     model_type: str = ""  # where it is not the case's name
     without: tuple[str, ...] = ()
-    triton: bool = True  # whether GPUs have kernels for it
     rounding: float = 0.1  # how far logits in bfloat16 may be from those in float32, as a share of them
 
 
@@ -116,7 +115,7 @@ CASES: dict[str, Case] = {
     "llama": Case({}),
     "mistral": Case({"sliding_window": 9}),
     "ministral": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
-    "ministral3": Case({"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}}, native=False),
+    "ministral3": Case({"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}}),
     "mistral3": Case(
         {
             "text_config": {**SIZES, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
@@ -153,38 +152,37 @@ CASES: dict[str, Case] = {
         rounding=0.3,
     ),
     "vaultgemma": Case({"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9}),
-    "phi": Case({}, native=False),
+    "phi": Case({}),
     "phi3": Case({"sliding_window": 9}),
     "phi3-long": Case(longrope(4), model_type="phi3"),
     "phi3-short": Case(longrope(128), model_type="phi3"),
     "glm": Case({"head_dim": 16, "attention_bias": True}),
     "glm4": Case({"head_dim": 16, "attention_bias": True}),
-    "granite": Case(MULTIPLIERS, native=False),
-    "olmo": Case({}, native=False),
-    "olmo2": Case({}, native=False),
-    "olmo3": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
+    "granite": Case(MULTIPLIERS),
+    "olmo": Case({}),
+    "olmo2": Case({}),
+    "olmo3": Case({"sliding_window": 9, "layer_types": WINDOWS}),
     "smollm3": Case({"no_rope_layer_interval": 2}),
-    "exaone4": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
-    "exaone4-full": Case({"sliding_window": None, "layer_types": ["full_attention"] * 3}, False, "exaone4"),
+    "exaone4": Case({"sliding_window": 9, "layer_types": WINDOWS}),
+    "exaone4-full": Case({"sliding_window": None, "layer_types": ["full_attention"] * 3}, model_type="exaone4"),
     "seed_oss": Case({"head_dim": 16, "attention_out_bias": True}),
     "hunyuan_v1_dense": Case(
         {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
-        native=False,
     ),
     "ernie4_5": Case({"head_dim": 16, "use_bias": True}),
-    "cohere": Case({}, native=False),
-    "cohere2": Case({"sliding_window": 9, "layer_types": WINDOWS}, native=False),
-    "starcoder2": Case({"sliding_window": 9}, native=False),
-    "gpt2": Case({"n_inner": 80}, native=False, without=GQA),
-    "gpt_neox": Case({}, native=False, without=GQA),
-    "gpt_neox-serial": Case({"use_parallel_residual": False}, False, "gpt_neox", GQA),
-    "opt": Case({"ffn_dim": 80}, native=False, without=GQA),
-    "stablelm": Case({"use_qkv_bias": True}, native=False),
-    "stablelm-parallel": Case({"use_parallel_residual": True}, False, "stablelm"),
-    "nemotron": Case({}, native=False),
+    "cohere": Case({}),
+    "cohere2": Case({"sliding_window": 9, "layer_types": WINDOWS}),
+    "starcoder2": Case({"sliding_window": 9}),
+    "gpt2": Case({"n_inner": 80}, without=GQA),
+    "gpt_neox": Case({}, without=GQA),
+    "gpt_neox-serial": Case({"use_parallel_residual": False}, model_type="gpt_neox", without=GQA),
+    "opt": Case({"ffn_dim": 80}, without=GQA),
+    "stablelm": Case({"use_qkv_bias": True}),
+    "stablelm-parallel": Case({"use_parallel_residual": True}, model_type="stablelm"),
+    "nemotron": Case({}),
     "helium": Case({"head_dim": 16}),
-    "arcee": Case({}, native=False),
-    "jais2": Case({"head_dim": 16}, native=False),
+    "arcee": Case({}),
+    "jais2": Case({"head_dim": 16}),
     "cwm": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
     "mixtral": Case({"num_local_experts": 4, "intermediate_size": 64}),
     "mixtral-window": Case({"num_local_experts": 4, "sliding_window": 9}, model_type="mixtral"),
@@ -225,11 +223,10 @@ CASES: dict[str, Case] = {
         {**EXPERTS, "num_hidden_layers": 4, "num_experts": 5, "mlp_only_layers": [3], "decoder_sparse_step": 2},
         model_type="qwen3_moe",
     ),
-    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}, triton=False),
+    "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}),
     "gpt_oss-clamped": Case(
         {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "swiglu_limit": 0.5},
         model_type="gpt_oss",
-        triton=False,
     ),
     "glm4_moe": Case(
         {
@@ -254,13 +251,11 @@ CASES: dict[str, Case] = {
         },
         model_type="glm4_moe",
     ),
-    "olmoe": Case({"num_experts": 5, "num_experts_per_tok": 2}, native=False),
-    "granitemoe": Case({**MULTIPLIERS, "num_local_experts": 5}, native=False),
-    "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}, native=False),
-    "phimoe-near": Case(
-        {"num_local_experts": 5, "router_jitter_noise": 0.4, "sliding_window": 9}, native=False, model_type="phimoe"
-    ),
-    "hunyuan_v1_moe": Case({"head_dim": 16, "num_experts": 5, "moe_topk": 2}, native=False),
+    "olmoe": Case({"num_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoe": Case({**MULTIPLIERS, "num_local_experts": 5}),
+    "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}),
+    "phimoe-near": Case({"num_local_experts": 5, "router_jitter_noise": 0.4, "sliding_window": 9}, model_type="phimoe"),
+    "hunyuan_v1_moe": Case({"head_dim": 16, "num_experts": 5, "moe_topk": 2}),
     "ernie4_5_moe": Case(
         {
             "moe_intermediate_size": 24,
@@ -295,9 +290,8 @@ CASES: dict[str, Case] = {
             "qk_rope_head_dim": 8,
             "v_head_dim": 20,
         },
-        native=False,
     ),
-    "flex_olmo": Case({"num_experts": 5, "num_experts_per_tok": 2}, native=False),
+    "flex_olmo": Case({"num_experts": 5, "num_experts_per_tok": 2}),
     "minimax_m2": Case(
         {
             "head_dim": 16,
@@ -305,7 +299,6 @@ CASES: dict[str, Case] = {
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
-        native=False,
     ),
     "granitemoehybrid": Case({**MULTIPLIERS, **MAMBA, "num_local_experts": 5, "mamba_n_groups": 2}, native=False),
     "granitemoehybrid-dense": Case(
@@ -322,7 +315,6 @@ CASES: dict[str, Case] = {
     ),
     "granitemoehybrid-attention": Case(
         {**MULTIPLIERS, **MAMBA, "layer_types": ["full_attention"] * 3, "num_local_experts": 0},
-        native=False,
         model_type="granitemoehybrid",
     ),
     "granitemoehybrid-mamba": Case(
@@ -388,7 +380,6 @@ class Model:
     theirs: transformers.PreTrainedModel
     config: ModelConfig
     native: bool
-    triton: bool
     rounding: float
 
     @torch.inference_mode()
@@ -419,7 +410,7 @@ def make(name: str, folder: Path, case: Case | None = None) -> Model:
     theirs.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
-    return Model(folder, theirs, read_config(locate(str(folder))), case.native, case.triton, case.rounding)
+    return Model(folder, theirs, read_config(locate(str(folder))), case.native, case.rounding)
 
 
 @pytest.fixture(scope="module", params=list(CASES))
@@ -472,8 +463,6 @@ def test_kernels_of_gpus_give_the_same(model: Model, monkeypatch: pytest.MonkeyP
     from bough.kernels.triton_ops import TRITON
     from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
-    if not model.triton:
-        pytest.skip("what the layers choose is torch's")
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
     ours, config, tokens = forward(model), model.config, prompt(24, seed=2)
     latent = config.latent
@@ -547,10 +536,6 @@ def lines() -> Iterator[str]:
             ", ".join(f"`{name}`" for name in family.architectures),
             "safetensors, GGUF" if family.gguf_architecture else "safetensors",
             "torch and native" if all(case.native for case in cases) else "torch",
-            "torch attention"
-            if not all(case.triton for case in cases)
-            else "tokens"
-            if family.model_types == ("llama",)
-            else "interpreted",  # of SmolLM2, in test_golden_gpu.py
+            "tokens" if family.model_types == ("llama",) else "interpreted",  # of SmolLM2, in test_golden_gpu.py
         )
         yield f"| {' | '.join(columns)} |"

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
@@ -129,6 +130,33 @@ def test_eight_bits_kept_as_they_are(name: str, tmp_path: Path) -> None:
 def test_what_has_no_product_of_its_own_is_dequantised(name: str, tmp_path: Path) -> None:
     write_llama(tmp_path, name)
     assert not any(slot.form for slot in load(tmp_path, kept=True)[0].slots())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_experts_of_4_bit_floats(kept: bool, tmp_path: Path) -> None:
+    """GPT-OSS's, as its checkpoints have them; the model has the values that transformers reads there."""
+    torch.manual_seed(3)
+    fields = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
+    shape = transformers.GptOssConfig(**fields, attn_implementation="eager")
+    theirs, held = random_model(transformers.GptOssForCausalLM(shape)), {}
+    for name, weight in theirs.state_dict().items():
+        held[name] = weight
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = weight.shape
+            blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(121, 124, blocks.shape[:3], dtype=torch.uint8)
+            weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            held |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            del held[name]
+    shape.architectures, shape.quantization_config = ["GptOssForCausalLM"], {"quant_method": "mxfp4"}
+    shape.save_pretrained(tmp_path)
+    save_file(held, tmp_path / "model.safetensors")
+    model, _ = load(tmp_path, kept)
+    forms = [slot for slot in model.slots() if slot.form is not None]
+    assert {str(slot.form) for slot in forms} == ({"fp4 in groups of 32"} if kept else set())
+    assert len(forms) == (2 * 4 * 3 if kept else 0)
+    assert all(slot.nbytes < slot.target.numel() for slot in forms), "less than a byte each"
+    compare(theirs, model)
 
 
 def test_without_a_product_for_them_eight_bits_are_dequantised(tmp_path: Path) -> None:

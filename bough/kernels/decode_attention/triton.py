@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.decode_attention.device import fold, hand_in, leave
+from bough.kernels.decode_attention.device import fold, hand_in, join_sink, leave
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
@@ -91,6 +91,7 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -115,8 +116,8 @@ def decode_attention(
     wide = q.dtype if q.element_size() > 2 else k_cache.dtype
     chosen = config or (latent_config_for(group, wide) if extra else config_for(head_dim, group, wide))
     _attend[(kv_heads, work.max_items(batch))](
-        q, k_cache, v_cache, page_table, rows, work.items, work.first_item, out, work.partial, work.log_sums,
-        work.arrivals, batch, q.stride(0), q.stride(1), page_table.stride(0),
+        q, k_cache, v_cache, page_table, rows, work.items, work.first_item, sinks, out, work.partial,
+        work.log_sums, work.arrivals, batch, q.stride(0), q.stride(1), page_table.stride(0),
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, EXTRA=extra,
@@ -147,7 +148,7 @@ def weigh_parts(work: DecodeWork, out: torch.Tensor) -> None:
 # the same pages at about the same time.
 @triton.jit(do_not_specialize=["batch"])
 def _attend(
-    q, k_cache, v_cache, page_table, rows, items, first_item, out, partial, log_sums, arrivals,
+    q, k_cache, v_cache, page_table, rows, items, first_item, sinks, out, partial, log_sums, arrivals,
     batch: int, q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -208,6 +209,8 @@ def _attend(
             products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
         top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
 
+    if sinks is not None:
+        top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)
     if EXTRA:
         leave(
             acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head, out, partial, log_sums,

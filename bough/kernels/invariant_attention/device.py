@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.work import oldest_seen
-from bough.kernels.prefill_attention.device import fetch
+from bough.kernels.prefill_attention.device import LOG2_E, fetch
 
 
 # The heads of an item are neighbours in the grid, so that those with the same keys run at the same time. What differs
 # from step to step is not specialised on: all steps run the same code.
 @triton.jit(do_not_specialize_on_alignment=["rows", "query_starts", "lengths", "items"])
 def attend(
-    q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, out, totals, log_sums,
+    q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, sinks, out, totals, log_sums,
     q_token_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr,
@@ -85,13 +85,15 @@ def attend(
             tl.store(totals + (item * HEADS + head)[:, None] * HEAD_DIM + d[None, :], total, mask=valid)
             tl.store(log_sums + item * HEADS + head, peak, mask=query < queries)
         else:
+            if sinks is not None:
+                weight += of_sink(sinks + head, peak)
             result = (total / weight[:, None] * v_scale).to(out.dtype.element_ty)
             tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
 
 
 @triton.jit
 def merge(
-    first_item, query_starts, totals, log_sums, out,
+    first_item, query_starts, sinks, totals, log_sums, out,
     v_scale: float,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -111,6 +113,8 @@ def merge(
         peak, shrink, fresh = weigh(peak, log_sum)
         weight = tl.fma(weight, shrink, fresh)
         total = tl.fma(total, shrink, part * fresh)
+    if sinks is not None:
+        weight += of_sink(sinks + tl.minimum(element // HEAD_DIM, HEADS - 1), peak)
     token = tl.load(query_starts + place).to(tl.int64)
     result = (total / weight * v_scale).to(out.dtype.element_ty)
     tl.store(out + token * (HEADS * HEAD_DIM) + element, result, mask=valid)
@@ -125,6 +129,12 @@ def weigh(peak: tl.tensor, log_sum: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl
     new_peak = tl.maximum(peak, log_sum)
     origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     return new_peak, tl.exp2(peak - origin), tl.exp2(log_sum - origin)
+
+
+@triton.jit
+def of_sink(sinks: tl.tensor, peak: tl.tensor) -> tl.tensor:
+    """The weights of the sinks at these places, by the peaks of all their keys."""
+    return tl.exp2(tl.fma(tl.load(sinks).to(tl.float32), LOG2_E, -peak))
 
 
 @triton.jit

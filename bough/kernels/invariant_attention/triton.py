@@ -79,6 +79,7 @@ def invariant_attention(
     window: int | None = None,
     chunked: bool = False,  # the window is one of those that stand side by side
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -97,8 +98,8 @@ def invariant_attention(
     if out is None:
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     attend[(heads // chosen.pack, programs)](
-        q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, out, partials.totals, partials.log_sums,
-        q.stride(0), q.stride(1), page_table.stride(0),
+        q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, sinks, out, partials.totals,
+        partials.log_sums, q.stride(0), q.stride(1), page_table.stride(0),
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, CHUNKED=chunked, HEADS=heads, KV_HEADS=kv_heads,
@@ -110,7 +111,7 @@ def invariant_attention(
     )  # fmt: skip
     if split_rows:
         merge[(triton.cdiv(heads * head_dim, MERGE_WIDTH), split_rows)](
-            partials.first_item, query_starts, partials.totals, partials.log_sums, out, v_scale,
+            partials.first_item, query_starts, sinks, partials.totals, partials.log_sums, out, v_scale,
             HEADS=heads, HEAD_DIM=head_dim, BLOCK_E=MERGE_WIDTH,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

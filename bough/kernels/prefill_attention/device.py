@@ -16,11 +16,13 @@ import triton.language as tl
 
 from bough.kernels.decode_attention.work import oldest_seen
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 # The heads of a block are neighbours in the grid, so that those with the same keys run at the same time.
 @triton.jit
 def attend(
-    q, k, v, k_desc, v_desc, k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, out,
+    q, k, v, k_desc, v_desc, k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, sinks, out,
     q_token_stride: int, q_head_stride: int, k_token_stride: int, v_token_stride: int, table_stride: int,
     fresh_scale: float, cached_scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
@@ -53,6 +55,9 @@ def attend(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if sinks is not None:  # as if a key of this score, without a value, had come first
+        top = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        norm += 1.0
 
     # The prefix: blocks that lie wholly inside it, then the rest. With a window every block is masked, and the first
     # is the one that holds the oldest key that the first query sees.

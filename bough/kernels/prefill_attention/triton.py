@@ -100,6 +100,7 @@ def prefill_attention(
     window: int | None = None,
     chunked: bool = False,  # the window is one of those that stand side by side
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -121,8 +122,8 @@ def prefill_attention(
     unit = LOG2_E if softcap is None else 1 / softcap
     attend[(heads // chosen.pack, blocks.shape[0])](
         q, k, v, _describe(k, chosen.block_n) if descriptors else k, _describe(v, chosen.block_n) if descriptors else v,
-        k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, out, q.stride(0), q.stride(1),
-        k.stride(0), v.stride(0), page_table.stride(0), scale * unit, scale * k_scale * unit, v_scale,
+        k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, sinks, out, q.stride(0),
+        q.stride(1), k.stride(0), v.stride(0), page_table.stride(0), scale * unit, scale * k_scale * unit, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, CHUNKED=chunked, HEADS=heads, KV_HEADS=kv_heads,
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, BLOCK_M=chosen.block_m,

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
-from bough.kernels.ops import Activation, Norm
+from bough.core.model_config import MoEConfig
+from bough.kernels.ops import Activation, Norm, Router
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
 
@@ -67,14 +68,6 @@ class LinearWeight(Protocol):
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills the weight, for parts whose names begin with `prefix`."""
         ...
-
-
-class Router(NamedTuple):
-    """What chooses the experts of a row."""
-
-    weight: torch.Tensor  # [experts, hidden]
-    bias: torch.Tensor | None  # [experts], counts when choosing only
-    logit_bias: torch.Tensor | None = None  # [experts]
 
 
 class ExpertWeights(Protocol):
@@ -139,6 +132,16 @@ def bias_slots(prefix: str, parts: Sequence[Part], bias: torch.Tensor | None) ->
     if bias is not None:
         for part, rows in bands(parts):
             yield WeightSlot(f"{prefix}{part.name}.bias", bias[rows], part.index[:1])
+
+
+def expert_biases(
+    hidden_size: int, inner: int, moe: MoEConfig, rank: int, empty: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Memory for those of gate and up and of down, if there are any. Only the first rank adds down's: the sum over
+    ranks then has it once."""
+    if not moe.biases:
+        return None, None
+    return empty(moe.experts, 2 * inner), empty(moe.experts, hidden_size) if rank == 0 else None
 
 
 def expert_bias_slots(

@@ -45,7 +45,7 @@ class QuantizedTensor(ABC):
         """The numbers that a layer on a GPU may keep; None: there is no product for them."""
         return None
 
-    def read_kept(self, rows: slice) -> KeptRows:
+    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
         raise AssertionError(f"{self.name} has no form to be kept in")
 
     def _bounds(self, rows: slice) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class IntegerTensor(QuantizedTensor):
         regular = self.bits == 4 and self.input_groups is None
         return Form("int4", self.shape[1], self.group_size) if regular else None
 
-    def read_kept(self, rows: slice) -> KeptRows:
+    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
         return self.integers(rows)
 
     def stored_type(self) -> GGMLQuantizationType | None:

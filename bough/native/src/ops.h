@@ -13,6 +13,7 @@ enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_LATENT_DIM = 576, BOUGH_MAX_QUERIES =
 /* Keys are scored in blocks and gathered in runs that begin at multiples of these, whoever asks and whatever else is
  * in the step: so a token's result is the same to the last bit, alone or among others, decoded or prefilled. */
 enum { BOUGH_BLOCK_KEYS = 64, BOUGH_RUN_KEYS = 128 };
+enum bough_activation { BOUGH_SILU, BOUGH_GELU_TANH, BOUGH_GELU, BOUGH_RELU, BOUGH_SQUARE };
 enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 
 /* Attention of some queries of one sequence, with the heads that share a key head, to its keys or one run of them. */
@@ -44,8 +45,11 @@ typedef struct bough_ops {
     /* out = norm(x + residual) * weight, sum = x + residual; residual and sum may both be NULL; a head norm in place. */
     void (*rms_norm)(const float *x, const float *residual, const float *weight, float eps, bool plus_one, int64_t size,
                      float *out, float *sum);
+    /* The same centred, and without a residual; weight and bias may be NULL. */
+    void (*layer_norm)(const float *x, const float *weight, const float *bias, float eps, int64_t size, float *out);
     /* Rotates the pairs (i, i + half) of a head. */
     void (*rotate)(float *head, const float *cos, const float *sin, int64_t half);
+    void (*activate)(const float *x, enum bough_activation activation, float *out, int64_t size);
     void (*silu_mul)(const float *gate, const float *up, float *out, int64_t size);
     void (*gelu_tanh_mul)(const float *gate, const float *up, float *out, int64_t size);
     /* gate * sigmoid(slope * gate) * (up + 1), both kept within the limit. Of all three, out may be gate. */

@@ -43,20 +43,36 @@ static void run_linear(const bough_operation *op, int64_t rows, const running *r
                  op->on_logits ? r->step->logits_prompts : r->step->prompts, false, r->linear_scratch, thread);
 }
 
+static void run_layer_norm(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->layer_norm) o = &op->layer_norm;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
+        r->ops->layer_norm(o->x + row * o->size, o->weight, o->bias, o->eps, o->size, o->out + row * o->size);
+    bough_barrier(thread);
+}
+
+static void norm_heads(__typeof__(&((bough_operation *)0)->norm_rope_store) o, float *token, const bough_ops *ops) {
+    const float *norms[] = {o->q_norm, o->k_norm};
+    int64_t sizes[] = {(int64_t)o->heads * o->dim, (int64_t)o->kv_heads * o->dim};
+    for (int part = 0; part < 2; token += sizes[part++]) {
+        int64_t size = o->whole ? sizes[part] : o->dim;
+        for (float *at = token; norms[part] != NULL && at < token + sizes[part]; at += size)
+            ops->rms_norm(at, NULL, norms[part], o->eps, o->plus_one, size, at, NULL);
+    }
+}
+
 static void run_norm_rope_store(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
     __typeof__(&op->norm_rope_store) o = &op->norm_rope_store;
-    int64_t half = o->dim / 2, stored = (int64_t)o->kv_heads * o->dim;
+    int64_t half = o->half, stored = (int64_t)o->kv_heads * o->dim;
     const int64_t *slots = r->step->slots + o->group * r->step->slots_stride;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         float *token = o->qkv + row * (o->heads + 2 * o->kv_heads) * o->dim;
         int64_t position = r->step->positions[row], slot = slots[row];
-        for (int head = 0; head < o->heads + o->kv_heads; head++) {
-            float *at = token + (int64_t)head * o->dim;
-            const float *norm = head < o->heads ? o->q_norm : o->k_norm;
-            if (norm != NULL)
-                r->ops->rms_norm(at, NULL, norm, o->eps, o->plus_one, o->dim, at, NULL);
-            r->ops->rotate(at, o->cos + position * half, o->sin + position * half, half);
-        }
+        if (!o->last)
+            norm_heads(o, token, r->ops);
+        for (int head = 0; head < o->heads + o->kv_heads; head++)
+            r->ops->rotate(token + (int64_t)head * o->dim, o->cos + position * half, o->sin + position * half, half);
+        if (o->last)
+            norm_heads(o, token, r->ops);
         const float *keys = token + (int64_t)o->heads * o->dim;
         int64_t at = slot * stored * (o->number == BOUGH_FLOAT32 ? 4 : 2);
         r->ops->narrow(keys, o->number, stored, (char *)o->keys + at);
@@ -74,25 +90,28 @@ static void run_attention(const bough_operation *op, int64_t rows, const running
                     r->attention_scratch, r->ops, thread);
 }
 
-static void run_gate(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->gate) o = &op->gate;
+static void run_activate(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->activate) o = &op->activate;
     enum { PIECE = 1024 };
     int64_t pieces = (o->size + PIECE - 1) / PIECE;
     for (int64_t tile; (tile = bough_tile(thread, rows * pieces)) < rows * pieces;) {
         int64_t row = tile / pieces, at = tile % pieces * PIECE;
         int64_t size = o->size - at < PIECE ? o->size - at : PIECE;
-        const float *gate = o->x + row * 2 * o->size + at;
-        (o->activation == 0 ? r->ops->silu_mul : r->ops->gelu_tanh_mul)(gate, gate + o->size,
-                                                                       o->out + row * o->size + at, size);
+        const float *x = o->x + row * (o->gated ? 2 : 1) * o->size + at;
+        float *out = o->out + row * o->size + at;
+        if (!o->gated)
+            r->ops->activate(x, o->activation, out, size);
+        else
+            (o->activation == BOUGH_SILU ? r->ops->silu_mul : r->ops->gelu_tanh_mul)(x, x + o->size, out, size);
     }
     bough_barrier(thread);
 }
 
 static void run_take_rows(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
     __typeof__(&op->take_rows) o = &op->take_rows;
+    const int64_t *places = o->by_position ? r->step->positions : r->step->logits_indices;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
-        memcpy(o->out + row * o->size, o->x + r->step->logits_indices[row] * o->x_stride,
-               (size_t)o->size * sizeof(float));
+        memcpy(o->out + row * o->size, o->x + places[row] * o->x_stride, (size_t)o->size * sizeof(float));
     bough_barrier(thread);
 }
 
@@ -120,6 +139,25 @@ static void run_add_gated(const bough_operation *op, int64_t rows, const running
         float scale = o->gate == NULL ? 1.0f : 1.0f / (1.0f + expf(-r->ops->dot(o->x + at, o->gate, o->size)));
         for (int64_t i = at; i < at + o->size; i++)
             o->out[i] = o->a[i] + scale * o->b[i];
+    }
+    bough_barrier(thread);
+}
+
+static void run_scale_shift(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->scale_shift) o = &op->scale_shift;
+    (void)r;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
+        for (int64_t i = 0, at = row * o->size; i < o->size; i++)
+            o->out[at + i] = o->x[at + i] * o->scale + (o->shift == NULL ? 0.0f : o->shift[i]);
+    bough_barrier(thread);
+}
+
+static void run_grow_queries(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->grow_queries) o = &op->grow_queries;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
+        float factor = 1.0f + o->rate * log1pf((float)((r->step->positions[row] + o->offset) / o->span));
+        for (int64_t i = row * o->stride; i < row * o->stride + o->size; i++)
+            o->qkv[i] *= factor;
     }
     bough_barrier(thread);
 }
@@ -176,12 +214,15 @@ static void (*const RUNNERS[])(const bough_operation *op, int64_t rows, const ru
     [BOUGH_LINEAR] = run_linear,
     [BOUGH_NORM_ROPE_STORE] = run_norm_rope_store,
     [BOUGH_ATTENTION] = run_attention,
-    [BOUGH_GATE] = run_gate,
+    [BOUGH_ACTIVATE] = run_activate,
     [BOUGH_TAKE_ROWS] = run_take_rows,
     [BOUGH_SOFTCAP] = run_softcap,
     [BOUGH_ROUTE] = run_route,
     [BOUGH_EXPERTS] = run_experts,
     [BOUGH_ADD_GATED] = run_add_gated,
+    [BOUGH_LAYER_NORM] = run_layer_norm,
+    [BOUGH_SCALE_SHIFT] = run_scale_shift,
+    [BOUGH_GROW_QUERIES] = run_grow_queries,
     [BOUGH_LATENT_STORE] = run_latent_store,
     [BOUGH_BY_HEAD] = run_by_head,
 };

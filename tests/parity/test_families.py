@@ -315,7 +315,6 @@ CASES: dict[str, Case] = {
     ),
     "granitemoehybrid-attention": Case(
         {**MULTIPLIERS, **MAMBA, "layer_types": ["full_attention"] * 3, "num_local_experts": 0},
-        native=False,
         model_type="granitemoehybrid",
     ),
     "granitemoehybrid-mamba": Case(

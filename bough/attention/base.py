@@ -7,7 +7,7 @@ run once for each layer. It owns what it derives from the batch; the cache belon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -16,6 +16,8 @@ from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig
 from bough.memory.pools.kv_pool import KVPool
 
+Reading = tuple[int | None, bool, int, int]  # window, of which kind; key-value heads and their width
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -23,14 +25,20 @@ class AttentionSpec:
 
     layer: int  # index into the pool
     scale: float
-    window: int | None  # tokens a query sees, its own included; None: all
+    window: int | None  # tokens a query sees at most, its own included; None: all
     softcap: float | None  # scores become softcap * tanh(score / softcap)
     heads: int
     kv_heads: int
     head_dim: int
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
-    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value; torch's back end only
+    chunked: bool = False  # the window is one of those that stand side by side, not one that ends with the query
+    sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value
+
+    @property
+    def reading(self) -> Reading:
+        """Layers in which it is the same read by one plan."""
+        return self.window, self.chunked, self.kv_heads, self.head_dim
 
     @property
     def writes_scores(self) -> bool:
@@ -59,6 +67,11 @@ class LatentSpec:
         return int(self.weight.shape[0])
 
     @property
+    def top(self) -> int | None:
+        """Tokens that a query attends to; None: all that it sees."""
+        return None if self.latent.index is None else self.latent.index.top
+
+    @property
     def absorbed(self) -> AttentionSpec:
         return self._as_plain(self.heads, 1, self.latent.width)
 
@@ -82,6 +95,16 @@ class LatentSpec:
         of_head = keys * (latent.nope_dim + latent.rope_dim + latent.value_dim)
         size = max(1, most // max(1, of_head))
         return [slice(first, min(first + size, self.heads)) for first in range(0, self.heads, size)]
+
+
+class IndexQueries(NamedTuple):
+    """By which a layer with sparse attention chooses tokens, of all tokens of a step; the keys are in the pool."""
+
+    q: torch.Tensor  # [tokens, heads, head_dim]
+    weights: torch.Tensor  # [tokens, heads]
+
+    def cut(self, part: slice) -> IndexQueries:
+        return IndexQueries(self.q[part], self.weights[part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +138,14 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         """Attends with q [tokens, heads, nope_dim + rope_dim] and gives [tokens, heads, value_dim] back, contiguous.
 
         The latents of all tokens of the step stand in the pool already; `latents` [tokens, width] are the same once
-        more. Both may be strided in their first dimension.
+        more. Both may be strided in their first dimension. Where the attention is sparse, a layer that has no `index`
+        takes the tokens that the layer before it chose.
         """
         raise ModelError(f"{type(self).__name__} has no latent attention; choose another attention back end.")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from bough.core.plan import IntArray
+from bough.kernels.state_rows import StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,18 @@ class AttentionBatch:
     query_lens: IntArray  # [batch] tokens each row computes, at least 1
     query_starts: IntArray  # [batch + 1] where each row's tokens begin
     context_lens: IntArray  # [batch] tokens of the row in the cache before this step
-    page_tables: tuple[torch.Tensor, ...]  # of each KV group: [max_rows, max_pages] int32
+    # Of each KV group: [max_rows, max_pages] int32. Of states, the last, a row's page stands first in its line.
+    page_tables: tuple[torch.Tensor, ...]
     # Of each KV group, where each new token's key and value go: page * page_size + offset. [tokens] int64
     slots: tuple[torch.Tensor, ...]
     positions: torch.Tensor  # [tokens] int64
     page_size: int
     few_keys: bool = False  # decodes alone, and few, over few keys in all: as the host knows it, or captured for such
+    # On the device, `query_starts` of steps with more than decodes; of a captured one, behind its rows 0.
+    starts: torch.Tensor | None = None  # [batch + 1] int32
     chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own
+
+    @property
+    def states(self) -> StateRows:
+        """Where recurrent layers find the states of the rows."""
+        return StateRows(self.page_tables[-1], self.rows, self.query_starts, self.starts)

@@ -2,25 +2,37 @@
 
 Decodes, chunks of prompts and their cached prefixes are all read from the pages, in blocks and chunks at fixed places
 of the sequence (see `kernels.invariant_attention`). Owns the list of items of the decodes and the memory for their
-partial results, one for each window that the layers ask for.
+partial results, one for each window and shape of heads that the layers have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch
+from bough.attention.sparse_latents import SparseLatents
 from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
-from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
+from bough.kernels.invariant_attention.work import ITEM_FIELDS, DecodeItems, prefill_items
 from bough.kernels.latent_attention.triton import absorb, lift
 from bough.memory.pools.kv_pool import KVPool
 
 ANY_TOKENS = 16  # of a tile, however many tokens there are
+
+
+class Places(NamedTuple):
+    """Where rows read; as `invariant_attention` takes it."""
+
+    page_table: torch.Tensor
+    rows: torch.Tensor
+    query_starts: torch.Tensor
+    lengths: torch.Tensor
+    prompts: torch.Tensor | None  # items of those that are no decodes
+    page_size: int
 
 
 class InvariantAttention(AttentionBackend):
@@ -40,15 +52,17 @@ class InvariantAttention(AttentionBackend):
         assert (config.chunk, config.block_n) == (prompt_config.chunk, prompt_config.block_n)
         self._config, self._prompt_config = config, prompt_config
         self._decode_starts = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
-        self._works: dict[int | None, DecodeItems] = {}
-        self._planned: set[int | None] = set()
+        self._works: dict[Reading, DecodeItems] = {}
+        self._planned: set[Reading] = set()
         self._batch: AttentionBatch | None = None
         self._query_starts = self._decode_starts
         self._prefills: torch.Tensor | None = None
+        self._sparse = SparseLatents()
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._planned.clear()
+        self._sparse.prepare()
         n = batch.decodes
         if n == len(batch.query_lens):  # nothing comes from the host: the step can be captured
             self._query_starts, self._prefills = self._decode_starts, None
@@ -61,32 +75,40 @@ class InvariantAttention(AttentionBackend):
     ) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "prepare() comes before run()"
+        tables, starts = (batch.page_tables[layer.group], batch.rows), self._query_starts
+        return self._attend(q, layer, pool, Places(*tables, starts, batch.lengths, self._prefills, batch.page_size))
+
+    def _attend(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool, places: Places) -> torch.Tensor:
+        batch = self._batch
+        assert batch is not None
         width = pool.values[layer.layer].shape[2]
-        work = self._work(batch, layer, width, q.device)
+        work = self._work(batch, layer, places.lengths, width, q.device)
         out = torch.empty((q.shape[0], layer.heads, width), dtype=q.dtype, device=q.device)
         launches = []  # items, programs, rows that may be split, configuration
         if batch.decodes:
             programs = work.programs(batch.decodes, layer.heads // self._config.pack)
             launches.append((work.items, programs, batch.decodes, self._config))
-        if self._prefills is not None:
-            launches.append((self._prefills, len(self._prefills) - 1, 0, self._prompt_config))
+        if places.prompts is not None:
+            launches.append((places.prompts, len(places.prompts) - 1, 0, self._prompt_config))
         for items, programs, split_rows, config in launches:
             invariant_attention(
                 q,
                 pool.keys[layer.layer],
                 pool.values[layer.layer],
-                batch.page_tables[layer.group],
-                batch.rows,
-                self._query_starts,
-                batch.lengths,
+                places.page_table,
+                places.rows,
+                places.query_starts,
+                places.lengths,
                 items,
                 programs=programs,
                 partials=work.partials,
                 split_rows=split_rows,
-                page_size=batch.page_size,
+                page_size=places.page_size,
                 scale=layer.scale,
                 window=layer.window,
+                chunked=layer.chunked,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=pool.key_scales[layer.layer],
                 v_scale=pool.value_scales[layer.layer],
                 out=out,
@@ -94,21 +116,41 @@ class InvariantAttention(AttentionBackend):
             )
         return out
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         """All rows in the absorbed form, whose arithmetic does not depend on how many queries a row has."""
         weight, nope_dim = layer.weight, layer.latent.nope_dim
         queries = absorb(q, weight, nope_dim, block_t=ANY_TOKENS)
-        return lift(self.run(queries, latents, latents, layer.absorbed, pool), weight, nope_dim, block_t=ANY_TOKENS)
+        if layer.top is None:
+            attended = self.run(queries, latents, latents, layer.absorbed, pool)
+        else:
+            attended = self._attend(queries, layer.absorbed, pool, self._read_lists(layer, pool, index))
+        return lift(attended, weight, nope_dim, block_t=ANY_TOKENS)
 
-    def _work(self, batch: AttentionBatch, layer: AttentionSpec, width: int, device: torch.device) -> DecodeItems:
-        """The items of this step's decodes; planned by the first layer with this window."""
-        window = layer.window
-        work = self._works.get(window)
+    def _read_lists(self, layer: LatentSpec, pool: KVPool, index: IndexQueries | None) -> Places:
+        """Of sparse attention every token is a row, and its list the row's pages."""
+        batch = self._batch
+        assert batch is not None, "prepare() comes before run_latent()"
+        n, starts = batch.decodes, None if self._prefills is None else self._query_starts
+        slots, lengths, places = self._sparse.choose(index, layer, pool, batch, starts)
+        items = None
+        if starts is not None:
+            items = torch.full((1 + len(lengths) - n, ITEM_FIELDS), -1, dtype=torch.int32, device=slots.device)
+            items[0, 0], items[1:, 0], items[1:, 1] = len(lengths) - n, places[n:-1], 0
+        return Places(slots, places[:-1], places, lengths, items, 1)
+
+    def _work(
+        self, batch: AttentionBatch, layer: AttentionSpec, lengths: torch.Tensor, width: int, device: torch.device
+    ) -> DecodeItems:
+        """The items of this step's decodes; planned by the first layer that reads so."""
+        reading = layer.reading
+        work = self._works.get(reading)
         if work is None:
-            work = self._works[window] = DecodeItems(
-                self._max_batch, layer.heads, width, device, chunk=self._config.chunk, window=window
-            )
-        if batch.decodes and window not in self._planned:
-            work.plan(batch.lengths[: batch.decodes])
-            self._planned.add(window)
+            shape, chunk = (self._max_batch, layer.heads, width, device), self._config.chunk
+            work = DecodeItems(*shape, chunk=chunk, window=layer.window, chunked=layer.chunked)
+            self._works[reading] = work
+        if batch.decodes and reading not in self._planned:
+            work.plan(lengths[: batch.decodes])
+            self._planned.add(reading)
         return work

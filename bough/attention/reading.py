@@ -32,6 +32,12 @@ class DecodeRead:
     index: slice | torch.Tensor  # [rows * keys] slots; a slice only for a single row
     mask: torch.Tensor | None  # [rows, 1, 1, keys], added to the scores
 
+    @property
+    def keys(self) -> int:
+        """That each row reads."""
+        index = self.index
+        return index.stop - index.start if isinstance(index, slice) else len(index) // self.rows
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillRead:
@@ -85,13 +91,21 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return copy.copy_(mask)
 
 
-def plan_reads(batch: AttentionBatch, group: int, window: int | None, dtype: torch.dtype, to_device: ToDevice) -> Reads:
-    """The reads of layers of this KV group with this window."""
+def plan_reads(
+    batch: AttentionBatch,
+    group: int,
+    window: int | None,
+    dtype: torch.dtype,
+    to_device: ToDevice,
+    chunked: bool = False,
+) -> Reads:
+    """The reads of layers of this KV group with this window; of chunked ones rows begin with a whole window."""
     table = batch.page_tables[group]
     ends = (batch.context_lens + batch.query_lens).astype(np.int64)
     begins = np.zeros_like(ends)
     if window is not None:
-        begins = np.maximum(0, batch.context_lens.astype(np.int64) + 1 - window)  # what the first query still sees
+        first = batch.context_lens.astype(np.int64)
+        begins = first // window * window if chunked else np.maximum(0, first + 1 - window)  # what that query sees
     single = np.flatnonzero(batch.query_lens == 1)
     decodes = tuple(
         _decode_read(batch, table, members, begins, ends, dtype, to_device)

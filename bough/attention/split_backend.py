@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, QKNormRope
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, QKNormRope
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
 
@@ -41,14 +41,16 @@ class SplitAttention(AttentionBackend):
             return prompts
         return torch.cat((self._decode.run(q[:n], k[:n], v[:n], layer, pool), prompts))
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         n = self._decodes
-        if n == len(q):
-            return self._decode.run_latent(q, latents, layer, pool)
-        prompts = self._prefill.run_latent(q[n:], latents[n:], layer, pool)
-        if not n:
-            return prompts
-        return torch.cat((self._decode.run_latent(q[:n], latents[:n], layer, pool), prompts))
+        parts = []
+        for backend, part in ((self._decode, slice(n)), (self._prefill, slice(n, len(q)))):
+            if part.stop > (part.start or 0):
+                own = None if index is None else index.cut(part)
+                parts.append(backend.run_latent(q[part], latents[part], layer, pool, own))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def run_projected(
         self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool

@@ -9,14 +9,17 @@ graph.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
+from bough.attention.sparse_reading import Choices, choose_tokens
 from bough.kernels.latent_attention.reference import absorb, expand, lift
+from bough.kernels.sparse_index.reference import hide_others
 from bough.memory.pools.kv_pool import KVPool
 
 QUERY_BLOCK = 256  # queries of a prefill row attended at once: bounds the mask, and skips keys in the block's future
@@ -53,9 +56,10 @@ class TorchAttention(AttentionBackend):
     def __init__(self, to_device: ToDevice = torch.from_numpy) -> None:
         self._to_device = to_device
         self._batch: AttentionBatch | None = None
-        self._reads: dict[tuple[int, int | None], Reads] = {}  # by group and window
+        self._reads: dict[tuple[int, int | None, bool], Reads] = {}  # by group and window
         self._masks = CausalMasks(QUERY_BLOCK)
-        self._scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # by the shape of a token's keys
+        self._choices: Choices = ()  # of the last layer that chose
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
@@ -73,7 +77,7 @@ class TorchAttention(AttentionBackend):
     ) -> torch.Tensor:
         """With everything in the pool's type."""
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
-        reads = self._plan(layer.group, layer.window, pool)
+        reads = self._plan(layer.group, layer.window, pool, layer.chunked)
         if reads.single_group is not None:
             return self._decode(q, reads.single_group, layer, keys, values)
         out = torch.empty_like(q)
@@ -83,36 +87,46 @@ class TorchAttention(AttentionBackend):
             self._prefill(q, out, row, layer, *self._gather(row.index, keys, values))
         return out
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         reads = self._plan(layer.group, None, pool)
         out = q.new_empty((len(q), layer.heads, layer.latent.value_dim))
-        for group in reads.decodes:
+        if index is not None:
+            assert layer.top is not None
+            self._choices = choose_tokens(index, reads, pool.index_keys[layer.layer], layer.top)
+        choices = iter(repeat(None) if layer.top is None else self._choices)
+        for group, chosen in zip(reads.decodes, choices, strict=False):
+            if chosen is not None:
+                seen = hide_others(chosen, group.keys, pool.dtype)
+                group = replace(group, mask=seen[:, None, None])
             queries = absorb(q[group.tokens], layer.weight, layer.latent.nope_dim).to(pool.dtype)
             attended = self._decode(queries, group, layer.absorbed, keys, values)
             out[group.tokens] = lift(attended.to(q.dtype), layer.weight, layer.latent.nope_dim)
-        for row in reads.prefills:
+        for row, chosen in zip(reads.prefills, choices, strict=False):
             own, k, v = slice(row.first_token, row.last_token), *self._gather(row.index, keys, values)
             if not layer.worth_expanding(row.last_token - row.first_token):
                 queries = absorb(q[own], layer.weight, layer.latent.nope_dim).to(pool.dtype)
                 attended = queries.new_empty((*queries.shape[:2], layer.latent.rank))
                 moved = replace(row, first_token=0, last_token=len(queries))
-                self._prefill(queries, attended, moved, layer.absorbed, k, v)
+                self._prefill(queries, attended, moved, layer.absorbed, k, v, chosen)
                 out[own] = lift(attended.to(q.dtype), layer.weight, layer.latent.nope_dim)
                 continue
             read = k[:, 0].to(q.dtype)
             for part in layer.head_parts(len(read), MAX_EXPANDED):
                 expanded = expand(read, layer.weight[part], layer.latent)
-                self._prefill(q[:, part], out[:, part], row, layer.expanded(part.stop - part.start), *expanded)
+                plain = layer.expanded(part.stop - part.start)
+                self._prefill(q[:, part], out[:, part], row, plain, *expanded, chosen)
         return out
 
-    def _plan(self, group: int, window: int | None, pool: KVPool) -> Reads:
+    def _plan(self, group: int, window: int | None, pool: KVPool, chunked: bool = False) -> Reads:
         """What the rows of this step read in layers of this group and window."""
         assert self._batch is not None, "prepare() comes before run()"
-        reads = self._reads.get((group, window))
+        reads = self._reads.get((group, window, chunked))
         if reads is None:
-            reads = plan_reads(self._batch, group, window, pool.dtype, self._to_device)
-            self._reads[group, window] = reads
+            reads = plan_reads(self._batch, group, window, pool.dtype, self._to_device, chunked)
+            self._reads[group, window, chunked] = reads
         return reads
 
     def _decode(
@@ -141,17 +155,23 @@ class TorchAttention(AttentionBackend):
         layer: AttentionSpec,
         keys: torch.Tensor,
         values: torch.Tensor,
+        chosen: torch.Tensor | None = None,
     ) -> None:
-        """Several queries of one row over all keys that it reads, block by block, written to their place in `out`."""
+        """Several queries of one row over all keys that it reads, or over those `chosen` for each, block by block,
+        written to their place in `out`."""
         k, v = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]  # [1, kv_heads, keys, head_dim]
         most = max(1, MAX_SCORES // (layer.heads * k.shape[2]))
         size = min(QUERY_BLOCK, most) if layer.writes_scores else QUERY_BLOCK
-        blocks = range(row.first_token, row.last_token, size)
-        for first in blocks[-1:] if layer.ends_only else blocks:
-            last = min(first + size, row.last_token)
-            end = k.shape[2] - (row.last_token - last)  # the block's last query sees the keys before `end`
-            begin = 0 if layer.window is None else max(0, end - (last - first) - layer.window + 1)
-            mask = self._masks.cut(last - first, end - begin, layer.window, k)
+        window, ahead = None if layer.chunked else layer.window, k.shape[2] - row.last_token
+        blocks = _query_blocks(row, ahead, size, layer.window if layer.chunked else None)
+        for first, last in blocks[-1:] if layer.ends_only else blocks:
+            end = last + ahead  # the block's last query sees the keys before `end`
+            begin = 0 if window is None else max(0, first + ahead - window + 1)
+            if layer.chunked and layer.window is not None:
+                begin = (end - 1) // layer.window * layer.window
+            mask = self._masks.cut(last - first, end - begin, window, k)
+            if chosen is not None:
+                mask = hide_others(chosen[first - row.first_token : last - row.first_token], end, k.dtype)
             block = q[first:last].transpose(0, 1)[None]  # [1, heads, queries, head_dim]
             attended = attend(block, k[:, :, begin:end], v[:, :, begin:end], mask, layer)
             out[first:last] = attended[0].transpose(0, 1)
@@ -164,17 +184,31 @@ class TorchAttention(AttentionBackend):
             return keys[index], values[index]
         size = index.shape[0]
         shared = values.data_ptr() == keys.data_ptr()  # latents
-        if self._scratch is None or self._scratch[0].shape[0] < size or self._scratch[0].shape[1:] != keys.shape[1:]:
-            self._scratch = None  # first, so that old and new need not fit in memory together
-            room = (max(size, 1024) * 5 // 4, *keys.shape[1:])  # lengths grow by one a step: some for the next ones
-            self._scratch = (keys.new_empty(room), values.new_empty((0,) if shared else room))
-        k = self._scratch[0][:size]
+        shape = keys.shape[1:]
+        if shape not in self._scratch or self._scratch[shape][0].shape[0] < size:
+            self._scratch.pop(shape, None)  # first, so that old and new need not fit in memory together
+            room = (max(size, 1024) * 5 // 4, *shape)  # lengths grow by one a step: some for the next ones
+            self._scratch[shape] = (keys.new_empty(room), values.new_empty((0,) if shared else room))
+        k = self._scratch[shape][0][:size]
         torch.index_select(keys, 0, index, out=k)
         if shared:
             return k, k[..., : values.shape[-1]]
-        v = self._scratch[1][:size]
+        v = self._scratch[shape][1][:size]
         torch.index_select(values, 0, index, out=v)
         return k, v
+
+
+def _query_blocks(row: PrefillRead, ahead: int, size: int, chunk: int | None) -> list[tuple[int, int]]:
+    """The row's tokens in blocks of up to `size`, none of which is in two chunks. A token's own key is `ahead` of it,
+    counted from the beginning of a chunk."""
+    blocks, first = [], row.first_token
+    while first < row.last_token:
+        last = min(first + size, row.last_token)
+        if chunk is not None:
+            last = min(last, ((first + ahead) // chunk + 1) * chunk - ahead)
+        blocks.append((first, last))
+        first = last
+    return blocks
 
 
 def attend(

@@ -3,7 +3,7 @@
 Decoding rows go through a kernel that splits the keys of each row over the device by a plan made there, so that a
 captured graph fits any lengths; a step of few such rows with few keys has a kernel that begins with the projection.
 Rows that compute more go through one that reads their cached prefix from pages and their new tokens directly. Owns the
-decode plan and its scratch memory, one for each window that the layers ask for.
+decode plan and its scratch memory, one for each window and shape of heads that the layers have.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, LatentSpec, QKNormRope
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, QKNormRope, Reading
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.latent_prompts import LatentPrompts
+from bough.attention.sparse_latents import SparseLatents
 from bough.core.plan import IntArray
 from bough.kernels.decode_attention.triton import decode_attention
-from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.decode_attention.work import DecodeWork, WholeRows, plan_decode
 from bough.kernels.latent_attention.triton import absorb, lift
 from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, prefill_attention, query_blocks
 from bough.kernels.projected_decode.triton import projected_decode, projects
 from bough.memory.pools.kv_pool import KVPool
 
+MOST_ABSORBED = 1024  # tokens whose queries are multiplied with the keys' matrices at once
+
 
 class TritonAttention(AttentionBackend):
-    """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of a window;
+    """Attention on a GPU. `to_device` takes small arrays there, `make_work` makes the decode plan of layers like one;
     `latents` is for models with latent attention."""
 
     def __init__(
         self,
         to_device: Callable[[npt.NDArray[Any]], torch.Tensor],
-        make_work: Callable[[int | None], DecodeWork],
+        make_work: Callable[[AttentionSpec], DecodeWork],
         prefill: PrefillConfig,
         latents: LatentPrompts | None = None,
     ) -> None:
@@ -43,14 +46,18 @@ class TritonAttention(AttentionBackend):
         self._to_device = to_device
         self._make_work = make_work
         self._prefill = prefill
-        self._works: dict[int | None, DecodeWork] = {}
-        self._planned: set[int | None] = set()
+        self._works: dict[Reading, DecodeWork] = {}
+        self._planned: set[Reading] = set()
         self._batch: AttentionBatch | None = None
         self._chunks: ChunkPlaces | None = None
+        self._sparse = SparseLatents()
+        self._whole: list[tuple[slice, DecodeWork]] = []  # parts of a sparse step's tokens
 
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._planned.clear()
+        self._sparse.prepare()
+        self._whole.clear()
         if self._latents is not None:
             self._latents.prepare()
         self._chunks = batch.chunks
@@ -79,6 +86,7 @@ class TritonAttention(AttentionBackend):
                 scale=layer.scale,
                 window=layer.window,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 out=out[:n],
@@ -98,7 +106,9 @@ class TritonAttention(AttentionBackend):
                 page_size=batch.page_size,
                 scale=layer.scale,
                 window=layer.window,
+                chunked=layer.chunked,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 out=out,
@@ -106,11 +116,16 @@ class TritonAttention(AttentionBackend):
             )
         return out
 
-    def run_latent(self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
         batch, chunks, nope_dim = self._batch, self._chunks, layer.latent.nope_dim
         assert batch is not None, "prepare() comes before run_latent()"
         out = torch.empty((len(q), layer.heads, layer.latent.value_dim), dtype=q.dtype, device=q.device)
         n = batch.decodes
+        if layer.top is not None and not _sees_all(batch, layer.top):
+            self._run_sparse(q, layer, pool, batch, index, out)
+            return out
         short = chunks if chunks is not None and self._prompts.absorbs(batch, layer) else None
         if n or short is not None:
             own = slice(n) if short is None else slice(None)
@@ -124,7 +139,7 @@ class TritonAttention(AttentionBackend):
                     batch.page_tables[layer.group],
                     batch.rows[:n],
                     batch.lengths[:n],
-                    self._plan(batch, layer.absorbed),
+                    self._plan(batch, layer.absorbed, layer.top),
                     page_size=batch.page_size,
                     scale=layer.scale,
                     k_scale=pool.key_scales[layer.layer],
@@ -137,6 +152,41 @@ class TritonAttention(AttentionBackend):
         if chunks is not None and short is None:
             self._prompts.run_expanded(q, latents, layer, pool, batch, chunks, out)
         return out
+
+    def _run_sparse(
+        self,
+        q: torch.Tensor,
+        layer: LatentSpec,
+        pool: KVPool,
+        batch: AttentionBatch,
+        index: IndexQueries | None,
+        out: torch.Tensor,
+    ) -> None:
+        """All rows in the absorbed form, each token by its list. Beside prompts, decodes are not cut into items."""
+        starts, nope_dim = None if self._chunks is None else self._chunks.query_starts, layer.latent.nope_dim
+        lists = self._sparse.choose(index, layer, pool, batch, starts)
+        if starts is None:
+            parts = [(slice(len(q)), self._plan(batch, layer.absorbed, layer.top))]
+        else:
+            if not self._whole:
+                sizes = [slice(at, min(at + MOST_ABSORBED, len(q))) for at in range(0, len(q), MOST_ABSORBED)]
+                self._whole = [(part, WholeRows(lists.lengths[part])) for part in sizes]
+            parts = self._whole
+        for part, work in parts:
+            attended = decode_attention(
+                absorb(q[part], layer.weight, nope_dim),
+                pool.keys[layer.layer],
+                pool.values[layer.layer],
+                lists.slots[part],
+                lists.places,
+                lists.lengths[part],
+                work,
+                page_size=1,
+                scale=layer.scale,
+                k_scale=pool.key_scales[layer.layer],
+                v_scale=pool.key_scales[layer.layer],
+            )
+            lift(attended, layer.weight, nope_dim, out=out[part])
 
     @property
     def _prompts(self) -> LatentPrompts:
@@ -173,17 +223,19 @@ class TritonAttention(AttentionBackend):
             scale=layer.scale,
             window=layer.window,
             softcap=layer.softcap,
+            sinks=layer.sinks,
         )
 
-    def _plan(self, batch: AttentionBatch, layer: AttentionSpec) -> DecodeWork:
-        """How the keys of this step's decodes are split; made by the first layer with this window."""
-        window = layer.window
-        work = self._works.get(window)
+    def _plan(self, batch: AttentionBatch, layer: AttentionSpec, most: int | None = None) -> DecodeWork:
+        """How the keys of this step's decodes, or `most` of each, are split; made by the first layer that reads so."""
+        reading = layer.reading
+        work = self._works.get(reading)
         if work is None:
-            work = self._works[window] = self._make_work(window)
-        if window not in self._planned:
-            plan_decode(batch.lengths[: batch.decodes], work)
-            self._planned.add(window)
+            work = self._works[reading] = self._make_work(layer)
+        if reading not in self._planned:
+            lengths = batch.lengths[: batch.decodes]
+            plan_decode(lengths if most is None else lengths.clamp(max=most), work)
+            self._planned.add(reading)
         return work
 
     def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:
@@ -194,6 +246,13 @@ class TritonAttention(AttentionBackend):
             blocks=self._to_device(blocks),
             ends=self._to_device(ends),
         )
+
+
+def _sees_all(batch: AttentionBatch, top: int) -> bool:
+    """Whether the host knows, of a step with prompts, that no row has more than `top` tokens: nothing is chosen then,
+    and long chunks are computed in the expanded form."""
+    with_prompts = len(batch.query_lens) > batch.decodes
+    return with_prompts and int((batch.context_lens + batch.query_lens).max()) <= top
 
 
 def chunk_blocks(

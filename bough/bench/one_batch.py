@@ -81,7 +81,7 @@ def run_batch(executor: Executor, batch: int, input_len: int, output_len: int) -
         tokens = rng.integers(0, min(limits.vocab_size, 10_000), input_len).astype(np.int32)
         first = 1 + row * pages_each
         pages = np.arange(first, first + pages_each, dtype=np.int32)
-        executor.launch(prompt_plan(row, tokens, pages, limits.pages)).wait()
+        executor.launch(prompt_plan(row, tokens, pages, limits.pages, limits.groups)).wait()
     prefill_s = time.perf_counter() - began
     step_s = []
     for step in range(output_len - 1):

@@ -29,9 +29,12 @@ from bough.core.model_config import ModelConfig
 from bough.core.settings import ModelSettings, Settings
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
 from bough.executor.sizing import (
+    CPU_POOL_SHARE,
+    GPU_FRACTION,
     GPU_ROWS,
     CacheShape,
     default_gpu_chunk,
+    default_rows,
     size_cpu_cache,
     size_gpu_cache,
 )
@@ -348,10 +351,12 @@ def _try(
         weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
     of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), Topology())
     fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups))
-    rows = settings.scheduler.max_running_requests or (GPU_ROWS if on_gpu else CPU_ROWS)
+    free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)
+    share = GPU_FRACTION if on_gpu else CPU_POOL_SHARE
+    fitting = default_rows(config, GPU_ROWS if on_gpu else CPU_ROWS, int(max(0, free - weight_bytes) * share))
+    rows = settings.scheduler.max_running_requests or fitting
     chunk = resolve_chunk(settings, config, default_gpu_chunk(config) if on_gpu else CPU_CHUNK_TOKENS)
     shape = CacheShape.of(config, of_groups, settings.memory, rows, chunk)
-    free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)
     try:
         if weight_bytes > free:
             raise ResourceError(

@@ -6,6 +6,7 @@ configuration. A family whose blocks need more fields subclasses `ModelConfig`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,7 @@ class RopeConfig:
     """Rotary embedding of one kind of layer. `factors` are per-frequency divisors, when the checkpoint stores them."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -79,15 +80,25 @@ class MoEConfig:
     biases: bool = False  # the router and the experts' matrices have biases
     clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
+    scales_inputs: bool = False  # the weight of a token's one expert multiplies what that is given, not its result
+    beside_mlp: bool = False  # the layer has an MLP as well; both have norms of their own, and so has the router
     shared_gate: bool = False  # their result is scaled by a gate of its own
     appended: int = 0  # shared experts whose matrices stand behind the others'; each token passes them, weight one
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
     simulate: Literal["", "uniform"] = ""  # for benchmarks with random weights: experts are drawn evenly
 
-    @property
-    def has_kernels(self) -> bool:
-        """Whether GPUs have kernels for them. Where not, torch computes them, which waits for the GPU."""
-        return not self.biases and self.scores != "sparsemixer"
+
+@dataclass(frozen=True, slots=True)
+class IndexConfig:
+    """Sparse attention: small heads score the tokens that a query could see, and it attends to the best of them."""
+
+    heads: int  # that share one key for each token
+    head_dim: int
+    top: int  # tokens that a query attends to
+    layers: tuple[bool, ...] = ()  # which ones choose; the others take the choice of the one before; empty: all choose
+
+    def chooses(self, layer: int) -> bool:
+        return not self.layers or self.layers[layer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +112,45 @@ class LatentConfig:
     value_dim: int  # of a head
     query_rank: int | None = None  # of the vector that the queries are products of; None: of the hidden states
     interleaved: bool = True  # checkpoints have the rotated coordinates in neighbouring pairs
+    index: IndexConfig | None = None  # None: queries attend to all tokens that they can see
 
     @property
     def width(self) -> int:
         """Numbers that a token keeps in a layer."""
         return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Layers that keep a state instead of all tokens: the last inputs of a convolution, and of each head a matrix in
+    which keys find values. Without keys there is the convolution alone."""
+
+    layers: tuple[bool, ...]  # which layers of the model have one
+    heads: int
+    value_dim: int  # of a head
+    conv_width: int  # tokens that the convolution sees, its own included
+    key_heads: int = 1  # each serves several heads
+    key_dim: int = 0
+    conv_bias: bool = False
+    bias: bool = False  # of the projections
+    norm_groups: int = 1  # Mamba: parts of the result that are normalised by themselves
+    norm_eps: float = 1e-6  # Mamba: of that norm
+    step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba: between which a token's rate may be
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def size(self) -> int:
+        """Numbers that a sequence keeps in a layer."""
+        return (self.conv_width - 1) * self.channels + self.heads * self.key_dim * self.value_dim
+
+    @property
+    def page_bytes(self) -> int:
+        """What a sequence keeps in all layers, in float32."""
+        return 4 * sum(self.layers) * self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +177,34 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     moe: MoEConfig | None = None
+    recurrent: RecurrentConfig | None = None
+    attention_layers: tuple[bool, ...] = ()  # per layer; empty: all that have no recurrent state
+    attention_gate: bool = False  # what the heads find is scaled by gates of its own size
     latent: LatentConfig | None = None  # of all layers; `num_kv_heads` is then 1, and `head_dim` that of queries
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads at once, not of each
     qk_norm_last: bool = False  # after the rotation
+    qk_unit_norm: bool = False  # of heads that rotate, without a weight
     tied_embeddings: bool = False
     sliding_window: int | None = None  # tokens a sliding layer sees, its own included
     sliding_layers: tuple[bool, ...] = ()  # per layer; empty: none slides
+    chunked: bool = False  # windows do not slide: each begins where the one before it ends
+    full_kv_heads: int | None = None  # of layers that do not slide, where theirs differ from those that do
+    full_head_dim: int | None = None
+    full_keys_as_values: bool = False  # in these layers one projection gives both
+    value_norm: bool = False  # value heads are normalised, without a weight
+    shared_kv_layers: int = 0  # the last so many have no keys and values of their own (`kv_source`)
     query_scale: float | None = None  # None: head_dim ** -0.5
-    query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b * ln(1 + position // n)
+    # (b, n, o): queries times 1 + b * ln(1 + (position + o) // n), in unrotated layers if there are some
+    query_growth: tuple[float, int, int] | None = None
     attention_softcap: float | None = None
     attention_sinks: bool = False  # each head has a logit that joins its softmax
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     head_bias: bool = False  # logits have one
     embedding_scale: float = 1.0
+    layer_inputs: int = 0  # width of the vector that each layer has for each token, beside the hidden states
+    layer_scales: bool = False  # a number for each layer multiplies what it gives
     learned_positions: bool = False  # each position of the context has a vector, added to the token's
     norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
     eos_token_ids: tuple[int, ...] = ()
@@ -158,18 +216,57 @@ class ModelConfig:
         dense = self.moe is None or (self.moe.dense_layers and self.moe.dense_layers[layer])
         return None if dense else self.moe
 
+    @property
+    def choosing_layers(self) -> list[int]:
+        """Those that choose tokens, of a model with sparse attention."""
+        index = None if self.latent is None else self.latent.index
+        return [] if index is None else [layer for layer in range(self.num_layers) if index.chooses(layer)]
+
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
 
     @property
-    def kv_groups(self) -> tuple[KVGroup, ...]:
-        """What the layers keep of a sequence. A window that no sequence can leave is full attention."""
+    def states(self) -> RecurrentConfig | None:
+        """What recurrent layers keep of a sequence; None: the model has no such layer."""
+        return self.recurrent if self.recurrent is not None and any(self.recurrent.layers) else None
+
+    def recurs(self, layer: int) -> bool:
+        return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def attends(self, layer: int) -> bool:
+        return self.attention_layers[layer] if self.attention_layers else not self.recurs(layer)
+
+    @property
+    def attention_groups(self) -> tuple[KVGroup, ...]:
+        """What attention keeps of a sequence. A window that no sequence can leave is full attention."""
         if self.sliding_window is None or not any(self.sliding_layers) or self.sliding_window >= self.context_length:
             return (FULL_ATTENTION,)
         return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
 
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """What the layers keep of a sequence; states come last."""
+        return self.attention_groups if self.states is None else (*self.attention_groups, KVGroup("state"))
+
     def kv_group(self, layer: int) -> int:
-        return int(self.slides(layer) and len(self.kv_groups) > 1)
+        """That of the layer's keys and values."""
+        return int(self.slides(layer) and len(self.attention_groups) > 1)
+
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """The key-value heads of a layer, and how wide its heads are."""
+        if self.slides(layer):
+            return self.num_kv_heads, self.head_dim
+        return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Those that there are."""
+        return tuple({self.kv_shape(layer): None for layer in range(self.num_layers)})
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values it reads: itself, or the last of its kind that has some."""
+        own = range(self.num_layers - self.shared_kv_layers)
+        return layer if layer in own else max(other for other in own if self.slides(other) == self.slides(layer))
 
     def rope_of(self, layer: int) -> RopeConfig:
         if self.unrotated_layers and self.unrotated_layers[layer]:

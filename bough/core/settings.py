@@ -18,7 +18,15 @@ from bough.core.errors import SettingsError
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite")
 CPU_INSTRUCTION_SETS = ("auto", "plain", "avx2", "avx512", "amx", "neon")
 MODEL_IMPLS = ("auto", "bough", "sglang", "transformers")
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "mistral", "dummy")
+# What to do instead of other engines' values.
+LOAD_INSTEAD = {
+    **dict.fromkeys(("pt", "npcache"), "Pickled weights can run code of their own: save them as safetensors."),
+    **dict.fromkeys(("fastsafetensors", "runai_streamer", "layered"), "safetensors reads the same files in pieces."),
+    **dict.fromkeys(("sharded_state", "tensorizer"), "Give the safetensors folder that it was made from."),
+    **dict.fromkeys(("remote", "remote_instance"), "Fetch the files first, or name a Hugging Face repository."),
+    "bitsandbytes": "auto reads what bitsandbytes has quantised.",
+}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
@@ -44,11 +52,13 @@ def setting(
     help: str,
     *,
     choices: tuple[Any, ...] | None = None,
+    instead: Mapping[Any, str] | None = None,
     low: float | None = None,
     high: float | None = None,
 ) -> Any:
-    """A field with what the command line and the checks need to know of it."""
-    return field(default=default, metadata={"help": help, "choices": choices, "low": low, "high": high})
+    """A field with what the command line and the checks need to know of it; `instead` are hints for other choices."""
+    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +80,12 @@ class ModelSettings:
         "takes the latter for models that bough has no file for",
         choices=MODEL_IMPLS,
     )
-    load_format: str = setting("auto", "what the weights are read from; dummy makes random ones", choices=LOAD_FORMATS)
+    load_format: str = setting(
+        "auto",
+        "what the weights are read from; mistral is consolidated.safetensors with params.json, dummy makes random ones",
+        choices=LOAD_FORMATS,
+        instead=LOAD_INSTEAD,
+    )
     dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
     quantization: str = setting(
         "auto",
@@ -389,8 +404,9 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         raise SettingsError(f"{f.name} is empty, which would guard nothing; give a key, or leave it out.")
     if meta["choices"] is not None and value not in meta["choices"]:
         near = difflib.get_close_matches(value, meta["choices"], n=1) if plain is str else []
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SettingsError(f"{f.name} must be one of {', '.join(map(str, meta['choices']))}; got {value!r}.{hint}")
+        hint = meta["instead"].get(value) or (f"Did you mean {near[0]!r}?" if near else "")
+        known = ", ".join(map(str, meta["choices"]))
+        raise SettingsError(f"{f.name} must be one of {known}; got {value!r}. {hint}".rstrip())
     if meta["low"] is not None and not value >= meta["low"]:  # written so that NaN is refused as well
         raise SettingsError(f"{f.name} must be at least {meta['low']}, got {value}.")
     if meta["high"] is not None and value > meta["high"]:

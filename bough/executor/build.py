@@ -28,7 +28,7 @@ from bough.executor.machine import compute_cores, free_memory_bytes
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes, why_not_recorded
-from bough.executor.sizing import CacheShape, size_cpu_cache
+from bough.executor.sizing import CPU_POOL_SHARE, CacheShape, default_rows, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
@@ -163,12 +163,16 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     free = free_memory_bytes() // topology.tp_size  # the ranks share the host's memory
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
+    # Weights that are mapped still count as free, as cached files do; but every step reads them.
+    left = max(0, min(free_memory_bytes() // topology.tp_size, free - loaded.weight_bytes))
+    (left,) = group.minimum([left])
+    rows = settings.scheduler.max_running_requests or default_rows(config, rows, int(left * CPU_POOL_SHARE))
+    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
     size = size_cpu_cache(
         settings.memory,
-        # Weights that are mapped still count as free, as cached files do; but every step reads them.
-        free_bytes=max(0, min(free_memory_bytes() // topology.tp_size, free - loaded.weight_bytes)),
+        free_bytes=left,
         weight_bytes=loaded.weight_bytes,
-        shape=CacheShape.of(config, per_token, settings.memory, rows, chunk),
+        shape=shape,
         context_length=config.context_length,
     )
     limits = Limits(
@@ -180,7 +184,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         chunk_tokens=chunk,
         note=size.note,
         groups=config.kv_groups,
-        page_bytes=tuple(size * settings.memory.page_size for size in per_token),
+        page_bytes=shape.page_bytes(settings.memory.page_size),
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)

@@ -19,12 +19,14 @@ from bough.executor.kernel_makers import KernelMakers
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.plain_plans import decode_plan, padding_batch, prompt_plan
 from bough.executor.sizing import (
+    GPU_FRACTION,
     GPU_ROWS,
     GRAPH_BYTES,
     LIBRARY_BYTES,
     CacheShape,
     StepShape,
     default_gpu_chunk,
+    default_rows,
     size_gpu_cache,
 )
 from bough.executor.staging import Staging
@@ -45,7 +47,8 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         raise ModelError(
             f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
         )
-    rows = settings.scheduler.max_running_requests or GPU_ROWS
+    (free,) = loaded.group.minimum([torch.cuda.mem_get_info(device)[0]])
+    rows = settings.scheduler.max_running_requests or default_rows(config, GPU_ROWS, int(free * GPU_FRACTION))
     chunk = resolve_chunk(settings, config, default_gpu_chunk(config))
     forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
     widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
@@ -62,12 +65,13 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
     graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology)
+    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
         total_bytes=total,
         activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings),
-        shape=CacheShape.of(config, per_token, settings.memory, rows, chunk),
+        shape=shape,
         graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
     )
     limits = Limits(
@@ -81,7 +85,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         even_tokens=GPU_EVEN_TOKENS,
         late_plans=True,
         groups=config.kv_groups,
-        page_bytes=tuple(size * settings.memory.page_size for size in per_token),
+        page_bytes=shape.page_bytes(settings.memory.page_size),
     )
     weights = WeightStore(loaded, files, settings)
     executor = assemble(loaded, settings, limits, graphs, weights)
@@ -105,8 +109,8 @@ def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, m
 def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
     """Each kind of step; returns how much memory the largest took."""
     pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
-    groups = len(loaded.config.kv_groups)
-    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages, (PROMPT_TOKENS,) * groups)
+    kinds, groups = loaded.config.kv_groups, len(loaded.config.kv_groups)
+    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages, (PROMPT_TOKENS,) * groups, kinds)
     for plan in (
         prompt,
         decode_plan(0, 1, groups),
@@ -119,8 +123,9 @@ def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
 def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
     """One small step on an executor of its own."""
     config, page_size = loaded.config, settings.memory.page_size
-    pages = (PROMPT_TOKENS,) * len(config.kv_groups)
-    limits = Limits(len(plan.rows), page_size, pages, config.context_length, config.vocab_size, PROMPT_TOKENS, "")
+    pages, rows = (PROMPT_TOKENS,) * len(config.kv_groups), len(plan.rows)
+    shape = (config.context_length, config.vocab_size, PROMPT_TOKENS, "")
+    limits = Limits(rows, page_size, pages, *shape, groups=config.kv_groups)
     assemble(loaded, settings, limits, GraphSizes()).launch(plan).wait()
 
 

@@ -42,6 +42,7 @@ from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.plain_plans import padding_batch
 from bough.executor.staging import Staging
+from bough.executor.states import StateCopies
 from bough.executor.threaded import Running
 from bough.executor.verification import Drawn, sample_step
 from bough.executor.warm_up import WarmUp, rare_pieces
@@ -95,6 +96,7 @@ class CudaExecutor:
         self._mixed = mixed
         self._staging = staging
         self._sampling = sampling
+        self._states = StateCopies(pool.states, inputs.state_table, staging.to_device)
         self._clock = DeviceClock()
         pauses = Pauses()
         capture_short, capture_decode = (partial(self._capture_decode, few_keys=few) for few in (True, False))
@@ -166,9 +168,12 @@ class CudaExecutor:
         self._staging.next_step()
         self._sampling.setup(plan.setups)
         growth = self._inputs.apply(plan)
+        self._states.begin(plan.setups)
         if not len(plan.tokens):
             return self._launch_decodes(plan, growth)
-        return self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
+        running = self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
+        self._states.keep(plan)  # which only prompts ask for
+        return running
 
     @torch.inference_mode()
     def supply_masks(self, step: int, masks: TokenMasks) -> None:

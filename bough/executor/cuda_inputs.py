@@ -26,6 +26,7 @@ class CudaInputs:
         self._limits = limits
         self._staging = staging
         self._mirror = RowMirror(limits)
+        self.state_table: IntArray = self._mirror.pages[-1]  # where the model has states
         rows, groups = limits.rows, len(limits.pages)
         self._page_tables = torch.zeros(self._mirror.pages.shape, dtype=torch.int32, device=device)
         self.page_tables = tuple(self._page_tables)
@@ -135,6 +136,7 @@ class CudaInputs:
             slots=tuple(to_device(layout.slots)),
             positions=to_device(layout.positions),
             page_size=self._limits.page_size,
+            starts=to_device(layout.query_starts),
         )
         return ids, batch
 

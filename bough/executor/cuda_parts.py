@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
-from bough.attention import latent_prompts
-from bough.attention.base import AttentionBackend
+from bough.attention import latent_prompts, sparse_latents
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.registry import build_backend, choose_backends
@@ -88,9 +89,6 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
-    if loaded.config.moe is not None and not loaded.config.moe.has_kernels:
-        log.info("steps run without CUDA graphs: the experts of %s have no kernel", loaded.config.architecture)
-        return GraphSizes()
     decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
@@ -128,33 +126,25 @@ def _build_torch(staging: Staging) -> AttentionBackend:
 
 
 def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
-    config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
-    if config.attention_sinks:
-        raise SettingsError("Triton's attention has no sinks, which this model needs; use --attention-backend torch.")
-    if config.head_dim <= MIN_DOT // 2:  # it is rounded up to a power of two
+    config = loaded.config
+    narrowest = min(width for _, width in config.kv_shapes)
+    if narrowest <= MIN_DOT // 2:  # it is rounded up to a power of two
         raise SettingsError(
             f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "
-            f"{config.head_dim}; use --attention-backend torch."
+            f"{narrowest}; use --attention-backend torch."
         )
-    heads, latent = loaded.topology.share(config.num_heads, "num_heads"), config.latent
+    latent, (heads, kv_heads, width) = config.latent, _heads(loaded)
     if settings.model.enable_deterministic_inference:
-        width = config.head_dim if latent is None else latent.rank
-        shape = (heads, kv_heads.stop - kv_heads.start, width, loaded.dtype)
+        shape = (heads, kv_heads, width if latent is None else latent.rank, loaded.dtype)
         configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
         return InvariantAttention(staging.to_device, limits.rows, *configs, loaded.device)
 
-    def make_work(window: int | None) -> DecodeWork:
+    def make_work(layer: AttentionSpec) -> DecodeWork:
         if latent is not None:
             blocks, device = head_blocks(heads), loaded.device
-            return DecodeWork(limits.rows, heads, blocks, latent.rank, device, window=window, **LATENT_WORK)
-        return DecodeWork(
-            max_batch=limits.rows,
-            heads=heads,
-            kv_heads=kv_heads.stop - kv_heads.start,
-            head_dim=config.head_dim,
-            device=loaded.device,
-            window=window,
-        )
+            return DecodeWork(limits.rows, heads, blocks, latent.rank, device, **LATENT_WORK)
+        shape = (limits.rows, heads, layer.kv_heads, layer.head_dim, loaded.device)
+        return DecodeWork(*shape, window=layer.window, chunked=layer.chunked)
 
     prompts = None
     if latent is not None:
@@ -172,9 +162,16 @@ def _block_queries(loaded: LoadedWeights) -> int:
 
 
 def _prefill_config(loaded: LoadedWeights) -> PrefillConfig:
-    config, kv_heads = loaded.config, loaded.topology.kv_slice_of(loaded.config.num_kv_heads)
-    heads = loaded.topology.share(config.num_heads, "num_heads")
-    return config_for(heads, kv_heads.stop - kv_heads.start, config.head_dim, loaded.dtype)
+    return config_for(*_heads(loaded), loaded.dtype)
+
+
+def _heads(loaded: LoadedWeights) -> tuple[int, int, int]:
+    """Heads of this rank, key-value heads and their width. Where layers differ, tiles for these fit all of them: a step
+    is cut in blocks of queries once."""
+    config, topology = loaded.config, loaded.topology
+    held = [topology.kv_slice_of(kv_heads) for kv_heads, _ in config.kv_shapes]
+    together = math.lcm(*(own.stop - own.start for own in held))
+    return topology.share(config.num_heads, "num_heads"), together, max(width for _, width in config.kv_shapes)
 
 
 def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
@@ -184,16 +181,14 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
     gathered = 0
     if latent is not None and not settings.model.enable_deterministic_inference:
         gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
+    if latent is not None and latent.index is not None:
+        gathered += sparse_latents.scratch_bytes(config.context_length)
     if "torch" not in (names.prefill, names.decode):
         return gathered
     heads = loaded.topology.share(config.num_heads, "num_heads")
-    kv_heads = loaded.topology.kv_slice_of(config.num_kv_heads)
     writes_scores = config.attention_softcap is not None or config.attention_sinks
-    return gathered + scratch_bytes(
-        config.context_length,
-        heads,
-        kv_heads.stop - kv_heads.start,
-        config.head_dim if latent is None else latent.width,
-        loaded.dtype.itemsize,
-        writes_scores,
-    )
+    for all_kv_heads, head_dim in config.kv_shapes:
+        held, width = loaded.topology.kv_slice_of(all_kv_heads), head_dim if latent is None else latent.width
+        shape = (heads, held.stop - held.start, width)
+        gathered += scratch_bytes(config.context_length, *shape, loaded.dtype.itemsize, writes_scores)
+    return gathered

@@ -61,6 +61,8 @@ class RowMirror:
         self._width = -(-limits.context_length // limits.page_size)
         self.pages = np.zeros((len(limits.pages), limits.rows + 1, self._width), dtype=np.int32)
         self._flat_pages = self.pages.reshape(-1)
+        # Groups whose pages grow with the row; of states, the last, a row has one page for good.
+        self._growing = len(limits.pages) - (limits.groups[-1].kind == "state")
         self._page_counts = np.zeros(limits.rows, dtype=np.int32)
         self._lengths = np.zeros(limits.rows, dtype=np.int32)
 
@@ -108,7 +110,9 @@ class RowMirror:
     def _set_up(self, setup: RowSetup) -> TableWrites:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length
-        return _joined([self._write(group, setup.row, 0, pages) for group, pages in enumerate(setup.pages)])
+        # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
+        tables = (*setup.pages[: self._growing], *(pages[:1] for pages in setup.pages[self._growing :]))
+        return _joined([self._write(group, setup.row, 0, pages) for group, pages in enumerate(tables)])
 
     def _edit(self, edit: PageSwap) -> TableWrites:
         return self._write(edit.group, edit.row, edit.first, edit.pages)
@@ -127,10 +131,10 @@ class RowMirror:
         places = receivers * self._width + self._page_counts[receivers]
         if counts.max() > 1:
             places += ranks(counts)
-        if len(plan.new_pages) > 1:
+        if self._growing > 1:
             group_size = self.pages.shape[1] * self._width
-            places = np.concatenate([places + group * group_size for group in range(len(plan.new_pages))])
-            pages = np.concatenate(plan.new_pages)
+            places = np.concatenate([places + group * group_size for group in range(self._growing)])
+            pages = np.concatenate(plan.new_pages[: self._growing])
         self._flat_pages[places] = pages
         self._page_counts[rows] += counts
         return TableWrites(places, pages)

@@ -140,6 +140,7 @@ class MixedInputs:
             slots=tuple(slots),
             positions=positions,
             page_size=self._limits.page_size,
+            starts=views["query_starts"],
             chunks=ChunkPlaces(
                 query_starts=views["query_starts"],
                 context_lens=views["context_lens"],

@@ -1,34 +1,36 @@
 """Records a model's forward pass as a tape: operations and an attention back end that note what they would compute.
 
 The model runs once over tensors without memory (torch's `meta` device), whose storages stand for buffers; views and
-splits cost nothing, as they only move addresses. When the recording ends, buffers get their memory, which those share
+splits cost nothing, as they only move addresses. What layers compute with torch's own functions is noted too, or
+refused if there is no operation for it. When the recording ends, buffers get their memory, which those share
 that are not needed at the same time, and the operations their addresses. Nothing here depends on an architecture.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bough.attention.base import AttentionBackend, AttentionSpec
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import PackedExpertWeights, PackedOps
 from bough.kernels.quant_linear.native import structs_of
 from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
-from bough.native.tape import MAX_EXPERTS, Tape
+from bough.native.tape import MAX_EXPERTS, MAX_LATENT_DIM, Tape
 
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "square": 4}  # `enum bough_activation`
 CLAMPED = 2  # of experts only
-SCORES = {"softmax": 0, "sigmoid": 1}  # of routers
+SCORES = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # of routers
 LINE = 64  # bytes that buffers are aligned to
 # Functions of torch that make views or look at a tensor; `__get__` are its properties.
 VIEWS = {"view", "flatten", "split", "chunk", "transpose", "unflatten", "__iter__", "__len__", "unbind"}
@@ -91,21 +93,34 @@ class Recorder:
         self._buffers: dict[int, Buffer] = {}  # by their storage, which `_tensors` keeps alive
         self._tensors: list[torch.Tensor] = []
         self._kept: list[Any] = []  # what the tape's addresses point at
+        self.positions = torch.empty(1, dtype=torch.int64, device="meta")  # stands for those of the step's tokens
         self.ops = PackedOps(
             embedding=_not_recorded,
             linear=_not_recorded,
             rms_norm=self._rms_norm,
-            silu_mul=lambda x: self._gate(x, "silu"),
-            gelu_tanh_mul=lambda x: self._gate(x, "gelu_tanh"),
+            silu_mul=lambda x: self._activate(x, "silu", gated=True),
+            gelu_tanh_mul=lambda x: self._activate(x, "gelu_tanh", gated=True),
             norm_rope_store_=self._norm_rope_store,
+            any_heads=True,
+            grow_queries_=self._grow_queries,
             take_rows=self._take_rows,
             softcap=self._softcap,
-            latent_store_=_no_latents,
+            latent_store_=self._latent_store,
+            index_store_=_no_index,
             packed_embedding=self._embedding,
             packed_linear=self._linear,
             packed_experts=self._experts,
             add_gated=self._add_gated,
         )
+        # Of torch's functions, by their names.
+        self.functions: dict[str, Callable[..., torch.Tensor]] = {
+            "add": self._plus,
+            "mul": self._times,
+            "index_select": self._at_positions,
+            "layer_norm": self._layer_norm,
+            "gelu": lambda x, approximate="none": self._activate(x, "gelu" if approximate == "none" else "gelu_tanh"),
+            **{name: partial(self._activation, name) for name in ("silu", "relu", "square")},
+        }
 
     # ---- the beginning and the end
 
@@ -119,7 +134,10 @@ class Recorder:
 
     def place(self, tensor: torch.Tensor) -> Place:
         """What a tensor of this recording stands for."""
-        return Place(self._buffers[_storage(tensor)], int(tensor.storage_offset()) * 4)
+        buffer = self._buffers.get(_storage(tensor))
+        if buffer is None:
+            raise NotRecordedError("numbers that are no rows")
+        return Place(buffer, int(tensor.storage_offset()) * 4)
 
     def finish(self, library: ctypes.CDLL, entry: torch.Tensor | None, result: torch.Tensor) -> RecordedTape:
         """The recording as a tape with memory for its buffers; the recorder is empty again. The buffer of `result` is
@@ -163,7 +181,7 @@ class Recorder:
         out = self.rows(x.shape[1], on_logits)
         stream = x if residual is None else self.rows(x.shape[1], on_logits)
         before, after = (None, None) if residual is None else (self.place(residual), self.place(stream))
-        settings = (self._address(weight), eps, plus_one, x.shape[1])
+        settings = (self._address(weight), eps, plus_one, x.shape[1], x.stride(0))
         self._add("rms_norm", self.place(x), before, *settings, self.place(out), after, on_logits=on_logits)
         return out, stream
 
@@ -191,13 +209,26 @@ class Recorder:
         v_cache: torch.Tensor,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        axes: torch.Tensor | None = None,
+        norm_last: bool = False,
     ) -> None:
+        if axes is not None:
+            raise NotRecordedError("rotation by several positions")
         norms, pointers = map(self._address, (q_weight, k_weight)), map(self._address, (cos, sin, k_cache, v_cache))
         shape, number = (heads, kv_heads, qkv.shape[2]), CACHE_NUMBERS[k_cache.dtype]
         group = slots.storage_offset()
-        self._add("norm_rope_store", self.place(qkv), *shape, *norms, eps, plus_one, *pointers, number, group)
+        whole = q_weight is not None and len(q_weight) != qkv.shape[2]
+        settings = (eps, plus_one, whole, norm_last, cos.shape[1])
+        self._add("norm_rope_store", self.place(qkv), *shape, *norms, *settings, *pointers, number, group)
+
+    def _grow_queries(
+        self, qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int, offset: int
+    ) -> None:
+        self._add("grow_queries", self.place(qkv), qkv.stride(0), heads * qkv.shape[2], rate, span, offset)
 
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
+        if layer.chunked:
+            raise NotRecordedError("attention within chunks")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
@@ -206,10 +237,45 @@ class Recorder:
         self._add("attention", *shape, *caches, *limits, self.place(q), q.stride(0), layer.group, self.place(out))
         return out.view(-1, layer.heads, layer.head_dim)
 
-    def _gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        on_logits, size = self._on_logits(x), x.shape[1] // 2
+    def _latent_store(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        cache: torch.Tensor,
+        scale: float = 1.0,
+    ) -> None:
+        heads, rows = (self.place(q), q.stride(0), *q.shape[1:]), (self.place(latents), latents.stride(0))
+        if cache.shape[2] > MAX_LATENT_DIM:
+            raise NotRecordedError(f"latents of {cache.shape[2]} numbers")
+        widths, norm = (len(weight), 2 * cos.shape[1]), (self._address(weight), eps)
+        stored = (*map(self._address, (cos, sin, cache)), CACHE_NUMBERS[cache.dtype], slots.storage_offset())
+        self._add("latent_store", *heads, *rows, *widths, *norm, *stored)
+
+    def latent_attention(self, q: torch.Tensor, layer: LatentSpec, pool: KVPool) -> torch.Tensor:
+        """In the absorbed form; what is found in the part of a latent that rotates is left out at the end."""
+        latent, heads = layer.latent, layer.heads
+        queries, out = self.rows(heads * latent.width, False), self.rows(heads * latent.value_dim, False)
+        nope, rank, width = latent.nope_dim, latent.rank, latent.width
+        weight, of_head = layer.weight.data_ptr(), layer.weight.stride(0)
+        self._kept.append(layer.weight)
+        absorbed = (weight, of_head, heads, nope, rank, latent.rope_dim, True, self.place(queries))
+        self._add("by_head", self.place(q), q.stride(0), q.stride(1), *absorbed, heads * width, width)
+        attended = self.attention(queries.view(-1, heads, width), layer.absorbed, pool)
+        values = weight + nope * rank * layer.weight.itemsize
+        lifted = (values, of_head, heads, rank, latent.value_dim, 0, False, self.place(out))
+        self._add("by_head", self.place(attended), heads * width, width, *lifted, *out.stride()[:1], latent.value_dim)
+        return out.view(-1, heads, latent.value_dim)
+
+    def _activate(self, x: torch.Tensor, activation: str, gated: bool = False) -> torch.Tensor:
+        on_logits, size = self._on_logits(x), x.shape[1] // (1 + gated)
         out = self.rows(size, on_logits)
-        self._add("gate", self.place(x), ACTIVATIONS[activation], size, self.place(out), on_logits=on_logits)
+        self._add("activate", self.place(x), ACTIVATIONS[activation], gated, size, self.place(out), on_logits=on_logits)
         return out
 
     def _experts(
@@ -224,14 +290,14 @@ class Recorder:
     ) -> torch.Tensor:
         if moe.experts > MAX_EXPERTS:
             raise NotRecordedError(f"{moe.experts} experts")
-        if moe.scores not in SCORES:
-            raise NotRecordedError(f"{moe.scores} routing")
+        if moe.scales_inputs:
+            raise NotRecordedError("experts with scaled inputs")
         on_logits, size = self._on_logits(x), x.shape[1]
         scores, ids, weights = (self.rows(width, on_logits) for width in (moe.experts, moe.per_token, moe.per_token))
         chosen = [self.place(ids), self.place(weights)]
         counts = (moe.experts, moe.per_token, SCORES[moe.scores], moe.groups, moe.top_groups)
         flags = (moe.group_score == "best_two", moe.renormalise, moe.simulate == "uniform")
-        routing = (*map(self._address, (router, router_bias, correction)), size, *counts, *flags, moe.scale)
+        routing = (*map(self._address, (router, router_bias, correction)), size, *counts, *flags, moe.scale, moe.jitter)
         self._add("route", *routing, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
         kind, clamp = ACTIVATIONS[activation], moe.clamped_gate or (0.0, 0.0)
         if moe.clamped_gate is not None:
@@ -251,12 +317,55 @@ class Recorder:
 
     def _take_rows(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         out = self.rows(x.shape[1], on_logits=True)
-        self._add("take_rows", self.place(x), x.stride(0), x.shape[1], self.place(out), on_logits=True)
+        self._add("take_rows", self.place(x), x.stride(0), x.shape[1], False, self.place(out), on_logits=True)
         return out
 
     def _softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         self._add("softcap", self.place(logits), logits.shape[1], cap, on_logits=self._on_logits(logits))
         return logits
+
+    # ---- functions of torch
+
+    def _plus(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if isinstance(b, torch.Tensor) and b.shape == a.shape:
+            return self._add_gated(a, b, a, None)
+        if not isinstance(b, torch.Tensor) or b.shape != a.shape[1:]:
+            raise NotRecordedError("add")
+        return self._scale_shift(a, 1.0, b)
+
+    def _times(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        if not isinstance(scale, float):
+            raise NotRecordedError("mul")
+        return self._scale_shift(x, scale, None)
+
+    def _scale_shift(self, x: torch.Tensor, scale: float, shift: torch.Tensor | None) -> torch.Tensor:
+        out, on_logits = self.rows(x.shape[1], self._on_logits(x)), self._on_logits(x)
+        settings = (scale, self._address(shift), x.shape[1])
+        self._add("scale_shift", self.place(x), *settings, self.place(out), on_logits=on_logits)
+        return out
+
+    def _at_positions(self, table: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
+        if positions is not self.positions:
+            raise NotRecordedError("index_select")
+        out = self.rows(table.shape[1], on_logits=False)
+        self._add("take_rows", self._address(table), table.stride(0), table.shape[1], True, self.place(out))
+        return out
+
+    def _layer_norm(
+        self,
+        x: torch.Tensor,
+        shape: Sequence[int],
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        out, on_logits = self.rows(x.shape[1], self._on_logits(x)), self._on_logits(x)
+        settings = (self._address(weight), self._address(bias), eps, x.shape[1])
+        self._add("layer_norm", self.place(x), *settings, self.place(out), on_logits=on_logits)
+        return out
+
+    def _activation(self, name: str, x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        return self._activate(x, name)
 
     # ---- the details
 
@@ -293,6 +402,11 @@ class RecordingAttention(AttentionBackend):
     ) -> torch.Tensor:
         return self._recorder.attention(q, layer, pool)
 
+    def run_latent(
+        self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
+    ) -> torch.Tensor:
+        return self._recorder.latent_attention(q, layer, pool)
+
 
 def arrange(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
     """Where each buffer begins in a common piece of memory, and how many bytes that has. Buffers are placed in the
@@ -314,13 +428,22 @@ def arrange(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
     return offsets, end
 
 
-class OnlyRecorded(TorchFunctionMode):
-    """Refuses what torch would compute by itself while a model is recorded: it would not be on the tape."""
+class Recording(TorchFunctionMode):
+    """While a model is recorded: notes what torch would compute of the rows, or refuses it, since it would not be on
+    the tape. What is computed of weights alone is computed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ not in NOT_COMPUTING:
-            raise NotRecordedError(func.__name__)
-        return func(*args, **(kwargs or {}))
+        name, options = func.__name__, kwargs or {}
+        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+        if name in NOT_COMPUTING or not any(tensor.is_meta for tensor in tensors):
+            return func(*args, **options)
+        if name not in self._recorder.functions or not all(tensor.is_contiguous() for tensor in tensors):
+            raise NotRecordedError(name)
+        return self._recorder.functions[name](*args, **options)
 
 
 class NotRecordedError(Exception):
@@ -332,8 +455,8 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _no_latents(*arguments: Any) -> None:
-    raise NotRecordedError("latent attention")
+def _no_index(*arguments: Any) -> None:
+    raise NotRecordedError("sparse attention")
 
 
 def _not_recorded(*arguments: Any) -> torch.Tensor:

@@ -19,7 +19,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.executor.machine import usable_cores
-from bough.executor.native_recorder import NotRecordedError, OnlyRecorded, RecordedTape, Recorder, RecordingAttention
+from bough.executor.native_recorder import NotRecordedError, RecordedTape, Recorder, Recording, RecordingAttention
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
@@ -35,6 +35,8 @@ def why_not_recorded(config: ModelConfig) -> str | None:
     """What the tapes lack for such a model; None: it can be recorded. Records it once, without its weights."""
     if runs_transformers(config):
         return "they do not run transformers' modules"
+    if config.states is not None:
+        return "they have no recurrent layers"
     recorder, device = Recorder(tokens=1, logits=1), torch.device("cpu")
     small = replace(config, context_length=1)
     model = build_model(small, Topology(), torch.float32, device, packed_ops=recorder.ops)
@@ -43,7 +45,7 @@ def why_not_recorded(config: ModelConfig) -> str | None:
             slot.packing.adopt(PackedWeight(Format.F32, slot.packing.outputs, slot.packing.inputs, aligned_bytes(0)))
     pool = KVPool(small, (1,), 1, torch.float32, device, Topology())
     try:
-        with OnlyRecorded():
+        with Recording(recorder):
             model.logits(record_forward(model, recorder, pool, torch.empty(1, dtype=torch.int64, device="meta")))
     except NotRecordedError as error:
         return f"they have no operation for the model's {error}"
@@ -54,12 +56,11 @@ def why_not_recorded(config: ModelConfig) -> str | None:
 def record_forward(
     model: CausalLM, recorder: Recorder, pool: KVPool, logits_indices: torch.Tensor | None
 ) -> torch.Tensor:
-    nothing = torch.empty(1, dtype=torch.int64, device="meta")
     # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
     slots = torch.empty((len(model.config.kv_groups), 1), dtype=torch.int64, device="meta")
     batch = cast(AttentionBatch, _Unread(tuple(slots)))
     context = ForwardContext(RecordingAttention(recorder), pool, batch, logits_indices)
-    return model.forward(nothing, nothing, context)
+    return model.forward(recorder.positions, recorder.positions, context)
 
 
 class NativeTapes:
@@ -76,10 +77,12 @@ class NativeTapes:
 
     def record(self) -> None:
         model, finish = self._model, partial(self._recorder.finish, self._library)
-        self.last_tokens = finish(None, model.logits(self._forward(torch.empty(1, dtype=torch.int64, device="meta"))))
-        self.all_tokens = finish(None, self._forward(None))
-        hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
-        self.logits = finish(hidden, model.logits(hidden))
+        with Recording(self._recorder):
+            nothing = torch.empty(1, dtype=torch.int64, device="meta")
+            self.last_tokens = finish(None, model.logits(self._forward(nothing)))
+            self.all_tokens = finish(None, self._forward(None))
+            hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
+            self.logits = finish(hidden, model.logits(hidden))
         tapes = (self.last_tokens, self.all_tokens, self.logits)
         size = max(recorded.tape.scratch_bytes(self._tokens, self._most_threads) for recorded in tapes)
         self._scratch = aligned_bytes(size)

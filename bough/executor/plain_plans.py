@@ -8,18 +8,27 @@ import numpy as np
 import torch
 
 from bough.attention.batch import AttentionBatch
+from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.plan import BatchPlan, IntArray, RowSetup
 from bough.core.sampling_params import SamplingParams
 
 
-def prompt_plan(row: int, tokens: IntArray, pages: IntArray, group_pages: Sequence[int] = ()) -> BatchPlan:
+def prompt_plan(
+    row: int,
+    tokens: IntArray,
+    pages: IntArray,
+    group_pages: Sequence[int] = (),
+    groups: Sequence[KVGroup] = (FULL_ATTENTION,),
+) -> BatchPlan:
     """A whole prompt on a fresh row, which gets these pages for good; of KV groups with `group_pages`
-    the same, counted again from the first where there are fewer."""
+    the same, counted again from the first where there are fewer. Where the last of `groups` is of states, the row's is
+    in the page of its number."""
     none = np.zeros(0, dtype=np.int32)
     new_pages = [(pages - 1) % most + 1 for most in group_pages] or [pages]
-    setup = RowSetup(
-        row, SamplingParams(temperature=0.0), 0, (none,) * len(new_pages), 0, 0, None, len(tokens), None, ()
-    )
+    counts, held = [len(pages)] * len(new_pages), [none] * len(new_pages)
+    if groups[-1].kind == "state":
+        new_pages[-1], counts[-1], held[-1] = none, 0, np.array([1 + row, 0], dtype=np.int32)
+    setup = RowSetup(row, SamplingParams(temperature=0.0), 0, tuple(held), 0, 0, None, len(tokens), None, ())
     count = np.array([len(tokens)], dtype=np.int32)
     return BatchPlan(
         step=0,
@@ -30,7 +39,7 @@ def prompt_plan(row: int, tokens: IntArray, pages: IntArray, group_pages: Sequen
         given=count,
         tokens=tokens,
         new_pages=tuple(new_pages),
-        new_page_counts=(np.array([len(pages)], dtype=np.int32),) * len(new_pages),
+        new_page_counts=tuple(np.array([number], dtype=np.int32) for number in counts),
         sample=np.array([True]),
     )
 
@@ -68,4 +77,5 @@ def padding_batch(
         slots=(torch.zeros(tokens, dtype=torch.int64, device=device),) * groups,
         positions=torch.arange(tokens, device=device) % context_length,
         page_size=page_size,
+        starts=torch.tensor([0, tokens], dtype=torch.int32, device=device),
     )

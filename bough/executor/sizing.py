@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
@@ -23,6 +23,7 @@ GPU_FRACTION = 0.9
 GPU_ROWS = 512
 GPU_CHUNK_TOKENS = 8192
 MOE_CHUNK_TOKENS = 16384  # of which each of many experts gets rows enough for whole tiles
+ROW_STATES = 2  # recurrent states for each row: its own, and one that is kept for prefixes to be reused
 MOST_TOKENS = 1 << 22  # of full attention, where no layer has it: page numbers alone take memory then
 
 
@@ -36,11 +37,16 @@ class CacheShape:
     ratio: float = 0.0
     least_window: int = 0  # tokens with which one row can go on
     most_window: int = 0  # tokens with which all rows can, and as many prefixes be reused
+    state_bytes: int = 0  # of one recurrent state, over all layers
+    states: int = 0
 
     @staticmethod
     def of(
         config: ModelConfig, bytes_per_token: tuple[int, ...], settings: MemorySettings, rows: int, chunk_tokens: int
     ) -> CacheShape:
+        if config.states is not None:
+            others = CacheShape.of(replace(config, recurrent=None), bytes_per_token, settings, rows, chunk_tokens)
+            return replace(others, state_bytes=config.states.page_bytes, states=ROW_STATES * rows)
         if len(bytes_per_token) == 1:
             return CacheShape(bytes_per_token[0])
         full, window = bytes_per_token
@@ -53,12 +59,18 @@ class CacheShape:
         return max(self.least_window, min(math.ceil(tokens * self.ratio), self.most_window))
 
     def nbytes(self, tokens: int) -> int:
-        return tokens * self.full_bytes + self.window_tokens(tokens) * self.window_bytes
+        states = self.states * self.state_bytes
+        return tokens * self.full_bytes + self.window_tokens(tokens) * self.window_bytes + states
 
     def fitting(self, nbytes: int) -> int:
         """The most tokens that fit, 0 if none do."""
         most = max(nbytes, 0) // self.full_bytes if self.full_bytes else MOST_TOKENS
         return max(0, bisect_right(range(most + 1), nbytes, key=self.nbytes) - 1)
+
+    def page_bytes(self, page_size: int) -> tuple[int, ...]:
+        """What a page of each KV group takes."""
+        windows, states = (self.window_bytes * page_size,), (self.state_bytes,)
+        return (self.full_bytes * page_size, *windows * bool(self.window_bytes), *states * bool(self.states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +84,23 @@ class CacheSize:
     def of(shape: CacheShape, tokens: int, page_size: int, why: str) -> CacheSize:
         tokens = tokens // page_size * page_size
         note = f"KV cache: {tokens} tokens ({_gib(shape.nbytes(tokens))}), from {why}"
-        if not shape.window_bytes:
-            return CacheSize((tokens // page_size,), note)
-        window = shape.window_tokens(tokens)
-        note += f"; layers with a sliding window keep {window}"
-        return CacheSize((tokens // page_size, -(-window // page_size)), note)
+        pages = [tokens // page_size]
+        if shape.window_bytes:
+            window = shape.window_tokens(tokens)
+            note += f"; layers with a sliding window keep {window}"
+            pages.append(-(-window // page_size))
+        if shape.states:
+            note += f"; recurrent layers have {shape.states} states ({_gib(shape.states * shape.state_bytes)})"
+            pages.append(shape.states)
+        return CacheSize(tuple(pages), note)
+
+
+def default_rows(config: ModelConfig, most: int, cache_bytes: int) -> int:
+    """Requests at a time, where the user does not say: of recurrent models so many that their states leave half of the
+    cache's memory to attention."""
+    if config.states is None:
+        return most
+    return max(1, min(most, cache_bytes // (2 * ROW_STATES * config.states.page_bytes)))
 
 
 def default_gpu_chunk(config: ModelConfig) -> int:
@@ -118,8 +142,8 @@ def size_cpu_cache(
     if tokens // size < 1 or tokens // size * size < 2:
         raise ResourceError(
             f"The KV cache would hold only {tokens} tokens ({_gib(free_bytes)} are free, {max(size, 2)} tokens take "
-            f"{shape.nbytes(max(size, 2))} bytes); free some memory, or set --max-total-tokens or "
-            "--mem-fraction-static."
+            f"{shape.nbytes(max(size, 2))} bytes); free some memory, or set --max-total-tokens, --mem-fraction-static "
+            "or, for the states of recurrent layers, --max-running-requests."
         )
     return CacheSize.of(shape, tokens, size, why)
 

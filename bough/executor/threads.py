@@ -71,7 +71,7 @@ def _rehearse(executor: SynchronousExecutor, prompt: int, clock: Clock) -> float
     limits = executor.limits()
     pages = np.arange(1, 2 + (prompt + DECODES - 1) // limits.page_size, dtype=np.int32)
     began = clock()
-    executor.run(prompt_plan(0, _some_tokens(limits, prompt), pages, limits.pages), no_masks)
+    executor.run(prompt_plan(0, _some_tokens(limits, prompt), pages, limits.pages, limits.groups), no_masks)
     for step in range(DECODES):
         executor.run(decode_plan(step, 1, len(limits.pages)), no_masks)
     return clock() - began

@@ -19,6 +19,7 @@ from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.layout import has_drafts, sampled_tokens
+from bough.executor.states import StateCopies
 from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
@@ -44,6 +45,7 @@ class TorchExecutor:
         self._group = group
         self._rows = HostRows(limits, group.from_first)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
+        self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
         self._control = ModelControl(weights, pool, group)
 
     def limits(self) -> Limits:
@@ -70,9 +72,11 @@ class TorchExecutor:
             page_size=self._limits.page_size,
         )
         self._attention.prepare(batch)
+        self._states.begin(plan.setups)
         last = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
         context = ForwardContext(self._attention, self._pool, batch, None if plan.input_logprobs else last)
         hidden = self._model.forward(torch.from_numpy(layout.token_ids), batch.positions, context)
+        self._states.keep(plan)
 
         starts, sampling = layout.query_starts, self._rows.sampling
         inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._model.logits)

@@ -14,7 +14,7 @@ import torch
 
 from bough.core.errors import ModelError, RequestError, ResourceError
 from bough.core.model_config import ModelConfig
-from bough.core.settings import LOAD_FORMATS, Settings
+from bough.core.settings import LOAD_FORMATS, LOAD_INSTEAD, Settings
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
 from bough.executor.machine import free_memory_bytes
 from bough.loader.load import check_weights, load_weights, open_source, packed_cache, packed_size
@@ -57,9 +57,10 @@ class WeightStore:
             load_format = "auto" if self._load_format == "dummy" else self._load_format
         if load_format not in LOAD_FORMATS:
             known = ", ".join(LOAD_FORMATS)
-            raise RequestError(f"load_format must be one of {known}, got {load_format!r}.", field="load_format")
+            text = f"load_format must be one of {known}, got {load_format!r}. {LOAD_INSTEAD.get(load_format, '')}"
+            raise RequestError(text.rstrip(), field="load_format")
         with _unreadable():
-            files = locate(model_path, progress=False)
+            files = locate(model_path, progress=False, load_format=load_format)
             self._check_config(resolve_config(files, self._settings))
             return self._open(files, load_format)
 

@@ -14,13 +14,16 @@ import torch
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
+from bough.kernels.causal_conv.reference import causal_conv_
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, experts
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
+from bough.kernels.recurrence.reference import recurrence_
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
+from bough.kernels.sparse_index.reference import index_store_
 
 Activation = Literal["silu", "gelu_tanh"]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -34,6 +37,24 @@ class Norm(NamedTuple):
     plus_one: bool
 
 
+class Router(NamedTuple):
+    """What chooses the experts of a row."""
+
+    weight: torch.Tensor  # [experts, hidden]
+    bias: torch.Tensor | None = None  # [experts], counts when choosing only
+    logit_bias: torch.Tensor | None = None  # [experts]
+
+
+class ExpertMatrices(NamedTuple):
+    """What the rows of a mixture of experts are multiplied with."""
+
+    gate_up: Matrices  # [experts, 2 * inner, hidden]: the gate's rows, then up's
+    down: Matrices  # [experts, hidden, inner]
+    gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
+    down_bias: torch.Tensor | None = None  # [experts, hidden]
+    clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
+
+
 class PackedExpertWeights(NamedTuple):
     """What `PackedOps.packed_experts` multiplies with."""
 
@@ -45,6 +66,11 @@ class PackedExpertWeights(NamedTuple):
 def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The rows of x at `places` [n] int64."""
     return x.index_select(0, places)
+
+
+def grow_queries_(qkv: torch.Tensor, heads: int, positions: torch.Tensor, rate: float, span: int, offset: int) -> None:
+    """Multiplies the first `heads` of each token with 1 + rate * ln(1 + (position + offset) // span)."""
+    qkv[:, :heads] *= (1 + rate * torch.log1p((positions + offset) // span)).to(qkv.dtype)[:, None, None]
 
 
 def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
@@ -68,11 +94,15 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
     norm_rope_store_: Callable[..., None]
+    any_heads: bool = False  # whether that does all that its reference does, or only what is usual
+    grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int, int], None] = grow_queries_
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
-    experts: Callable[..., torch.Tensor] = experts
     add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
     latent_store_: Callable[..., None] = latent_store_
+    index_store_: Callable[..., None] = index_store_
+    causal_conv_: Callable[..., torch.Tensor] = causal_conv_
+    recurrence_: Callable[..., torch.Tensor] = recurrence_
 
     def norm_linear(
         self,
@@ -102,32 +132,54 @@ class Ops:
     def routed_experts(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,  # [experts, hidden]
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
-        ids, weights = route(self.linear(x, router, None), moe, bias)
-        return self.experts(x, gate_up, down, ids, weights, activation)
+        logits = self.router_logits(x, router.weight)
+        if router.logit_bias is not None:
+            logits = logits + router.logit_bias
+        return self.experts_by_logits(x, logits, router.bias, moe, matrices, activation)
+
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        """The product of the rows and a router [experts, hidden], in float32: rounded to 16 bits, logits of experts
+        between which a token is nearly undecided would be the same."""
+        return torch.nn.functional.linear(x.float(), router.float())
+
+    def experts_by_logits(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,  # [rows, experts]
+        bias: torch.Tensor | None,
+        moe: MoEConfig,
+        matrices: ExpertMatrices,
+        activation: Activation,
+        scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
+    ) -> torch.Tensor:
+        """The same for the router's logits."""
+        ids, weights = route(logits, moe, bias)
+        if scale is not None:
+            weights = weights * scale[ids]
+        if moe.scales_inputs:
+            x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+        gate_up, down, gate_up_bias, down_bias, gate = matrices
+        return experts(x, gate_up, down, ids, weights, activation, gate_up_bias, down_bias, gate)
 
     def normed_experts(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         norm: Norm,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""
         normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
-        return self.routed_experts(normed, router, bias, moe, gate_up, down, activation), normed, stream
+        return self.routed_experts(normed, router, moe, matrices, activation), normed, stream
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""

@@ -7,16 +7,18 @@ import torch.nn.functional as F
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
+from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
-from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
+from bough.kernels.recurrence.triton import recurrence_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.tiling import fused_worth, worth
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.sparse_index.triton import index_store_
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -56,33 +58,36 @@ class TritonOps(Ops):
             return skinny_gate_up(x, residual, *norm, weight, activation)
         return Ops.norm_gate_up(self, x, residual, norm, weight, bias, activation)
 
-    def routed_experts(
+    def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and x.dtype != torch.float32 and torch.version.hip is None:
+            return torch.mm(x, router.t(), out_dtype=torch.float32)
+        return Ops.router_logits(self, x, router)
+
+    def experts_by_logits(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
+        logits: torch.Tensor,
         bias: torch.Tensor | None,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
+        scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return experts.routed_experts(x, self.linear(x, router, None), bias, moe, gate_up, down, activation)
+        return experts.routed_experts(x, logits, bias, moe, matrices, activation, scale)
 
     def normed_experts(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         norm: Norm,
-        router: torch.Tensor,
-        bias: torch.Tensor | None,
+        router: Router,
         moe: MoEConfig,
-        gate_up: Matrices,
-        down: Matrices,
+        matrices: ExpertMatrices,
         activation: Activation,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if x.shape[0] <= MAX_TOKENS_NORMED:
-            return experts.normed_experts(x, residual, norm, router, bias, moe, gate_up, down, activation)
-        return Ops.normed_experts(self, x, residual, norm, router, bias, moe, gate_up, down, activation)
+            return experts.normed_experts(x, residual, norm, router, moe, matrices, activation)
+        return Ops.normed_experts(self, x, residual, norm, router, moe, matrices, activation)
 
 
 TRITON = TritonOps(
@@ -93,4 +98,7 @@ TRITON = TritonOps(
     gelu_tanh_mul=activation.gelu_tanh_mul,
     norm_rope_store_=norm_rope_store_,
     latent_store_=latent_store_,
+    index_store_=index_store_,
+    causal_conv_=causal_conv_,
+    recurrence_=recurrence_,
 )

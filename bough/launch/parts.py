@@ -79,7 +79,7 @@ def check_model(files: ModelFiles, settings: ModelSettings) -> None:
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
     check_config(files, overrides, settings.model_impl)
-    if settings.load_format not in ("auto", "safetensors"):
+    if settings.load_format not in ("auto", "safetensors", "mistral"):
         return
     from safetensors import SafetensorError, safe_open
 

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from bough.layers.blocks import ParallelBlock as ParallelBlock
     from bough.layers.blocks import PreNormBlock as PreNormBlock
     from bough.layers.blocks import SandwichBlock as SandwichBlock
+    from bough.layers.blocks import SingleBlock as SingleBlock
     from bough.layers.embedding import Embedding as Embedding
     from bough.layers.embedding import Head as Head
+    from bough.layers.gated_delta_net import GatedDeltaNet as GatedDeltaNet
+    from bough.layers.kimi_delta import KimiDelta as KimiDelta
     from bough.layers.linear import ColumnLinear as ColumnLinear
     from bough.layers.linear import RowLinear as RowLinear
+    from bough.layers.mamba2 import Mamba2 as Mamba2
     from bough.layers.mlp import GatedMLP as GatedMLP
     from bough.layers.mlp import PlainMLP as PlainMLP
     from bough.layers.moe import MoE as MoE
@@ -30,14 +34,19 @@ if TYPE_CHECKING:
     from bough.layers.norm import RmsNorm as RmsNorm
     from bough.layers.norm import make_norm as make_norm
     from bough.layers.placement import Placement as Placement
+    from bough.layers.short_conv import ShortConv as ShortConv
     from bough.layers.weights import WeightSlot as WeightSlot
     from bough.layers.weights import slots_of as slots_of
 
 _HOMES = {
     "ForwardContext": "bough.attention.context",
     "SelfAttention": "bough.layers.attention",
-    **dict.fromkeys(("Block", "PreNormBlock", "ParallelBlock", "SandwichBlock"), "bough.layers.blocks"),
+    **dict.fromkeys(("Block", "PreNormBlock", "ParallelBlock", "SandwichBlock", "SingleBlock"), "bough.layers.blocks"),
     **dict.fromkeys(("Embedding", "Head"), "bough.layers.embedding"),
+    "GatedDeltaNet": "bough.layers.gated_delta_net",
+    "KimiDelta": "bough.layers.kimi_delta",
+    "Mamba2": "bough.layers.mamba2",
+    "ShortConv": "bough.layers.short_conv",
     **dict.fromkeys(("ColumnLinear", "RowLinear"), "bough.layers.linear"),
     **dict.fromkeys(("GatedMLP", "PlainMLP"), "bough.layers.mlp"),
     **dict.fromkeys(("MoE", "make_mlp"), "bough.layers.moe"),

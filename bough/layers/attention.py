@@ -18,7 +18,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import NormLayer, RmsNorm
+from bough.layers.norm import NO_NORM, NormLayer, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -27,51 +27,68 @@ class SelfAttention:
     """Attention of one layer, with this rank's share of the heads."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        (all_kv_heads, head_dim), source = config.kv_shape(layer), config.kv_source(layer)
         query_heads = placement.topology.slice_of(config.num_heads, "num_heads")
-        kv_heads = placement.topology.kv_slice_of(config.num_kv_heads)
-        query = Columns("q_proj", _features(query_heads, config.head_dim))
-        key = Columns("k_proj", _features(kv_heads, config.head_dim))
-        value = Columns("v_proj", _features(kv_heads, config.head_dim))
-        self._qkv = ColumnLinear(config.hidden_size, (query, key, value), config.qkv_bias, placement)
+        kv_heads = placement.topology.kv_slice_of(all_kv_heads)
+        query = Columns("q_proj", _features(query_heads, head_dim))
+        key = Columns("k_proj", _features(kv_heads, head_dim))
+        keys_as_values = config.full_keys_as_values and not config.slides(layer)
+        value = key if keys_as_values else Columns("v_proj", key.held)
+        self._shares = source != layer  # another layer's keys and values: it has queries alone
+        columns = (query,) if self._shares else (query, key, value)
+        self._qkv = ColumnLinear(config.hidden_size, columns, config.qkv_bias, placement)
+        self._gate: ColumnLinear | None = None
+        if config.attention_gate:
+            gate = Columns("gate_proj", query.held)
+            self._gate = ColumnLinear(config.hidden_size, (gate,), config.qkv_bias, placement)
         self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
         self._norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:
             if config.qk_norm_whole and placement.topology.tp_size > 1:
                 raise ModelError(f"{config.architecture} normalises all heads at once, which one rank alone can do.")
-            sizes = (query.size, key.size) if config.qk_norm_whole else (config.head_dim,) * 2
+            sizes = (query.size, key.size) if config.qk_norm_whole else (head_dim,) * 2
             settings = (config.norm_eps, config.norm_plus_one, placement)
             self._norms = (RmsNorm(sizes[0], *settings), RmsNorm(sizes[1], *settings))
         self._take_rows = placement.ops.take_rows
         self._query_heads = query_heads
+        window = config.sliding_window if config.slides(layer) else None
         self._spec = AttentionSpec(
             layer=layer,
-            scale=config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
-            window=config.sliding_window if config.slides(layer) else None,
+            scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
+            window=window,
+            chunked=config.chunked and window is not None,
             group=config.kv_group(layer),
             softcap=config.attention_softcap,
-            heads=query.size // config.head_dim,
-            kv_heads=key.size // config.head_dim,
-            head_dim=config.head_dim,
-            sinks=placement.empty(query.size // config.head_dim) if config.attention_sinks else None,
+            heads=query.size // head_dim,
+            kv_heads=key.size // head_dim,
+            head_dim=head_dim,
+            sinks=placement.empty(query.size // head_dim) if config.attention_sinks else None,
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
-        rope = placement.rope(config.rope_of(layer), config.head_dim, config.context_length)
+        unrotated = bool(config.unrotated_layers) and config.unrotated_layers[layer]
+        rope = placement.rope(config.rope_of(layer), head_dim, config.context_length)
         query_norm, key_norm = self._norms or (None, None)
+        unit = torch.ones_like(placement.empty(head_dim)) if config.qk_unit_norm and not unrotated else None
         self._qk_norm_rope = QKNormRope(
-            None if query_norm is None else query_norm.rms.weight,
-            None if key_norm is None else key_norm.rms.weight,
+            unit if query_norm is None else query_norm.rms.weight,
+            unit if key_norm is None or self._shares else key_norm.rms.weight,
             config.norm_eps,
             config.norm_plus_one,
             rope.cos,
             rope.sin,
         )
-        self._growth = config.query_growth
+        self._growth = config.query_growth if unrotated or not any(config.unrotated_layers) else None
+        self._grow_queries_ = placement.ops.grow_queries_
+        normalises = config.value_norm and not self._shares
+        self._value_weight = torch.ones_like(placement.empty(head_dim)) if normalises else None
+        self._rms_norm = placement.ops.rms_norm
         # Kernels rotate whole heads, by one position, after norms of single heads.
         usual = not (config.qk_norm_whole or config.qk_norm_last)
-        self._has_kernels = usual and rope.axes is None and rope.cos.shape[1] * 2 == config.head_dim
+        self._has_kernels = usual and rope.axes is None and rope.cos.shape[1] * 2 == head_dim
         self._norm_rope_store_ = placement.ops.norm_rope_store_
         if not self._has_kernels:
-            self._norm_rope_store_ = partial(norm_rope_store_, axes=rope.axes, norm_last=config.qk_norm_last)
+            any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
+            self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
 
     def __call__(
         self,
@@ -83,15 +100,27 @@ class SelfAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
         spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
-        qkv, total = self._qkv.after(norm, x, residual, ctx)
-        qkv = qkv.view(x.shape[0], spec.heads + 2 * spec.kv_heads, spec.head_dim)
+        gate = None
+        if self._gate is not None:  # a product of its own: kernels take queries, keys and values without a gap
+            x, total = norm(x, residual, ctx)
+            gate = self._gate.after(NO_NORM, x, None, ctx)[0]
+            qkv, _ = self._qkv.after(NO_NORM, x, None, ctx)
+        else:
+            qkv, total = self._qkv.after(norm, x, residual, ctx)
+        qkv = qkv.view(x.shape[0], -1, spec.head_dim)
         if self._growth is not None:
-            rate, span = self._growth
-            qkv[:, : spec.heads] *= (1 + rate * torch.log1p(positions // span)).to(qkv.dtype)[:, None, None]
-        attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool) if self._has_kernels else None
+            self._grow_queries_(qkv, spec.heads, positions, *self._growth)
+        if self._value_weight is not None:
+            values = qkv[:, -spec.kv_heads :]
+            values.copy_(self._rms_norm(values, self._value_weight, self._qk_norm_rope.eps)[0])
+        attended = None
+        if self._has_kernels and not self._shares:
+            attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool)
         if attended is None:
             attended = self._rotate_and_run(qkv, spec, positions, ctx)
         attended = attended.flatten(1)
+        if gate is not None:
+            attended = attended * gate.sigmoid()
         if ctx.logits_indices is not None:
             attended = self._take_rows(attended, ctx.logits_indices)
             total = self._take_rows(total, ctx.logits_indices)
@@ -102,12 +131,13 @@ class SelfAttention:
     ) -> torch.Tensor:
         """One operation after the other."""
         pool, qk_norm_rope = ctx.pool, self._qk_norm_rope
+        slots, kv_heads = ctx.batch.slots[spec.group], 0 if self._shares else spec.kv_heads
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
         self._norm_rope_store_(
             qkv,
             spec.heads,
-            spec.kv_heads,
+            kv_heads,
             qk_norm_rope.query_weight,
             qk_norm_rope.key_weight,
             qk_norm_rope.eps,
@@ -115,20 +145,26 @@ class SelfAttention:
             qk_norm_rope.cos,
             qk_norm_rope.sin,
             positions,
-            ctx.batch.slots[spec.group],
+            slots,
             pool.keys[spec.layer],
             pool.values[spec.layer],
             pool.key_scales[spec.layer],
             pool.value_scales[spec.layer],
         )
-        q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+        if self._shares:
+            q, k, v = qkv, *pool.read_tokens(spec.layer, slots, qkv.dtype)
+        else:
+            q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
         return ctx.attention.run(q, k, v, spec, pool)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._qkv.slots(prefix)
+        if self._gate is not None:
+            yield from self._gate.slots(prefix)
         yield from self._output.slots(prefix)
         if self._norms is not None:
             yield from self._norms[0].slots(f"{prefix}q_norm.")
+        if self._norms is not None and not self._shares:
             yield from self._norms[1].slots(f"{prefix}k_norm.")
         if self._spec.sinks is not None:
             yield WeightSlot(f"{prefix}sinks", self._spec.sinks, (self._query_heads,))

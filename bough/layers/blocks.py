@@ -6,7 +6,7 @@ with the norm that follows it. Before the first block there is no residual.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -18,7 +18,19 @@ from bough.layers.latent_attention import LatentAttention
 from bough.layers.moe import make_mlp
 from bough.layers.norm import NO_NORM, make_norm
 from bough.layers.placement import Placement
+from bough.layers.recurrent import RecurrentLayer
 from bough.layers.weights import WeightSlot, slots_of
+
+Mixer = SelfAttention | LatentAttention | RecurrentLayer
+MakeRecurrent = Callable[[ModelConfig, int, Placement], RecurrentLayer]
+
+
+def make_mixer(config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None) -> Mixer:
+    """What lets tokens of this layer know of those before them."""
+    if config.recurs(layer):
+        assert recurrent is not None, "the family says which layer has the state"
+        return recurrent(config, layer, placement)
+    return (SelfAttention if config.latent is None else LatentAttention)(config, layer, placement)
 
 
 class Block(Protocol):
@@ -34,12 +46,14 @@ class Block(Protocol):
 
 
 class PreNormBlock(Block):
-    """Attention, then an MLP, each after a norm and added to the residual."""
+    """Attention, or the `recurrent` layer that takes its place where the model has a state, then an MLP, each after a
+    norm and added to the residual."""
 
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None
+    ) -> None:
         self._input_norm = make_norm(config, placement)
-        attention = SelfAttention if config.latent is None else LatentAttention
-        self._attention = attention(config, layer, placement)
+        self._attention = make_mixer(config, layer, placement, recurrent)
         self._mlp_norm = make_norm(config, placement)
         self._mlp = make_mlp(config, layer, placement)
 
@@ -117,3 +131,31 @@ class SandwichBlock(Block):
             mlp=self._mlp,
             post_feedforward_layernorm=self._mlp_norm,
         )
+
+
+class SingleBlock(Block):
+    """One thing after a norm, added to the residual: attention, a recurrent layer or an MLP."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None
+    ) -> None:
+        self._norm, self._take_rows = make_norm(config, placement), placement.ops.take_rows
+        mixes = config.attends(layer) or config.recurs(layer)
+        self._mixer = make_mixer(config, layer, placement, recurrent) if mixes else None
+        self._mlp = None if mixes else make_mlp(config, layer, placement)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._mixer is not None:
+            return self._mixer(x, residual, self._norm, positions, ctx)
+        assert self._mlp is not None
+        if ctx.logits_indices is not None:
+            x = self._take_rows(x, ctx.logits_indices)
+            residual = None if residual is None else self._take_rows(residual, ctx.logits_indices)
+        return self._mlp(x, residual, self._norm, ctx)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        mixer = self._mixer or self._mlp
+        assert mixer is not None
+        return slots_of(prefix, norm=self._norm, mixer=mixer)

@@ -16,6 +16,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
 from bough.layers.norm import NormLayer, RmsNorm
 from bough.layers.placement import Placement
+from bough.layers.sparse_index import SparseIndex
 from bough.layers.weights import WeightSlot, slots_of
 
 INNER_EPS = 1e-6  # of the norms between projections, whatever the model's others have
@@ -30,12 +31,19 @@ class LatentAttention:
         heads = placement.topology.slice_of(config.num_heads, "num_heads")
         query = Columns("q_proj", slice(heads.start * config.head_dim, heads.stop * config.head_dim))
         first, rank = query, latent.query_rank
+        self._rope = placement.rope(config.rope, latent.rope_dim, config.context_length)
+        self._index: SparseIndex | None = None
+        if latent.index is not None and latent.index.chooses(layer):
+            self._index = SparseIndex(latent.index, layer, self._rope, placement)
         self._query_up: ColumnLinear | None = None
         if rank is not None:
             first = Columns("q_a_proj", slice(0, rank))
-            self._query_up = ColumnLinear(rank, (replace(query, name="q_b_proj"),), False, placement)
+            made = (replace(query, name="q_b_proj"), *(() if self._index is None else (self._index.of_query,)))
+            self._query_up = ColumnLinear(rank, made, False, placement)
+            self._query_widths = [column.size for column in made]
             self._query_norm = RmsNorm(rank, INNER_EPS, False, placement)
-        columns = (first, Columns("kv_a_proj_with_mqa", slice(0, latent.width)))
+        columns = [first, Columns("kv_a_proj_with_mqa", slice(0, latent.width))]
+        columns += () if self._index is None else self._index.of_hidden
         self._down = ColumnLinear(config.hidden_size, columns, False, placement)
         self._widths = [column.size for column in columns]
         self._latent_norm = RmsNorm(latent.rank, INNER_EPS, False, placement)
@@ -52,7 +60,6 @@ class LatentAttention:
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
         self._head_dim = config.head_dim
-        self._rope = placement.rope(config.rope, latent.rope_dim, config.context_length)
         self._latent_store_ = placement.ops.latent_store_
         self._take_rows = placement.ops.take_rows
 
@@ -67,10 +74,11 @@ class LatentAttention:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
         spec, pool = self._spec if ctx.logits_indices is None else self._spec_of_ends, ctx.pool
         projected, total = self._down.after(norm, x, residual, ctx)
-        query, latents = torch.split(projected, self._widths, dim=1)
+        query, latents, *of_index = torch.split(projected, self._widths, dim=1)
         if self._query_up is not None:
-            query, _ = self._query_up.after(self._query_norm, query, None, ctx)
-        q = query.view(len(query), spec.heads, self._head_dim)
+            made, _ = self._query_up.after(self._query_norm, query, None, ctx)
+            query, *index_queries = torch.split(made, self._query_widths, dim=1)
+        q, slots = query.view(len(query), spec.heads, self._head_dim), ctx.batch.slots[spec.group]
         # The latents of all tokens are stored before any row attends: a row may read pages that another row of the
         # same step writes (see `bough.core.plan`).
         self._latent_store_(
@@ -81,11 +89,14 @@ class LatentAttention:
             self._rope.cos,
             self._rope.sin,
             positions,
-            ctx.batch.slots[spec.group],
+            slots,
             pool.keys[spec.layer],
             pool.key_scales[spec.layer],
         )
-        attended = ctx.attention.run_latent(q, latents, spec, pool).flatten(1)
+        index = None
+        if self._index is not None:
+            index = self._index(index_queries[0], of_index, positions, slots, ctx)
+        attended = ctx.attention.run_latent(q, latents, spec, pool, index).flatten(1)
         if ctx.logits_indices is not None:
             attended = self._take_rows(attended, ctx.logits_indices)
             total = self._take_rows(total, ctx.logits_indices)
@@ -97,5 +108,7 @@ class LatentAttention:
             yield from slots_of(prefix, q_a_layernorm=self._query_norm)
             yield from self._query_up.slots(prefix)
         yield from slots_of(prefix, kv_a_layernorm=self._latent_norm)
+        if self._index is not None:
+            yield from slots_of(prefix, indexer=self._index)
         yield WeightSlot(f"{prefix}kv_b_proj.weight", self._spec.weight.flatten(0, 1), (self._made,))
         yield from self._output.slots(prefix)

@@ -10,6 +10,7 @@ from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.kernels.activation.reference import PLAIN
+from bough.kernels.ops import Activation
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
 from bough.layers.norm import NormLayer
 from bough.layers.placement import Placement
@@ -26,13 +27,13 @@ class GatedMLP:
         parts = (Columns("gate_proj", held), Columns("up_proj", held))
         self._gate_up = ColumnLinear(config.hidden_size, parts, config.mlp_bias, placement)
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
-        self._activation = config.activation
+        self.activation: Activation = config.activation
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
-        gated, total = self._gate_up.gated_after(norm, x, residual, self._activation, self._down.gate, ctx)
+        gated, total = self._gate_up.gated_after(norm, x, residual, self.activation, self._down.gate, ctx)
         return self._down(gated, ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

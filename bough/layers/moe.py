@@ -13,11 +13,11 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.kernels.ops import Router
 from bough.layers.mlp import GatedMLP, PlainMLP
-from bough.layers.norm import NO_NORM, NormLayer
+from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement, no_reduce
-from bough.layers.schemes.base import Router
-from bough.layers.weights import WeightSlot
+from bough.layers.weights import WeightSlot, slots_of
 
 
 class MoE:
@@ -67,9 +67,45 @@ class MoE:
             yield WeightSlot(f"{prefix}shared_expert_gate.weight", self._shared_gate)
 
 
-def make_mlp(config: ModelConfig, layer: int, placement: Placement) -> GatedMLP | PlainMLP | MoE:
+class ExpertsBesideMLP:
+    """The sum of an MLP and of experts, each after a norm and before another; the router has a norm of its own."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig, placement: Placement) -> None:
+        self._mlp = GatedMLP(config, placement)
+        self._activation = self._mlp.activation
+        names = ("mlp_norm", "experts_input_norm", "experts_norm", "router_norm")
+        self._norms = {name: make_norm(config, placement) for name in names}
+        self._router, self._expert_scale = (
+            placement.empty(moe.experts, config.hidden_size),
+            placement.empty(moe.experts),
+        )
+        self._experts = placement.make_experts(config.hidden_size, moe, placement)
+        self._all_reduce, self._linear = placement.all_reduce, placement.ops.linear
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        out, total = self._mlp(x, residual, norm, ctx)
+        normed, routed = (self._norms[name](total, None, ctx)[0] for name in ("experts_input_norm", "router_norm"))
+        logits = self._linear(routed, self._router, None).float() * routed.shape[1] ** -0.5
+        found = self._experts.by_logits(normed, logits, self._expert_scale, self._activation, ctx)
+        found = self._norms["experts_norm"](self._all_reduce(found), None, ctx)[0]
+        return self._norms["mlp_norm"](out, None, ctx)[0] + found, total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self._mlp.slots(prefix)
+        yield from slots_of(prefix, **self._norms)
+        yield WeightSlot(f"{prefix}gate.weight", self._router)
+        yield WeightSlot(f"{prefix}gate.expert_scale", self._expert_scale)
+        yield from self._experts.slots(f"{prefix}experts.")
+
+
+def make_mlp(config: ModelConfig, layer: int, placement: Placement) -> GatedMLP | PlainMLP | MoE | ExpertsBesideMLP:
     """What this layer of the model has behind its attention."""
     moe = config.experts_of(layer)
+    if moe is not None and moe.beside_mlp:
+        return ExpertsBesideMLP(config, moe, placement)
     if moe is not None:
         return MoE(config, moe, placement)
     return GatedMLP(config, placement) if config.mlp == "gated" else PlainMLP(config, placement)

@@ -31,7 +31,10 @@ def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: t
     if config.short_factors is not None and context_length <= config.original_context:
         config = replace(config, factors=config.short_factors)
     positions = torch.arange(context_length, dtype=torch.float32, device=device)
-    turned = torch.outer(positions, frequencies(config, config.rotary_dim(head_dim)).to(device))
+    rotary_dim = config.rotary_dim(head_dim)
+    # A proportional rotation is that of the whole head, of which the slower pairs stand still.
+    radians = frequencies(config, head_dim if config.kind == "proportional" else rotary_dim)[: rotary_dim // 2]
+    turned = torch.outer(positions, radians.to(device))
     scale, still = magnitude(config), head_dim // 2 - turned.shape[1] if config.apart else 0
     axes = None
     if config.sections is not None:
@@ -49,7 +52,7 @@ def frequencies(config: RopeConfig, rotary_dim: int) -> torch.Tensor:
         if len(config.factors) != len(base):
             raise ModelError(f"The rotation has {len(config.factors)} factors, but {len(base)} frequencies.")
         return base / torch.tensor(config.factors, dtype=torch.float32)
-    if config.kind == "linear":
+    if config.kind in ("linear", "proportional"):
         return base / config.factor
     if config.kind == "llama3":
         return _llama3(base, config)

@@ -14,18 +14,19 @@ from typing import Literal, Protocol
 
 import torch
 
+from bough.kernels.experts.fp4 import FloatRows
 from bough.kernels.quant_linear.filling import FillingWeight
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import IntegerRows
 
-KeptRows = QuantizedRows | IntegerRows  # as a quantised checkpoint has them
+KeptRows = QuantizedRows | IntegerRows | FloatRows  # as a quantised checkpoint has them
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """Numbers of a quantised checkpoint that a layer can keep."""
 
-    kind: Literal["fp8", "int4"]  # 8-bit floats, or integers in groups
+    kind: Literal["fp8", "int4", "fp4"]  # 8-bit floats; integers in groups; or, of experts, 4-bit floats in groups
     inputs: int
     group: int = 0  # inputs of an output that share a scale; 0: all
 

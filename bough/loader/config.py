@@ -109,5 +109,6 @@ def _family(where: str, names: Mapping[str, Any], impl: str) -> ModelFamily:
 
 def _refuse_unsupported(config: Fields) -> None:
     """What would load and then answer nonsense is refused here."""
-    if config.boolean("use_bidirectional_attention"):
+    both_ways = config.values.get("use_bidirectional_attention")  # Gemma 4 says for which tokens; text has no images
+    if both_ways != "vision" and (both_ways == "all" or config.boolean("use_bidirectional_attention")):
         raise ModelError(f"{config.where}: attends in both directions, so it is an encoder and cannot generate text.")

@@ -5,7 +5,6 @@ Keys that all architectures have are read here; the family adds its own (`ModelF
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,97 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from bough.core.errors import ModelError
-from bough.loader.gguf_file import GgufArray, GgufFile, Value
+from bough.loader.gguf_file import GgufArray, GgufFile
 from bough.models.registry import find_gguf_family
 
 # Quantised files do not say what they were made from. bfloat16 has the range for all of them, which float16 has not.
 DTYPES = {LlamaFileType.ALL_F32: "float32", LlamaFileType.MOSTLY_F16: "float16"}
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+HARMONY_END = "<|return|>"  # of the one format that goes on after <|end|>
 ROPE_FACTORS = "rope_freqs.weight"
+# Fields of configurations and the keys that state the same; those that a family does not read do no harm.
+FIELDS = {
+    "attn_logit_softcapping": ".attn_logit_softcapping",
+    "final_logit_softcapping": ".final_logit_softcapping",
+    "rope_local_base_freq": ".rope.freq_base_swa",
+    "embedding_multiplier": ".embedding_scale",
+    "attention_multiplier": ".attention.scale",
+    "residual_multiplier": ".residual_scale",
+    "logits_scaling": ".logit_scale",
+    "logit_scale": ".logit_scale",
+    "clip_qkv": ".attention.clamp_kqv",
+    "use_parallel_residual": ".use_parallel_residual",
+    "original_max_position_embeddings": ".rope.scaling.original_context_length",
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), ".expert_count"),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), ".expert_used_count"),
+    **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), ".expert_shared_count"),
+    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), ".leading_dense_block_count"),
+    "moe_intermediate_size": ".expert_feed_forward_length",
+    "shared_expert_intermediate_size": ".expert_shared_feed_forward_length",
+    "moe_layer_interval": ".interleave_moe_layer_step",
+    "routed_scaling_factor": ".expert_weights_scale",
+    "norm_topk_prob": ".expert_weights_norm",
+    "n_group": ".expert_group_count",
+    "topk_group": ".expert_group_used_count",
+    "q_lora_rank": ".attention.q_lora_rank",
+    "kv_lora_rank": ".attention.kv_lora_rank",
+}
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+# Fields that say whether there are certain tensors.
+QKV_BIAS, QUERY_NORM = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"), ("blk.0.attn_q_norm.weight",)
+SHOWN = {
+    "attention_bias": QKV_BIAS,
+    "use_qkv_bias": QKV_BIAS,
+    "attention_out_bias": ("blk.0.attn_output.bias",),
+    "mlp_bias": ("blk.0.ffn_up.bias",),
+    "lm_head_bias": ("output.bias",),
+    "use_qk_norm": QUERY_NORM,
+    "qk_layernorm": QUERY_NORM,
+}
 
 
 def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | None]:
     """A config.json's content, and the divisors of the rope frequencies where the file stores them (Llama 3.1 on)."""
     file = GgufFile.open(path)
-    meta = _Metadata(path, file.metadata)
+    meta = _Metadata(file)
     family = find_gguf_family(meta.name, f"{path}: ")
-    if meta.get("split.count", 1) != 1:
-        raise ModelError(f"{path} is one part of a split GGUF; join the parts with `llama-gguf-split --merge` first.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{path} holds no token_embd.weight: it is not a whole model.")
-    config = _shape(meta)
+    config: dict[str, Any] = {
+        field: value for field, key in FIELDS.items() if (value := meta.get(key, None)) is not None
+    }
+    config |= {field: any(name in file.tensors for name in names) for field, names in SHOWN.items()}
+    config |= _shape(meta) | _windows(meta) | {"rope_scaling": _rope_scaling(meta)}
     config |= {
         "architectures": list(family.architectures),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "dtype": DTYPES.get(meta.get("general.file_type", None), "bfloat16"),
         "bos_token_id": meta.get("tokenizer.ggml.bos_token_id", None),
         "eos_token_id": _eos_ids(meta),
     }
     config |= family.gguf_fields(meta, config)
-    return config, _frequency_factors(file)
+    # Under their own names, too: the family has defaults for those.
+    config |= {theirs: config[ours] for theirs, ours in family.renamed_fields.items() if ours in config}
+    return config, _floats(file, ROPE_FACTORS)
 
 
 class _Metadata:
     """The metadata by name; names that begin with a dot belong to the architecture (`llama.block_count`)."""
 
-    def __init__(self, path: Path, values: Mapping[str, Value]) -> None:
-        self.path = path
-        self.values = values
-        self.name = str(values.get("general.architecture"))
+    def __init__(self, file: GgufFile) -> None:
+        self.file, self.path = file, file.path
+        self.values = file.metadata
+        self.name = str(self.values.get("general.architecture"))
 
     def get(self, key: str, default: Any) -> Any:
-        value = self.values.get(self.name + key if key.startswith(".") else key, default)
+        value = self.raw(key, default)
         return self._uniform(key, value) if isinstance(value, GgufArray) else value
+
+    def raw(self, key: str, default: Any) -> Any:
+        """The same, but an array as it is."""
+        return self.values.get(self.name + key if key.startswith(".") else key, default)
 
     def need(self, key: str) -> Any:
         value = self.get(key, None)
@@ -77,25 +122,40 @@ def _shape(meta: _Metadata) -> dict[str, Any]:
     heads = meta.need(".attention.head_count")
     head_dim = meta.get(".attention.key_length", meta.need(".embedding_length") // heads)
     rotated = meta.get(".rope.dimension_count", head_dim)
-    layer_norm_eps = meta.get(".attention.layer_norm_epsilon", None)
+    rms = ".attention.layer_norm_rms_epsilon"
+    drafting = meta.get(".nextn_predict_layers", 0)  # the file's last layers, which guess tokens ahead
     return {
         "hidden_size": meta.need(".embedding_length"),
         "intermediate_size": meta.need(".feed_forward_length"),
-        "num_hidden_layers": meta.need(".block_count"),
+        "num_hidden_layers": meta.need(".block_count") - drafting,
         "num_attention_heads": heads,
         "num_key_value_heads": meta.get(".attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": meta.need(".context_length"),
-        "layer_norm_eps": layer_norm_eps,
-        "rms_norm_eps": layer_norm_eps or meta.need(".attention.layer_norm_rms_epsilon"),
+        **dict.fromkeys(EPSILONS, meta.get(".attention.layer_norm_epsilon", None) or meta.need(rms)),
         "rope_theta": meta.get(".rope.freq_base", 10_000.0),
-        "rope_scaling": _rope_scaling(meta),
         "partial_rotary_factor": rotated / head_dim,
     }
 
 
+def _windows(meta: _Metadata) -> dict[str, Any]:
+    """The sliding window, 0 where there is none, and which layers have it, or each how many have not."""
+    windows: dict[str, Any] = {"sliding_window": meta.get(".attention.sliding_window", 0) or None}
+    pattern = meta.raw(".attention.sliding_window_pattern", None)
+    if isinstance(pattern, GgufArray):
+        windows["layer_types"] = [f"{'sliding' if slides else 'full'}_attention" for slides in pattern.values()]
+    elif pattern is not None:
+        windows["sliding_window_pattern"] = pattern
+    return windows
+
+
 def _rope_scaling(meta: _Metadata) -> dict[str, Any] | None:
     kind = meta.get(".rope.scaling.type", "none")
+    long, short = (_floats(meta.file, f"rope_factors_{size}.weight") for size in ("long", "short"))
+    if long or short or kind == "longrope":
+        sharper = meta.get(".rope.scaling.attn_factor", None)
+        factors = {"long_factor": long and list(long), "short_factor": short and list(short)}
+        return {"rope_type": "longrope", **factors, "attention_factor": sharper, "long_mscale": sharper}
     if kind == "none":
         return None
     return {
@@ -104,6 +164,7 @@ def _rope_scaling(meta: _Metadata) -> dict[str, Any] | None:
         "original_max_position_embeddings": meta.get(".rope.scaling.original_context_length", None),
         "beta_fast": meta.get(".rope.scaling.yarn_beta_fast", None),
         "beta_slow": meta.get(".rope.scaling.yarn_beta_slow", None),
+        "attention_factor": meta.get(".rope.scaling.yarn_attn_factor", None),
     }
 
 
@@ -113,16 +174,17 @@ def _eos_ids(meta: _Metadata) -> list[int]:
     found = [token for token in named if token is not None]
     template = str(meta.values.get("tokenizer.chat_template", ""))
     tokens = meta.values.get("tokenizer.ggml.tokens")
-    used = [marker for marker in TURN_ENDS if marker in template]
+    ends = TURN_ENDS[:-1] if HARMONY_END in template else TURN_ENDS
+    used = [marker for marker in ends if marker in template]
     if used and isinstance(tokens, GgufArray):
         found += [place for marker in used if (place := tokens.find(marker)) is not None]
     return list(dict.fromkeys(found))
 
 
-def _frequency_factors(file: GgufFile) -> tuple[float, ...] | None:
-    info = file.tensors.get(ROPE_FACTORS)
+def _floats(file: GgufFile, name: str) -> tuple[float, ...] | None:
+    info = file.tensors.get(name)
     if info is None:
         return None
     if info.kind != GGMLQuantizationType.F32:
-        raise ModelError(f"{file.path}: {ROPE_FACTORS} must be F32, not {info.kind.name}.")
+        raise ModelError(f"{file.path}: {name} must be F32, not {info.kind.name}.")
     return tuple(file.raw(info).view(np.float32).ravel().tolist())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from gguf.constants import (
 )
 
 from bough.core.errors import ModelError
+from bough.loader.locate import gguf_parts
 
 READABLE_VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
@@ -103,33 +104,48 @@ class TensorInfo:
     kind: GGMLQuantizationType
     start: int  # from the beginning of the file
     nbytes: int
+    buffer: mmap.mmap  # the file: of a split model, one of several
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """An open file. The mapping lives as long as anything refers to it."""
+    """An open file, or a model that is split over several. The mappings live as long as anything refers to them."""
 
-    path: Path
+    path: Path  # the first
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
-    buffer: mmap.mmap
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
+        """A file; with it, the others of a split model of which it is the first."""
+        file = cls._open_one(path)
+        others = [cls._open_one(part) for part in _other_parts(path, file.metadata)]
+        tensors = {name: info for each in (file, *others) for name, info in each.tensors.items()}
+        return cls(path, file.metadata, tensors)
+
+    @classmethod
+    def _open_one(cls, path: Path) -> GgufFile:
         buffer = _map(path)
         cursor = _Cursor(path, buffer)
         try:
             metadata, infos = _read_head(cursor)
         except (struct.error, IndexError):
             raise ModelError(f"{path} is cut short: it ends inside its header; fetch it again.") from None
-        file = cls(path, metadata, {info.name: info for info in infos}, buffer)
-        _check_extent(file)
+        file = cls(path, metadata, {info.name: info for info in infos})
+        _check_extent(file, len(buffer))
         return file
 
     def raw(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """The tensor's bytes, one row of the last dimension per row; read-only, paged in when touched."""
-        data = np.frombuffer(self.buffer, np.uint8, info.nbytes, info.start)
+        data = np.frombuffer(info.buffer, np.uint8, info.nbytes, info.start)
         return data.reshape(math.prod(info.shape[:-1]), -1)
+
+    def forget(self, info: TensorInfo) -> None:
+        """Pages that were read of a tensor no longer count as this process's memory; who has its bytes may go on."""
+        first = -(-info.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (info.start + info.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0:
+            info.buffer.madvise(mmap.MADV_DONTNEED, first, length)
 
 
 class _Cursor:
@@ -219,6 +235,8 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise ModelError(f"{cursor.path} is damaged: tensor {name!r} has {dimensions} dimensions; fetch it again.")
     shape = tuple(cursor.count() for _ in range(dimensions))[::-1]
+    while len(shape) > 1 and shape[0] == 1:  # tensors are padded with such dimensions, some in the file itself
+        shape = shape[1:]
     if 0 in shape:
         raise ModelError(f"{cursor.path} is damaged: tensor {name!r} is empty; fetch it again.")
     number = int(cursor.scalar(GGUFValueType.UINT32))
@@ -234,7 +252,7 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
             f"{cursor.path} is damaged: rows of {name!r} hold {shape[-1]} values, not a multiple of {block}; "
             "fetch it again."
         )
-    return TensorInfo(name, shape, kind, cursor.count(), math.prod(shape) // block * block_bytes)
+    return TensorInfo(name, shape, kind, cursor.count(), math.prod(shape) // block * block_bytes, cursor.buffer)
 
 
 def _end_of_strings(buffer: mmap.mmap, at: int, count: int) -> int:
@@ -247,9 +265,18 @@ def _end_of_strings(buffer: mmap.mmap, at: int, count: int) -> int:
     return at
 
 
-def _check_extent(file: GgufFile) -> None:
+def _other_parts(path: Path, metadata: Mapping[str, Value]) -> Sequence[Path]:
+    count, parts = metadata.get("split.count", 1) or 1, gguf_parts(path)
+    if count != len(parts) or metadata.get("split.no", 0) != 0:
+        raise ModelError(
+            f"{path} is one of {count} files of a split GGUF; give the first, whose name ends in "
+            f"-00001-of-{count:05}.gguf, with the others beside it."
+        )
+    return parts[1:]
+
+
+def _check_extent(file: GgufFile, length: int) -> None:
     """Finds a download that stopped early now, not when its last layer is read."""
-    length = len(file.buffer)
     for info in file.tensors.values():
         if info.start + info.nbytes > length:
             raise ModelError(

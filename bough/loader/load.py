@@ -21,7 +21,7 @@ from bough.kernels.quant_linear.packed import Format, packed_bytes
 from bough.layers.weights import Form, WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.gguf_file import GgufFile
-from bough.loader.locate import ModelFiles
+from bough.loader.locate import ModelFiles, gguf_parts
 from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.quantization import quantization_of
 from bough.loader.quantized import QuantizedSource
@@ -34,12 +34,14 @@ from bough.loader.source import (
     TensorSource,
     WeightSource,
 )
-from bough.models.names import find_tensors
+from bough.models.names import Stored, find_tensors
 from bough.models.registry import FALLBACK, find_family, find_gguf_family
 from bough.native.library import cpu_name
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
 PIECE_ROWS = 16  # packed weights take whole tiles of rows
+PICKLES = ("*.bin", "*.pt", "*.pth")
+UNUSED_IN_GGUF = ("attn_rot_embd.weight", "attn_rot_embd.freqs")  # frequencies that follow from the configuration
 
 
 def open_source(
@@ -52,8 +54,9 @@ def open_source(
         file = GgufFile.open(files.gguf)
         family = find_gguf_family(str(file.metadata.get("general.architecture")), f"{files.gguf}: ")
         tensors = find_tensors(family.gguf_names(config), file.tensors, keep_others=False)
+        _refuse_unknown(file, tensors.values(), config.num_layers)
         return NamedSource(GgufSource(file), tensors)
-    if files.safetensors and load_format in ("auto", "safetensors"):
+    if files.safetensors and load_format in ("auto", "safetensors", "mistral"):
         stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
         source: WeightSource = stored
         if quantization is not None:
@@ -63,13 +66,30 @@ def open_source(
             return TensorSource(FALLBACK.convert(config, {name: source.read(name) for name in source.names()}))
         return NamedSource(source, find_tensors(family.names(config), source.names(), keep_others=True))
     kind = "weights" if load_format == "auto" else f"{load_format} weights"
-    raise ModelError(f"{files.folder} holds no {kind}; choose another model, or --load-format dummy for random ones.")
+    pickled = next((path.name for end in PICKLES for path in files.folder.glob(end)), None)
+    what = (
+        f"save {pickled} as safetensors, it is not read because pickled weights can run code"
+        if pickled
+        else ("choose another model, or --load-format dummy for random ones")
+    )
+    raise ModelError(f"{files.folder} holds no {kind}; {what}.")
+
+
+def _refuse_unknown(file: GgufFile, known: Iterable[Stored], layers: int) -> None:
+    """A layer with a tensor that has no place in the model is another model's."""
+    used = {part.name for at in known for part in at.parts or (at,)}
+    for name in file.tensors.keys() - used:
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        if name.startswith("blk.") and block.isdigit() and int(block) < layers and rest not in UNUSED_IN_GGUF:
+            raise ModelError(
+                f"{file.path} holds {name}, which this architecture has no place for; it is not supported."
+            )
 
 
 def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:
     """Where the packed weights of these files are kept; None for what has no files, or is dequantised. Without `keep`
     it is only read."""
-    weights = [files.gguf] if files.gguf is not None else list(files.safetensors)
+    weights = list(gguf_parts(files.gguf) if files.gguf is not None else files.safetensors)
     if quantization == "none" or not weights:
         return None
     if files.gguf is None and files.config is not None and quantization_of(files) is not None:
@@ -197,7 +217,9 @@ def _pieces(slot: WeightSlot, shape: tuple[int, ...]) -> Iterator[tuple[int, Ind
 
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-ROUTER = ".mlp.gate.weight"  # no packed weight: rounding its numbers would send tokens to other experts
+# No packed weights: rounding a router's numbers would send tokens to other experts, and those of latents' keys and
+# values are multiplied head by head.
+UNPACKED = (".mlp.gate.weight", ".kv_b_proj.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +235,7 @@ def packed_size(source: WeightSource, quantization: str) -> PackedSize:
     total, quantised = 0, False
     for name in source.names():
         shape = source.shape(name)
-        if len(shape) != 2 or name.endswith(ROUTER):
+        if len(shape) != 2 or name.endswith(UNPACKED):
             total += 4 * math.prod(shape)
             continue
         how = of_tables(quantization) if name in TABLES else quantization

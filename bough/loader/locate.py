@@ -17,6 +17,7 @@ from bough.core.settings import ModelSettings
 from bough.loader import catalogue
 from bough.models.fields import read_json
 
+GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a split model
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 SHAPES = Path(__file__).parent / "shapes"  # a config.json of each: public models to be served with random weights
 INDEX_NAME = "model.safetensors.index.json"
@@ -26,6 +27,7 @@ WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 CODE_FILES = ["*.py", "*.tiktoken"]  # of tokenizers, with the vocabularies that only they read
 OTHER_LAYOUTS = ["original/*", "onnx/*"]  # the same weights again
 UNWANTED_FILES = ["consolidated*", *OTHER_LAYOUTS]  # the first may be the only ones
+MISTRAL_UNWANTED = ["model*.safetensors", *OTHER_LAYOUTS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,23 @@ class ModelFiles:
 def find_files(settings: ModelSettings) -> ModelFiles:
     """The files of the model that the settings name: a shape, or whatever `--model-path` means."""
     if settings.model_shape is None:
-        return locate(settings.model_path, settings.revision, code=settings.trust_remote_code)
+        code, load_format = settings.trust_remote_code, settings.load_format
+        return locate(settings.model_path, settings.revision, code=code, load_format=load_format)
     if settings.model_path is not None or settings.load_format not in ("auto", "dummy"):
         raise SettingsError("--model-shape has random weights: leave out --model-path and --load-format.")
     return _in_folder(SHAPES / settings.model_shape, settings.model_shape)
 
 
-def locate(model: str | None, revision: str | None = None, *, progress: bool = True, code: bool = False) -> ModelFiles:
+def locate(
+    model: str | None,
+    revision: str | None = None,
+    *,
+    progress: bool = True,
+    code: bool = False,
+    load_format: str = "auto",
+) -> ModelFiles:
     """Finds the model, fetching it where needed, its `code` only if asked. `None` is the catalogue's default;
-    `revision` concerns hubs only."""
+    `revision` concerns hubs only, `load_format` folders that hold the weights in several ways."""
     entry = catalogue.DEFAULT if model is None else catalogue.find(model)
     if entry is not None:
         path = catalogue.pull(entry, progress)
@@ -60,11 +70,12 @@ def locate(model: str | None, revision: str | None = None, *, progress: bool = T
     assert model is not None
     path = Path(model).expanduser()
     if path.is_dir():
-        return _in_folder(path, path.resolve().name)
+        return _in_folder(path, path.resolve().name, load_format)
     if path.is_file():
         return _single_file(path)
     if REPOSITORY.fullmatch(model) and not model.startswith(".") and not model.endswith(".gguf"):
-        return _in_folder(_download_repository(model, revision, code), model.split("/")[-1])
+        folder = _download_repository(model, revision, code, mistral=load_format == "mistral")
+        return _in_folder(folder, model.split("/")[-1], load_format)
     raise ModelError(_unknown_text(model))
 
 
@@ -74,12 +85,20 @@ def _single_file(path: Path) -> ModelFiles:
     return ModelFiles(name=path.stem, folder=path.parent, gguf=path)
 
 
-def _in_folder(folder: Path, name: str) -> ModelFiles:
+def _in_folder(folder: Path, name: str, load_format: str = "auto") -> ModelFiles:
     tokenizer = folder if any((folder / file).is_file() for file in TOKENIZER_FILES) else None
     generation_config = _if_file(folder / "generation_config.json")
-    safetensors = _safetensors_in(folder)
+    if load_format == "mistral":
+        params, weights = _if_file(folder / PARAMS_NAME), tuple(sorted(folder.glob("consolidated*.safetensors")))
+        if params is None or not weights:
+            raise ModelError(
+                f"{folder} lacks {PARAMS_NAME} or consolidated.safetensors; leave out --load-format mistral."
+            )
+        return ModelFiles(name, folder, None, weights, params, tokenizer, generation_config)
+    safetensors = () if load_format == "gguf" else _safetensors_in(folder)
     config = _if_file(folder / "config.json") or _if_file(folder / PARAMS_NAME)
-    ggufs = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    found = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    ggufs = [path for path in found if (part := GGUF_PART.search(path.name)) is None or int(part[1]) == 1]
     if ggufs and not safetensors:
         if len(ggufs) > 1:
             names = ", ".join(path.name for path in ggufs)
@@ -88,6 +107,15 @@ def _in_folder(folder: Path, name: str) -> ModelFiles:
     if config is None:
         raise ModelError(f"{folder} holds no model: there is neither a config.json nor a .gguf file in it.")
     return ModelFiles(name, folder, None, safetensors, config, tokenizer, generation_config)
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """The files of a model by their names: those of a split one, if this is the first of them."""
+    part = GGUF_PART.search(path.name)
+    if part is None or int(part[1]) != 1:
+        return (path,)
+    stem, count = path.name[: part.start()], int(part[2])
+    return tuple(path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
 
 
 def _safetensors_in(folder: Path) -> tuple[Path, ...]:
@@ -120,7 +148,7 @@ def _if_file(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _download_repository(repository: str, revision: str | None, code: bool) -> Path:
+def _download_repository(repository: str, revision: str | None, code: bool, *, mistral: bool) -> Path:
     """The local snapshot of a Hugging Face repository; one that is cached already needs no network."""
     from huggingface_hub import errors, snapshot_download  # half a second, and most models are on disk
 
@@ -129,8 +157,8 @@ def _download_repository(repository: str, revision: str | None, code: bool) -> P
     transport_errors = tuple(getattr(errors, name, OSError) for name in ("HTTPError", "RevisionResolutionError"))
     fetch = functools.partial(snapshot_download, repository, revision=revision, allow_patterns=wanted)
     try:
-        folder = Path(fetch(ignore_patterns=UNWANTED_FILES))
-        alone = (folder / PARAMS_NAME).is_file() and not (folder / "config.json").is_file()
+        folder = Path(fetch(ignore_patterns=MISTRAL_UNWANTED if mistral else UNWANTED_FILES))
+        alone = not mistral and (folder / PARAMS_NAME).is_file() and not (folder / "config.json").is_file()
         return Path(fetch(ignore_patterns=OTHER_LAYOUTS)) if alone else folder
     except errors.GatedRepoError:
         reason = "its licence must be accepted on the hub first, and HF_TOKEN must hold a token of that account"

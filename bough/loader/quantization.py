@@ -13,6 +13,10 @@ from bough.core.errors import ModelError
 from bough.loader.locate import ModelFiles
 from bough.models.fields import Fields, read_json
 
+INSTEAD = (
+    "Take a checkpoint in one of those or a GGUF file, or the plain weights: --quantization int8 or int4 quantise them "
+    "on a CPU, fp8 on a GPU."
+)
 MODELOPT_FILE = "hf_quant_config.json"
 SECTIONS = ("quantization_config", "compression_config")  # compressed-tensors' first releases used the second
 
@@ -44,10 +48,11 @@ def quantization_of(files: ModelFiles) -> Quantization | None:
 
 
 def _read(section: Fields, method: str) -> Quantization:
-    read = METHODS.get("bitsandbytes" if method.startswith("bitsandbytes") else method)
+    read = METHODS.get("bitsandbytes" if method.startswith("bitsandbytes") else method.removeprefix("intel/"))
     if read is None:
         raise ModelError(
-            f"{section.where}: weights quantised with {method!r} are not supported; supported are {', '.join(METHODS)}."
+            f"{section.where}: weights quantised with {method!r} are not supported; supported are "
+            f"{', '.join(METHODS)}. {INSTEAD}"
         )
     return read(section)
 
@@ -143,6 +148,36 @@ def _gptq(section: Fields) -> Quantization:
     return Quantization("gptq", f"GPTQ with {bits} bits", bits=bits, zero_shift=1 if version == "gptq" else 0)
 
 
+AUTO_ROUND = {"auto_round:auto_gptq": 1, "auto_round": 0, "auto_round:gptqmodel": 0}  # what zero points are lowered by
+
+
+def _auto_round(section: Fields) -> Quantization:
+    """Packed as AWQ or GPTQ have it; layers may have bits of their own, of which 16 are plain weights."""
+    _choice(section, "data_type", "int", ("int",))
+    packing = _choice(section, "packing_format", "auto_round:auto_gptq", ("auto_round:auto_awq", *AUTO_ROUND))
+    bits = _bits(section, (4, 8) if packing in AUTO_ROUND else (4,))
+    others = section.section("extra_config")
+    for name in () if others is None else others.values:
+        layer = others.section(name) if others else None
+        if layer is not None and layer.integer("bits", bits) not in (bits, 16):
+            raise _refuse(layer, f"bits {layer.integer('bits')} beside {bits}", "the same bits or 16")
+    title = f"AutoRound with {bits} bits"
+    if packing not in AUTO_ROUND:
+        return Quantization("awq", title)
+    return Quantization("gptq", title, bits=bits, zero_shift=AUTO_ROUND[packing])
+
+
+QUARK = {"fp8_e4m3": "FP8", "int8": "INT8", "fp4": "MXFP4"}
+
+
+def _quark(section: Fields) -> Quantization:
+    layers = section.section("global_quant_config")
+    weights = None if layers is None else layers.section("weight")
+    if weights is None:
+        raise _refuse(section, "a global_quant_config without weight", f"weights of {', '.join(QUARK)}")
+    return Quantization("quark", f"Quark {QUARK[_choice(weights, 'dtype', 'unnamed', tuple(QUARK))]}")
+
+
 MODELOPT = {"FP8": "FP8", "FP8_PER_CHANNEL_PER_TOKEN": "FP8", "NVFP4": "NVFP4", "W4A16_NVFP4": "NVFP4"}
 
 
@@ -166,4 +201,7 @@ METHODS: Mapping[str, Callable[[Fields], Quantization]] = {
     "mxfp4": lambda section: Quantization("mxfp4", "MXFP4"),
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "auto-round": _auto_round,
+    "fbgemm_fp8": lambda section: Quantization("fp8", "FBGEMM FP8"),
+    "quark": _quark,
 }

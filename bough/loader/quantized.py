@@ -16,7 +16,8 @@ from bough.loader.formats.registry import find_quantized
 from bough.loader.quantization import Quantization
 from bough.loader.source import FLOAT_TYPES, Index, SafetensorsSource, StoredRows, WeightSource, float_rows
 
-ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")  # static scales are not used
+# Static scales are not used.
+ACTIVATIONS = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale")
 
 
 class QuantizedSource(WeightSource):
@@ -46,8 +47,8 @@ class QuantizedSource(WeightSource):
         tensor = self._quantized.get(name)
         return None if tensor is None else tensor.form()
 
-    def read_kept(self, name: str, rows: slice) -> KeptRows:
-        return self._quantized[name].read_kept(rows)
+    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
+        return self._quantized[name].read_kept(rows, plane)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         tensor = self._quantized.get(name)

@@ -64,8 +64,8 @@ class WeightSource(Protocol):
         """The form in which `read_kept` gives a matrix; None: it cannot."""
         return None
 
-    def read_kept(self, name: str, rows: slice) -> KeptRows:
-        """Whole rows of a matrix in its form."""
+    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
+        """Whole rows of a matrix, or of one of those that a tensor holds, in its form."""
         raise AssertionError(f"{name} has no form to be kept in")
 
 
@@ -75,19 +75,16 @@ def float_rows(rows: torch.Tensor) -> StoredRows:
 
 
 class SafetensorsSource(WeightSource):
-    """The tensors of one or several safetensors files."""
+    """The tensors of one or several safetensors files. One file is mapped at a time, so what was read of the others
+    does not count as this process's memory."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._where: dict[str, tuple[Path, Any]] = {}  # name: file, open handle
+        self._where: dict[str, tuple[Path, str, tuple[int, ...]]] = {}  # name: file, type, shape
+        self._mapped: tuple[Path, Any] | None = None
         for path in paths:
-            try:
-                handle: Any = safe_open(str(path), framework="pt")
-                stored = list(handle.keys())
-            except SafetensorError as error:
-                raise ModelError(f"{path} is damaged or cut short ({error}); fetch it again.") from None
-            except OSError as error:
-                raise ModelError(f"{path} cannot be read ({error}); fetch it again.") from None
-            self._where |= dict.fromkeys(stored, (path, handle))
+            for name in self._open(path).keys():  # noqa: SIM118  it is no mapping
+                part = self._part(path, name)
+                self._where[name] = (path, str(part.get_dtype()), tuple(part.get_shape()))
 
     def names(self) -> Sequence[str]:
         return list(self._where)
@@ -97,25 +94,35 @@ class SafetensorsSource(WeightSource):
 
     def dtype(self, name: str) -> str:
         """The type of the numbers, by safetensors' name for it."""
-        return str(self._slice(name).get_dtype())
+        return self._where[name][1]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name).get_shape())
+        return self._where[name][2]
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
         return STORED_TYPES.get(self.dtype(name), GGMLQuantizationType.F32)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
-        part: torch.Tensor = self._slice(name)[index]
+        part: torch.Tensor = self._part(self._where[name][0], name)[index]
         return part
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
         return float_rows(self.read(name, index))
 
-    def _slice(self, name: str) -> Any:
-        path, handle = self._where[name]
+    def _open(self, path: Path) -> Any:
+        if self._mapped is None or self._mapped[0] != path:
+            self._mapped = None  # before the next is mapped
+            try:
+                self._mapped = path, safe_open(str(path), framework="pt")
+            except SafetensorError as error:
+                raise ModelError(f"{path} is damaged or cut short ({error}); fetch it again.") from None
+            except OSError as error:
+                raise ModelError(f"{path} cannot be read ({error}); fetch it again.") from None
+        return self._mapped[1]
+
+    def _part(self, path: Path, name: str) -> Any:
         try:
-            return handle.get_slice(name)
+            return self._open(path).get_slice(name)
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name!r} cannot be read ({error}); fetch the file again.") from None
 
@@ -147,6 +154,7 @@ class GgufSource(WeightSource):
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
+        self._last: TensorInfo | None = None  # that was read
         self._told: set[GGMLQuantizationType] = set()
 
     def names(self) -> Sequence[str]:
@@ -175,6 +183,9 @@ class GgufSource(WeightSource):
 
     def _cut(self, info: TensorInfo, index: Index) -> tuple[npt.NDArray[np.uint8], slice]:
         """The bytes of whole rows that `index` asks for, and which of their columns."""
+        if self._last is not None and self._last is not info:
+            self._file.forget(self._last)
+        self._last = info
         outer = len(info.shape) - 1
         raw = self._file.raw(info).reshape(*info.shape[:-1], -1)
         return raw[index[:outer]], index[outer] if len(index) > outer else slice(None)
@@ -198,16 +209,23 @@ class NamedSource(WeightSource):
 
     def shape(self, name: str) -> tuple[int, ...]:
         at = self._tensors[name]
-        shape = self._shape(at)
-        if self._is_flipped(at):
-            shape = shape[::-1]
-        return shape if at.rows is None else (_count(at.rows), *shape[1:])
+        if at.parts:
+            shapes = [self._whole_shape(part) for part in at.parts]
+            return sum(shape[0] for shape in shapes), *shapes[0][1:]
+        return self._whole_shape(at)
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
-        return self._source.stored_type(self._tensors[name].name)
+        at = self._tensors[name]
+        return GGMLQuantizationType.F32 if at.parts else self._source.stored_type(at.name)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         at = self._tensors[name]
+        if not at.parts:
+            return self._read_placed(at, index)
+        rows, *columns = index or (slice(None),)
+        return torch.cat([self._read_placed(part, (slice(None), *columns)) for part in at.parts])[rows]
+
+    def _read_placed(self, at: Stored, index: Index) -> torch.Tensor:
         if at.rows is None and not at.transposed:
             return self._read(at, index)
         (rows, *columns), order = self._place(at, index)
@@ -219,7 +237,7 @@ class NamedSource(WeightSource):
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
         at = self._tensors[name]
-        if self._is_flipped(at):
+        if at.parts or self._is_flipped(at):
             return float_rows(self.read(name, index))
         place, order = self._place(at, index)
         rows, kind = self._source.read_stored(at.name, self._with_plane(at, place))
@@ -228,12 +246,13 @@ class NamedSource(WeightSource):
 
     def form(self, name: str) -> Form | None:
         at = self._tensors[name]
-        return None if at.transposed or at.plane is not None else self._source.form(at.name)
+        form, plain = self._source.form(at.name), not at.transposed and at.plane is None
+        return form if form is not None and plain == (form.kind != "fp4") and not at.parts else None
 
-    def read_kept(self, name: str, rows: slice) -> KeptRows:
+    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
         at = self._tensors[name]
         place, order = self._place(at, (rows,))
-        kept = self._source.read_kept(at.name, place[0])
+        kept = self._source.read_kept(at.name, place[0], at.plane)
         return kept if order is None else type(kept)(*(part[torch.from_numpy(order)] for part in kept))
 
     def _read(self, at: Stored, index: Index) -> torch.Tensor:
@@ -242,6 +261,12 @@ class NamedSource(WeightSource):
 
     def _with_plane(self, at: Stored, index: Index) -> Index:
         return index if at.plane is None else (slice(at.plane, at.plane + 1), *index)
+
+    def _whole_shape(self, at: Stored) -> tuple[int, ...]:
+        shape = self._shape(at)
+        if self._is_flipped(at):
+            shape = shape[::-1]
+        return shape if at.rows is None else (_count(at.rows), *shape[1:])
 
     def _shape(self, at: Stored) -> tuple[int, ...]:
         shape = self._source.shape(at.name)

@@ -11,6 +11,8 @@ from bough.models.fields import Fields
 class Arcee(ModelFamily):
     architectures = ("ArceeForCausalLM",)
     model_types = ("arcee",)
+    gguf_architecture = "arcee"
+    gguf_interleaved = True
     activations = PLAIN
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 4096,
@@ -27,6 +29,8 @@ class Arcee(ModelFamily):
 class Jais2(Arcee):
     architectures = ("Jais2ForCausalLM",)
     model_types = ("jais2",)
+    gguf_architecture = "jais2"
+    gguf_interleaved = False
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "hidden_act": "relu2",

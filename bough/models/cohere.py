@@ -16,6 +16,7 @@ from bough.models.names import Names, projections_apart
 class Cohere(ModelFamily):
     architectures = ("CohereForCausalLM",)
     model_types = ("cohere",)
+    gguf_architecture = "command-r"
     pairs_apart = True
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 8192,
@@ -44,6 +45,7 @@ class Cohere(ModelFamily):
 class Cohere2(Cohere):
     architectures = ("Cohere2ForCausalLM",)
     model_types = ("cohere2",)
+    gguf_architecture = "cohere2"
     defaults: ClassVar[dict[str, Any]] = {
         **Cohere.defaults,
         "rope_theta": 10_000.0,

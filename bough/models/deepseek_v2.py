@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
-from bough.models.family import ModelFamily
+from bough.models.family import Metadata, ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, interleaved_rows
 from bough.models.rope_config import score_factor
 
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+GGUF_MODULES = {
+    f"blk.*.attn_{theirs}": f"model.layers.*.self_attn.{ours}"
+    for theirs, ours in {
+        "q_a": "q_a_proj",
+        "q_a_norm": "q_a_layernorm",
+        "q_b": "q_b_proj",
+        "kv_a_mqa": "kv_a_proj_with_mqa",
+        "kv_a_norm": "kv_a_layernorm",
+        "kv_b": "kv_b_proj",
+    }.items()
+}
+GGUF_SIGMOID = 2  # llama.cpp's number for the scores
+GGUF_V3_EXPERTS = 256  # their groups are not in older files; Kimi has more experts, and no groups
 
 
 class DeepseekV2(ModelFamily):
     architectures: tuple[str, ...] = ("DeepseekV2ForCausalLM",)
     model_types: tuple[str, ...] = ("deepseek_v2",)
+    gguf_architecture: str | None = "deepseek2"
+    gguf_modules = GGUF_MODULES
     defaults: ClassVar[dict[str, Any]] = {
         **LATENT,
         "vocab_size": 102_400,
@@ -65,24 +81,56 @@ class DeepseekV2(ModelFamily):
         groups = {} if method == "greedy" else expert_groups(config)
         return {"renormalise": False, **groups}
 
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """llama.cpp has one name for V2 and V3, of which V3 scores experts by sigmoids. Files from before latent
+        attention was computed there have the sizes of heads under other keys."""
+        latent = "_mla" if meta.get(".attention.key_length_mla", None) else ""
+        rope_dim = meta.need(".rope.dimension_count")
+        found: dict[str, Any] = {
+            "q_lora_rank": given.get("q_lora_rank"),
+            "qk_rope_head_dim": rope_dim,
+            "qk_nope_head_dim": meta.need(f".attention.key_length{latent}") - rope_dim,
+            "v_head_dim": meta.need(f".attention.value_length{latent}"),
+            "num_key_value_heads": given["num_attention_heads"],
+            "partial_rotary_factor": 1.0,
+            "topk_method": "group_limited_greedy" if given.get("n_group", 1) > 1 else "greedy",
+        }
+        sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
+        if sharper and given["rope_scaling"]:
+            found["rope_scaling"] = {**given["rope_scaling"], "mscale": 10 * sharper, "mscale_all_dim": 10 * sharper}
+        if meta.get(".expert_gating_func", None) == GGUF_SIGMOID:
+            found |= {"architectures": ["DeepseekV3ForCausalLM"], "norm_topk_prob": given.get("norm_topk_prob", False)}
+            if "n_group" not in given and given["n_routed_experts"] != GGUF_V3_EXPERTS:
+                found |= {"n_group": 1, "topk_group": 1}
+        return found
+
+    def gguf_names(self, config: ModelConfig) -> Names:
+        """In most files the two halves of `kv_b_proj` stand apart, one of them transposed: a plane for each head."""
+        heads, whole = range(config.num_heads), "model.layers.*.self_attn.kv_b_proj"
+        return {
+            **super().gguf_names(config),
+            "blk.*.attn_k_b": [Piece(whole, plane=head, transposed=True, place=2 * head) for head in heads],
+            "blk.*.attn_v_b": [Piece(whole, plane=head, place=2 * head + 1) for head in heads],
+        }
+
     def names(self, config: ModelConfig) -> Names:
         """Here halves are rotated, which checkpoints have in neighbouring pairs."""
         latent, attention = config.latent, "model.layers.*.self_attn"
         assert latent is not None
         if not latent.interleaved:
             return {}
-        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, latent.nope_dim))
+        queries = tuple(interleaved_rows(config.num_heads, config.head_dim, slice(latent.nope_dim, None)))
         projection = f"{attention}.{'q_proj' if latent.query_rank is None else 'q_b_proj'}"
         keys = f"{attention}.kv_a_proj_with_mqa"
         return {
             projection: Piece(projection, queries),
-            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, latent.rank))),
+            keys: Piece(keys, tuple(interleaved_rows(1, latent.width, slice(latent.rank, None)))),
         }
 
 
 def expert_groups(config: Fields) -> dict[str, Any]:
     """Fields of a `MoEConfig` whose experts are chosen group by group."""
-    groups, kept = config.integer("n_group"), config.integer("topk_group")
+    groups, kept = config.integer("n_group", 1), config.integer("topk_group", 1)
     experts = config.integer("n_routed_experts")
     if experts % groups or kept > groups:
         raise ModelError(f"{config.where}: {experts} experts do not make {groups} groups of which {kept} are kept.")
@@ -90,9 +138,14 @@ def expert_groups(config: Fields) -> dict[str, Any]:
 
 
 def dense_layers(config: Fields) -> tuple[bool, ...]:
-    """Which layers have no experts: the first few, and all but each so-manieth."""
+    """Which layers have no experts: those that are listed as dense, or the first few, and all but each so-manieth."""
+    types, layers = config.values.get("mlp_layer_types"), range(config.integer("num_hidden_layers"))
+    if types is not None:
+        if not isinstance(types, list) or len(types) < len(layers) or not {*types} <= {"dense", "sparse"}:
+            raise ModelError(f"{config.where}: mlp_layer_types must say dense or sparse for each layer, got {types!r}.")
+        return tuple(types[layer] == "dense" for layer in layers) if "dense" in types else ()
     first, step = config.values.get("first_k_dense_replace") or 0, config.integer("moe_layer_freq", 1)
     if isinstance(first, bool) or not isinstance(first, int):
         raise ModelError(f"{config.where}: first_k_dense_replace must be a whole number, got {first!r}.")
-    dense = tuple(layer < first or layer % step != 0 for layer in range(config.integer("num_hidden_layers")))
+    dense = tuple(layer < first or layer % step != 0 for layer in layers)
     return dense if any(dense) else ()

@@ -9,8 +9,8 @@ from bough.models.fields import Fields
 
 
 class DeepseekV3(DeepseekV2):
-    architectures = ("DeepseekV3ForCausalLM",)
-    model_types = ("deepseek_v3", "kimi_k2")
+    architectures: tuple[str, ...] = ("DeepseekV3ForCausalLM",)
+    model_types: tuple[str, ...] = ("deepseek_v3", "kimi_k2")
     defaults: ClassVar[dict[str, Any]] = {
         **LATENT,
         "vocab_size": 129_280,

@@ -13,6 +13,7 @@ from bough.models.names import Names, projections_apart
 class Ernie45(ModelFamily):
     architectures = ("Ernie4_5ForCausalLM",)
     model_types = ("ernie4_5",)
+    gguf_architecture: str | None = "ernie4_5"
     pairs_apart = True
     renamed_fields: ClassVar = {"use_bias": "attention_bias"}
     defaults: ClassVar[dict[str, Any]] = {
@@ -36,6 +37,7 @@ class Ernie45(ModelFamily):
 class Helium(Ernie45):
     architectures = ("HeliumForCausalLM",)
     model_types = ("helium",)
+    gguf_architecture = None
     renamed_fields: ClassVar = {}
     defaults: ClassVar[dict[str, Any]] = {
         "head_dim": 128,

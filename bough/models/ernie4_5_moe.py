@@ -13,6 +13,7 @@ from bough.models.names import Names, Piece
 class Ernie45Moe(Ernie45):
     architectures = ("Ernie4_5_MoeForCausalLM",)
     model_types = ("ernie4_5_moe",)
+    gguf_architecture = "ernie4_5-moe"
     defaults: ClassVar[dict[str, Any]] = {
         **{name: value for name, value in Ernie45.defaults.items() if name != "head_dim"},
         "num_key_value_heads": 4,

@@ -9,11 +9,14 @@ from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
 from bough.models.fields import Fields
+from bough.models.names import GGUF_SANDWICH
 
 
 class Exaone4(ModelFamily):
     architectures = ("Exaone4ForCausalLM",)
     model_types = ("exaone4",)
+    gguf_architecture: str | None = "exaone4"
+    gguf_modules = GGUF_SANDWICH
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, ModelConfig
 from bough.models.fields import Fields
-from bough.models.names import GGUF_NAMES, Names, gguf_experts
+from bough.models.names import Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
 DTYPES = ("float32", "float16", "bfloat16")
-LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
+LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
 
 class Metadata(Protocol):
     """The metadata of a GGUF file; keys that begin with a dot belong to the file's architecture."""
 
     def get(self, key: str, default: Any) -> Any: ...
+
+    def need(self, key: str) -> Any: ...
 
 
 class ModelFamily:
@@ -40,6 +42,8 @@ class ModelFamily:
     architectures: tuple[str, ...]  # Hugging Face's class names; a `ModelConfig` has the first
     model_types: tuple[str, ...] = ()  # of config.json, where it names no architecture
     gguf_architecture: str | None = None  # llama.cpp's name for it
+    gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
+    gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     defaults: ClassVar[Mapping[str, Any]] = {}  # what the Transformers class assumes where config.json is silent
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
     config_type: type[ModelConfig] = ModelConfig
@@ -62,7 +66,15 @@ class ModelFamily:
 
     def gguf_names(self, config: ModelConfig) -> Names:
         """Where the tensors stand in a GGUF file."""
-        return GGUF_NAMES if config.moe is None else {**GGUF_NAMES, **gguf_experts(config.moe.experts)}
+        found = gguf_names(self.names(config), self.gguf_modules, config)
+        if not self.gguf_interleaved:
+            return found
+        query, key = (f"model.layers.*.self_attn.{part}_proj" for part in "qk")
+        return {
+            **found,
+            "blk.*.attn_q": interleaved(query, config.num_heads, config.head_dim),
+            "blk.*.attn_k": interleaved(key, config.num_kv_heads, config.head_dim),
+        }
 
     def block(self, config: ModelConfig, layer: int, placement: Placement) -> Block:
         """One layer of the model."""
@@ -126,7 +138,7 @@ def window_fields(config: Fields, slides: Callable[[int], bool]) -> dict[str, An
     if window is None:
         return {}
     types = config.values.get("layer_types")
-    sliding = tuple(map(slides, range(layers))) if types is None else _by_layer_type(config, types, layers)
+    sliding = tuple(map(slides, range(layers))) if types is None else layers_of_type(config, LAYER_TYPES)
     return {"sliding_window": window, "sliding_layers": sliding} if any(sliding) else {}
 
 
@@ -137,12 +149,14 @@ def rotating_windows(config: Fields, slides: Callable[[int], bool]) -> dict[str,
     return {**windows, "unrotated_layers": tuple(not each for each in sliding)}
 
 
-def _by_layer_type(config: Fields, types: Any, layers: int) -> tuple[bool, ...]:
-    if not isinstance(types, list) or not set(map(str, types)) <= LAYER_TYPES.keys():
-        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(LAYER_TYPES)} only, got {types!r}.")
+def layers_of_type(config: Fields, kinds: Mapping[str, bool], field: str = "layer_types") -> tuple[bool, ...]:
+    """Which layers are of those kinds that are true, by a list of all layers' kinds."""
+    types, layers = config.values.get(field), config.integer("num_hidden_layers")
+    if not isinstance(types, list) or not set(map(str, types)) <= kinds.keys():
+        raise ModelError(f"{config.where}: {field} may hold {' and '.join(kinds)} only, got {types!r}.")
     if len(types) < layers:
-        raise ModelError(f"{config.where}: layer_types names {len(types)} of {layers} layers.")
-    return tuple(LAYER_TYPES[kind] for kind in types[:layers])
+        raise ModelError(f"{config.where}: {field} names {len(types)} of {layers} layers.")
+    return tuple(kinds[kind] for kind in types[:layers])
 
 
 def read_dtype(config: Fields) -> str:

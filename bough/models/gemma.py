@@ -3,20 +3,32 @@ MLP as well, caps on scores and logits, and a window in every other layer. Vault
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough import layers
 from bough.core.model_config import Activation, ModelConfig
-from bough.models.family import GATED, ModelFamily, window_fields
+from bough.models.family import GATED, Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names
+from bough.models.names import GGUF_SANDWICH, Names
 
 ACTIVATIONS: dict[str, Activation] = {**GATED, "gelu": "gelu_tanh"}  # first checkpoints name the one, mean the other
+
+GGUF_27B_LAYERS = 46
+
+
+def gguf_query_scale(given: Mapping[str, Any], layers_of_27b: int) -> int:
+    """The `query_pre_attn_scalar` of a GGUF file, which does not say it: only the models of 27B scale queries by hidden
+    size per head."""
+    per_head: int = given["hidden_size"] // given["num_attention_heads"]
+    dim: int = given["head_dim"]
+    return per_head if given["num_hidden_layers"] == layers_of_27b else dim
 
 
 class Gemma(ModelFamily):
     architectures = ("GemmaForCausalLM",)
     model_types = ("gemma",)
+    gguf_architecture: str | None = "gemma"
     activations = ACTIVATIONS
     defaults: ClassVar[dict[str, Any]] = {
         "head_dim": 256,
@@ -34,6 +46,8 @@ class Gemma(ModelFamily):
 class Gemma2(Gemma):
     architectures = ("Gemma2ForCausalLM",)
     model_types = ("gemma2",)
+    gguf_architecture: str | None = "gemma2"
+    gguf_modules = GGUF_SANDWICH
     activation_field = "hidden_activation"
     defaults: ClassVar[dict[str, Any]] = {
         **Gemma.defaults,
@@ -53,6 +67,9 @@ class Gemma2(Gemma):
             **window_fields(config, lambda layer: layer % 2 == 0),
         }
 
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"query_pre_attn_scalar": gguf_query_scale(given, GGUF_27B_LAYERS)}
+
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.SandwichBlock(config, layer, placement)
 
@@ -60,6 +77,7 @@ class Gemma2(Gemma):
 class VaultGemma(Gemma2):
     architectures = ("VaultGemmaForCausalLM",)
     model_types = ("vaultgemma",)
+    gguf_architecture = None
 
     def names(self, config: ModelConfig) -> Names:
         return {"model.layers.*.pre_feedforward_layernorm": "model.layers.*.post_attention_layernorm"}

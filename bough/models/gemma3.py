@@ -13,22 +13,18 @@ from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_NAMES, NESTED, Names
+from bough.models.gemma import gguf_query_scale
+from bough.models.names import GGUF_SANDWICH, NESTED, Names
 from bough.models.rope_config import read_local_rope
 
-GGUF_27B_LAYERS = 62  # the one that scales queries by hidden size per head, which its GGUF does not say
-GGUF_FIELDS = {
-    "sliding_window": ".attention.sliding_window",
-    "rope_local_base_freq": ".rope.freq_base_swa",
-    "attn_logit_softcapping": ".attn_logit_softcapping",
-    "final_logit_softcapping": ".final_logit_softcapping",
-}
+GGUF_27B_LAYERS = 62
 
 
 class Gemma3(ModelFamily):
     architectures = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
     model_types = ("gemma3", "gemma3_text")
     gguf_architecture = "gemma3"
+    gguf_modules = GGUF_SANDWICH
     activation_field = "hidden_activation"
     defaults: ClassVar[dict[str, Any]] = {
         "vocab_size": 262_208,
@@ -62,17 +58,7 @@ class Gemma3(ModelFamily):
         return NESTED
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        per_head = given["hidden_size"] // given["num_attention_heads"]
-        scale = per_head if given["num_hidden_layers"] == GGUF_27B_LAYERS else given["head_dim"]
-        return {"query_pre_attn_scalar": scale, **{field: meta.get(key, None) for field, key in GGUF_FIELDS.items()}}
-
-    def gguf_names(self, config: ModelConfig) -> Names:
-        return {
-            **GGUF_NAMES,
-            "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
-            "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
-            "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
-        }
+        return {"query_pre_attn_scalar": gguf_query_scale(given, GGUF_27B_LAYERS)}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SandwichBlock:
         return layers.SandwichBlock(config, layer, placement)

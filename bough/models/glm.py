@@ -3,18 +3,21 @@ attention and MLP as well."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names, fused_gate_up, projections_apart
+from bough.models.names import GGUF_FUSED_MLP, GGUF_SANDWICH, Names, fused_gate_up, projections_apart
 
 
 class Glm(ModelFamily):
     architectures = ("GlmForCausalLM",)
     model_types = ("glm",)
+    gguf_architecture = "chatglm"
+    gguf_modules: ClassVar[Mapping[str, str]] = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = True
     defaults: ClassVar[dict[str, Any]] = {
         "head_dim": 128,
@@ -35,6 +38,8 @@ class Glm(ModelFamily):
 class Glm4(Glm):
     architectures = ("Glm4ForCausalLM",)
     model_types = ("glm4",)
+    gguf_architecture = "glm4"
+    gguf_modules: ClassVar[Mapping[str, str]] = {**GGUF_FUSED_MLP, **GGUF_SANDWICH}
 
     def names(self, config: ModelConfig) -> Names:
         layer = "model.layers.*"

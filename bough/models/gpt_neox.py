@@ -10,7 +10,7 @@ from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, pairs_apart
+from bough.models.names import Names, fused, fused_qkv, pairs_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class GptNeoXConfig(ModelConfig):
 class GptNeoX(ModelFamily):
     architectures = ("GPTNeoXForCausalLM",)
     model_types = ("gpt_neox",)
+    gguf_architecture = "gptneox"
     config_type = GptNeoXConfig
     activations = PLAIN
     partial_rotation = pairs_apart = True
@@ -55,6 +56,10 @@ class GptNeoX(ModelFamily):
             f"{theirs}.mlp.dense_4h_to_h": f"{ours}.mlp.down_proj",
             "gpt_neox.": "model.",  # the norms of each layer have the names that they have here
         }
+
+    def gguf_names(self, config: ModelConfig) -> Names:
+        """There the rows of all queries stand before those of all keys."""
+        return {**super().gguf_names(config), "blk.*.attn_qkv": fused_qkv(config)}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         if isinstance(config, GptNeoXConfig) and config.parallel_residual:

@@ -71,17 +71,5 @@ class GptOss(ModelFamily):
         }
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "intermediate_size": meta.get(".expert_feed_forward_length", given["intermediate_size"]),
-            "num_local_experts": meta.get(".expert_count", None),
-            "num_experts_per_tok": meta.get(".expert_used_count", None),
-            "sliding_window": meta.get(".attention.sliding_window", None),
-            "rope_scaling": {**(given["rope_scaling"] or {}), "truncate": False},
-        }
-
-    def gguf_names(self, config: ModelConfig) -> Names:
-        return {
-            **super().gguf_names(config),
-            "blk.*.attn_sinks.weight": "model.layers.*.self_attn.sinks",
-            "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
-        }
+        inner = given.get("moe_intermediate_size", given["intermediate_size"])
+        return {"intermediate_size": inner, "rope_scaling": {**(given["rope_scaling"] or {}), "truncate": False}}

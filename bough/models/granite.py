@@ -11,6 +11,8 @@ from bough.models.fields import Fields
 class Granite(ModelFamily):
     architectures = ("GraniteForCausalLM",)
     model_types = ("granite",)
+    gguf_architecture: str | None = "granite"
+    gguf_interleaved = True
     defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import Metadata
 from bough.models.fields import Fields
 from bough.models.granite import Granite
 from bough.models.names import Names, planes
@@ -13,6 +16,7 @@ from bough.models.names import Names, planes
 class GraniteMoe(Granite):
     architectures = ("GraniteMoeForCausalLM",)
     model_types = ("granitemoe",)
+    gguf_architecture = "granitemoe"
     defaults: ClassVar[dict[str, Any]] = {**Granite.defaults, "num_local_experts": 8, "num_experts_per_tok": 2}
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -23,12 +27,22 @@ class GraniteMoe(Granite):
         )
         return {**super().fields(config), "moe": moe}
 
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        if "shared_expert_intermediate_size" in given:
+            raise ModelError("Granite MoE with shared experts is not supported; models without them are.")
+        return {}
+
     def names(self, config: ModelConfig) -> Names:
         assert config.moe is not None
-        theirs, experts, inner = "model.layers.*.block_sparse_moe", config.moe.experts, config.moe.intermediate_size
-        gates, ups = slice(0, inner), slice(inner, 2 * inner)
-        return {
-            f"{theirs}.router.layer": "model.layers.*.mlp.gate",
-            f"{theirs}.input_linear": planes("gate_proj", experts, gates) + planes("up_proj", experts, ups),
-            f"{theirs}.output_linear": planes("down_proj", experts),
-        }
+        return expert_names(config.moe)
+
+
+def expert_names(moe: MoEConfig) -> Names:
+    """Where the router and the experts stand."""
+    theirs, experts, inner = "model.layers.*.block_sparse_moe", moe.experts, moe.intermediate_size
+    gates, ups = slice(0, inner), slice(inner, 2 * inner)
+    return {
+        f"{theirs}.router.layer": "model.layers.*.mlp.gate",
+        f"{theirs}.input_linear": planes("gate_proj", experts, gates) + planes("up_proj", experts, ups),
+        f"{theirs}.output_linear": planes("down_proj", experts),
+    }

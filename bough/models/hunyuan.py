@@ -13,6 +13,7 @@ from bough.models.names import Names
 class HunYuanDense(ModelFamily):
     architectures = ("HunYuanDenseV1ForCausalLM",)
     model_types = ("hunyuan_v1_dense",)
+    gguf_architecture = "hunyuan-dense"
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,

@@ -14,6 +14,7 @@ from bough.models.names import Names
 class HunYuanMoe(HunYuanDense):
     architectures = ("HunYuanMoEV1ForCausalLM",)
     model_types = ("hunyuan_v1_moe",)
+    gguf_architecture = "hunyuan-moe"
 
     def fields(self, config: Fields) -> dict[str, Any]:
         inner = config.integer("intermediate_size")

@@ -17,6 +17,7 @@ from bough.models.rope_config import read_rope
 class MiniMaxM2(ModelFamily):
     architectures = ("MiniMaxM2ForCausalLM",)
     model_types = ("minimax_m2",)
+    gguf_architecture = "minimax-m2"
     partial_rotation = True
     renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     defaults: ClassVar[dict[str, Any]] = {

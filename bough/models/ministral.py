@@ -5,10 +5,11 @@ Mistral 3 is the multimodal form of Mistral and Ministral 3; here it answers to 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig
-from bough.models.family import ModelFamily, window_fields
+from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
 from bough.models.mistral import Mistral
 from bough.models.names import NESTED, Names
@@ -26,6 +27,8 @@ class Ministral(ModelFamily):
 class Ministral3(Ministral):
     architectures = ("Ministral3ForCausalLM",)
     model_types = ("ministral3",)
+    gguf_architecture = "mistral3"
+    gguf_interleaved = True
     defaults: ClassVar[dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
@@ -51,6 +54,8 @@ class Ministral3(Ministral):
 class Mistral3(Ministral):
     architectures = ("Mistral3ForConditionalGeneration",)
     model_types = ("mistral3",)
+    gguf_architecture = "mistral3"
+    gguf_interleaved = True
     defaults: ClassVar[dict[str, Any]] = {**Mistral.defaults, "sliding_window": None}
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -59,8 +64,20 @@ class Mistral3(Ministral):
     def names(self, config: ModelConfig) -> Names:
         return NESTED
 
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """llama.cpp has one name for Mistral 3 and Ministral 3, whose queries grow."""
+        rate = meta.get(".attention.temperature_scale", None)
+        if rate is None:
+            return {}
+        sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
+        more = {"llama_4_scaling_beta": rate, "mscale": sharper, "mscale_all_dim": sharper}
+        return {
+            "architectures": list(Ministral3.architectures),
+            "rope_parameters": {**(given["rope_scaling"] or {}), **more},
+        }
 
-def _growth(config: Fields) -> tuple[float, int] | None:
+
+def _growth(config: Fields) -> tuple[float, int, int] | None:
     rope = config.section("rope_parameters")
     rate = rope.optional_number("llama_4_scaling_beta") if rope else None
-    return (rate, rope.integer("original_max_position_embeddings")) if rope and rate else None
+    return (rate, rope.integer("original_max_position_embeddings"), 0) if rope and rate else None

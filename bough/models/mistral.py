@@ -21,6 +21,7 @@ UNREAD = ("moe", "quantization", "yarn", "q_lora_rank", "vision_encoder", "llama
 class Mistral(ModelFamily):
     architectures = ("MistralForCausalLM",)
     model_types = ("mistral",)
+    gguf_architecture = "llama"
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 131_072,
         "num_key_value_heads": 8,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import ModelConfig, MoEConfig
 
 Rows = slice | tuple[int, ...]  # which rows, in which order
 
@@ -23,6 +23,7 @@ class Piece:
     rows: Rows | None = None  # None: all of them, in order
     transposed: bool = False  # its matrix is stored [inputs, outputs]; `rows` then counts outputs
     plane: int | None = None  # which place of the tensor's first dimension it has; the others are what is left
+    place: int | None = None  # of its rows among those of the module; None: it has all of them
 
 
 # From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
@@ -38,6 +39,7 @@ class Stored:
     rows: Rows | None = None
     transposed: bool = False
     plane: int | None = None
+    parts: tuple[Stored, ...] = ()  # those in whose rows it stands, in their order; `name` then means nothing
 
 
 def fused(modules: Sequence[str], sizes: Sequence[int], *, groups: int = 1, transposed: bool = False) -> list[Piece]:
@@ -77,6 +79,14 @@ def fused_gate_up(config: ModelConfig) -> dict[str, list[Piece]]:
     return {"model.layers.*.mlp.gate_up_proj": fused(parts, (config.intermediate_size,) * 2)}
 
 
+def fused_qkv(config: ModelConfig) -> list[Piece]:
+    """The rows of all queries, of all keys and of all values, of which queries and keys are put apart."""
+    modules = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
+    sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    query, key, value = fused(modules, sizes)
+    return [*pairs_apart(query, key, config), value]
+
+
 def _apart(piece: Piece, heads: int, head_dim: int, rotary_dim: int, neighbours: bool) -> Piece:
     turned, still, half = range(rotary_dim), range(rotary_dim, head_dim), rotary_dim // 2
     first, second = (turned[::2], turned[1::2]) if neighbours else (turned[:half], turned[half:])
@@ -87,18 +97,19 @@ def _apart(piece: Piece, heads: int, head_dim: int, rotary_dim: int, neighbours:
     return replace(piece, rows=tuple(taken[head * head_dim + at] for head in range(heads) for at in order))
 
 
-def interleaved_rows(heads: int, head_dim: int, still: int) -> Iterator[int]:
-    """The rows of such a module in the order in which halves are rotated, behind the first `still` of each head, which
-    do not rotate."""
+def interleaved_rows(heads: int, head_dim: int, turned: slice) -> Iterator[int]:
+    """The rows of such a module in the order in which halves are rotated: of each head `turned`, the rest does not
+    rotate."""
+    order = list(range(head_dim))
+    order[turned] = [*order[turned][::2], *order[turned][1::2]]
     for start in range(0, heads * head_dim, head_dim):
-        yield from range(start, start + still)
-        for side in (0, 1):
-            yield from range(start + still, start + head_dim)[side::2]
+        yield from (start + row for row in order)
 
 
 def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> dict[str, Stored]:
     """The model's tensors by name; those that `names` does not speak of have the same name in both, or are left out."""
-    found = {}
+    found: dict[str, Stored] = {}
+    parts: dict[str, dict[int, Stored]] = {}
     prefixes = {name: str(module) for name, module in names.items() if name.endswith(".")}
     for name in stored:
         numbers = [part for part in name.split(".") if part.isdigit()]
@@ -108,13 +119,19 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
         if pattern in names:
             for piece in _pieces(names[pattern]):
                 target = ".".join(filter(None, (_numbered(piece.module, numbers), kind)))
-                found[target] = Stored(name, piece.rows, piece.transposed, piece.plane)
+                at = Stored(name, piece.rows, piece.transposed, piece.plane)
+                if piece.place is None:
+                    found[target] = at
+                else:
+                    parts.setdefault(target, {})[piece.place] = at
             continue
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
         if prefix is not None:
             found[prefixes[prefix] + name.removeprefix(prefix)] = Stored(name)
         elif keep_others:
             found[name] = Stored(name)
+    for name, each in parts.items():
+        found[name] = Stored(name, parts=tuple(each[place] for place in sorted(each)))
     return found
 
 
@@ -136,34 +153,73 @@ NESTED: Names = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
-GGUF_NAMES: Names = {
+
+
+def nested(names: Names) -> Names:
+    """The same names, for checkpoints of a language model alone and of a multimodal one around it."""
+    inner = {name.removeprefix("model."): pieces for name, pieces in names.items()}
+    prefixes = [prefix for prefix, ours in NESTED.items() if ours == "model."]
+    return {prefix + name: pieces for prefix in ("model.", *prefixes) for name, pieces in inner.items()} | dict(NESTED)
+
+
+# llama.cpp's names. One that stands for fused matrices is given the first of them.
+GGUF_MODULES: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
+    "position_embd": "model.embed_positions",
     "output_norm": "model.norm",
     "output": "lm_head",
     "blk.*.attn_norm": "model.layers.*.input_layernorm",
+    "blk.*.attn_qkv": "model.layers.*.self_attn.q_proj",
     "blk.*.attn_q": "model.layers.*.self_attn.q_proj",
     "blk.*.attn_k": "model.layers.*.self_attn.k_proj",
     "blk.*.attn_v": "model.layers.*.self_attn.v_proj",
     "blk.*.attn_output": "model.layers.*.self_attn.o_proj",
     "blk.*.attn_q_norm": "model.layers.*.self_attn.q_norm",
     "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
+    "blk.*.attn_sinks.weight": "model.layers.*.self_attn.sinks",
+    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
     "blk.*.ffn_gate": "model.layers.*.mlp.gate_proj",
     "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
     "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
     "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+    "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
     "blk.*.ffn_gate_inp": "model.layers.*.mlp.gate",
     "blk.*.ffn_gate_inp_shexp": "model.layers.*.mlp.shared_expert_gate",
     "blk.*.exp_probs_b.bias": "model.layers.*.mlp.gate.e_score_correction_bias",
     **{f"blk.*.ffn_{part}_shexp": f"model.layers.*.mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
 }
+# Of models with norms before and after attention and MLP, and of those whose gates stand in one matrix with the ups.
+GGUF_SANDWICH = {"blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm"}
+GGUF_FUSED_MLP = {"blk.*.ffn_up": "model.layers.*.mlp.gate_proj"}
 
 
-def gguf_experts(experts: int) -> Names:
-    """llama.cpp keeps the matrices of one kind of all experts in one tensor."""
-    return {f"blk.*.ffn_{part}_exps": planes(f"{part}_proj", experts) for part in ("gate", "up", "down")}
+def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> Names:
+    """Where the tensors stand in a GGUF file: what is fused or ordered otherwise in `names` is so there, too; `modules`
+    are named otherwise than usual. Nothing is transposed, and matrices of one kind of all experts are in one tensor."""
+    stored = [_pieces(given) for given in names.values()]
+    pieces = {each[0].module: [replace(piece, transposed=False) for piece in each] for each in stored}
+    found: dict[str, str | Piece | Sequence[Piece]] = {}
+    for name, module in {**GGUF_MODULES, **modules}.items():
+        at = pieces.get(module, [])
+        found[name] = module if any(piece.plane is not None for piece in at) else at or module
+    if config.moe is not None:
+        experts, inner = config.moe.experts, config.moe.intermediate_size
+        found |= {f"blk.*.ffn_{part}_exps": planes(f"{part}_proj", experts) for part in ("gate", "up", "down")}
+        gates = planes("gate_proj", experts, slice(0, inner))
+        found["blk.*.ffn_gate_up_exps"] = gates + planes("up_proj", experts, slice(inner, 2 * inner))
+    return found
 
 
 def planes(part: str, experts: int, rows: Rows | None = None, *, transposed: bool = False) -> list[Piece]:
     """A part of each expert, in a tensor that has them behind each other."""
     modules = (f"model.layers.*.mlp.experts.{expert}.{part}" for expert in range(experts))
     return [Piece(module, rows, transposed, plane) for plane, module in enumerate(modules)]
+
+
+def fused_experts(module: str, moe: MoEConfig, *, transposed: bool = False) -> Names:
+    """The experts' matrices behind each other in `module`, the rows of a gate before those of what it gates."""
+    count, inner = moe.experts, moe.intermediate_size
+    gates = planes("gate_proj.weight", count, slice(0, inner), transposed=transposed)
+    ups = planes("up_proj.weight", count, slice(inner, 2 * inner), transposed=transposed)
+    downs = planes("down_proj.weight", count, transposed=transposed)
+    return {f"{module}.gate_up_proj": [*gates, *ups], f"{module}.down_proj": downs}

@@ -13,6 +13,7 @@ from bough.models.names import Names, projections_apart
 class Nemotron(ModelFamily):
     architectures = ("NemotronForCausalLM",)
     model_types = ("nemotron",)
+    gguf_architecture = "nemotron"
     activations = PLAIN
     partial_rotation = pairs_apart = True
     defaults: ClassVar[dict[str, Any]] = {

@@ -12,6 +12,8 @@ from bough.models.fields import Fields
 class Olmo(ModelFamily):
     architectures = ("OlmoForCausalLM",)
     model_types = ("olmo",)
+    gguf_architecture = "olmo"
+    gguf_interleaved = True
     defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048, "eos_token_id": 50_279}
 
     def fields(self, config: Fields) -> dict[str, Any]:

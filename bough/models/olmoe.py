@@ -1,21 +1,21 @@
-"""OLMoE: Llama with a mixture of experts, and a norm over all query heads and one over all key heads."""
+"""OLMoE: Llama with a mixture of experts, and a norm over all query heads and one over all key heads. FlexOlmo has, as
+OLMo 2, norms after attention and experts only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from bough import layers
 from bough.core.errors import ModelError
-from bough.core.model_config import MoEConfig
-from bough.models.family import Metadata, ModelFamily
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.qwen3_moe import gguf_experts_fields
 
 
 class Olmoe(ModelFamily):
     architectures = ("OlmoeForCausalLM",)
     model_types = ("olmoe",)
-    gguf_architecture = "olmoe"
+    gguf_architecture: str | None = "olmoe"
     renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 4096,
@@ -36,5 +36,18 @@ class Olmoe(ModelFamily):
         )
         return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
 
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        return gguf_experts_fields(meta)
+
+class FlexOlmo(Olmoe):
+    architectures = ("FlexOlmoForCausalLM",)
+    model_types = ("flex_olmo",)
+    gguf_architecture = None
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 4096,
+        "rope_theta": 500_000.0,
+        "eos_token_id": 100_257,
+        "num_experts": 7,
+        "num_experts_per_tok": 5,
+    }
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.SandwichBlock(config, layer, placement, before=False)

@@ -16,6 +16,7 @@ from bough.models.names import Names, projections_apart
 class Phi(ModelFamily):
     architectures = ("PhiForCausalLM",)
     model_types = ("phi",)
+    gguf_architecture = "phi2"
     activations = PLAIN
     partial_rotation = pairs_apart = True
     defaults: ClassVar[dict[str, Any]] = {

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, fused_gate_up, pairs_apart
+from bough.models.names import GGUF_FUSED_MLP, Names, fused_gate_up, fused_qkv
 
 
 class Phi3(ModelFamily):
     architectures = ("Phi3ForCausalLM",)
     model_types = ("phi3",)
+    gguf_architecture = "phi3"
+    gguf_modules = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = True
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 4096,
@@ -26,8 +28,4 @@ class Phi3(ModelFamily):
         return window_fields(config, lambda layer: True)
 
     def names(self, config: ModelConfig) -> Names:
-        modules = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
-        sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        query, key, value = fused(modules, sizes)
-        qkv = [*pairs_apart(query, key, config), value]
-        return {"model.layers.*.self_attn.qkv_proj": qkv, **fused_gate_up(config)}
+        return {"model.layers.*.self_attn.qkv_proj": fused_qkv(config), **fused_gate_up(config)}

@@ -16,6 +16,7 @@ from bough.models.rope_config import read_rope
 class PhiMoe(ModelFamily):
     architectures = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
     model_types = ("phimoe",)
+    gguf_architecture = "phimoe"
     defaults: ClassVar[dict[str, Any]] = {
         "max_position_embeddings": 131_072,
         "num_key_value_heads": 8,

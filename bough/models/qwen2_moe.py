@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import Metadata
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 from bough.models.qwen2 import DEFAULTS, Qwen2
-from bough.models.qwen3_moe import gguf_experts_fields, sparse_steps
+from bough.models.qwen3_moe import sparse_steps
 
 
 class Qwen2Moe(Qwen2):
@@ -28,22 +26,28 @@ class Qwen2Moe(Qwen2):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = MoEConfig(
-            experts=config.integer("num_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("moe_intermediate_size"),
-            renormalise=config.boolean("norm_topk_prob"),
-            shared_size=config.integer("shared_expert_intermediate_size"),
-            shared_gate=True,
-            dense_layers=sparse_steps(config),
-        )
+        moe = shared_experts(config)
         return {**super().fields(config), "qkv_bias": config.boolean("qkv_bias", True), "moe": moe}
 
     def names(self, config: ModelConfig) -> Names:
-        theirs, ours = "model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts"
-        shared = {f"{theirs}.{part}_proj": f"{ours}.{part}_proj" for part in ("gate", "up", "down")}
-        return {f"{theirs}_gate": Piece(f"{theirs}_gate", plane=0), **shared}
+        return shared_names()
 
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        shared = meta.get(".expert_shared_feed_forward_length", None)
-        return {**gguf_experts_fields(meta), "shared_expert_intermediate_size": shared}
+
+def shared_experts(config: Fields) -> MoEConfig:
+    """Experts beside one that every token passes."""
+    return MoEConfig(
+        experts=config.integer("num_experts"),
+        per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        renormalise=config.boolean("norm_topk_prob"),
+        shared_size=config.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+        dense_layers=sparse_steps(config),
+    )
+
+
+def shared_names() -> Names:
+    """Where the shared expert and its gate stand."""
+    theirs, ours = "model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts"
+    shared = {f"{theirs}.{part}_proj": f"{ours}.{part}_proj" for part in ("gate", "up", "down")}
+    return {f"{theirs}_gate": Piece(f"{theirs}_gate", plane=0), **shared}

@@ -36,7 +36,7 @@ class Qwen3Moe(Qwen3):
         return {**super().fields(config), "moe": moe}
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {**gguf_experts_fields(meta), "norm_topk_prob": True}  # which no key says
+        return {"norm_topk_prob": True}  # which no key says
 
 
 def sparse_steps(config: Fields) -> tuple[bool, ...]:
@@ -44,12 +44,3 @@ def sparse_steps(config: Fields) -> tuple[bool, ...]:
     listed, step = config.token_ids("mlp_only_layers"), config.integer("decoder_sparse_step")
     dense = tuple(layer in listed or (layer + 1) % step != 0 for layer in range(config.integer("num_hidden_layers")))
     return dense if any(dense) else ()
-
-
-def gguf_experts_fields(meta: Metadata) -> dict[str, Any]:
-    """The experts of a GGUF file, by the names of Qwen's configurations."""
-    return {
-        "num_experts": meta.get(".expert_count", None),
-        "num_experts_per_tok": meta.get(".expert_used_count", None),
-        "moe_intermediate_size": meta.get(".expert_feed_forward_length", None),
-    }

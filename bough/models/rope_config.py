@@ -78,6 +78,8 @@ def _parse(given: Fields, config: Fields) -> RopeConfig:
     theta = given.number("rope_theta")
     if kind == "linear":
         return RopeConfig(theta, "linear", factor=given.number("factor"))
+    if kind == "proportional":
+        return RopeConfig(theta, "proportional", factor=given.number("factor", 1.0))
     if kind == "llama3":
         return RopeConfig(
             theta,

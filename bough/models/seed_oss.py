@@ -11,6 +11,7 @@ from bough.models.fields import Fields
 class SeedOss(ModelFamily):
     architectures = ("SeedOssForCausalLM",)
     model_types = ("seed_oss",)
+    gguf_architecture = "seed_oss"
     defaults: ClassVar[dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,

@@ -12,6 +12,8 @@ from bough.models.fields import Fields
 class SmolLM3(ModelFamily):
     architectures = ("SmolLM3ForCausalLM",)
     model_types = ("smollm3",)
+    gguf_architecture = "smollm3"
+    gguf_interleaved = True
     defaults: ClassVar[dict[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 32_768,
@@ -22,12 +24,16 @@ class SmolLM3(ModelFamily):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        count, interval = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
-        given = config.values.get("no_rope_layers")
-        rotates = [(layer + 1) % interval for layer in range(count)] if given is None else given
-        if not isinstance(rotates, list) or len(rotates) < count:
-            raise ModelError(f"{config.where}: no_rope_layers must list 0 or 1 for each of {count} layers.")
-        unrotated = tuple(not rotates[layer] for layer in range(count))
+        unrotated = unrotated_layers(config)
         slide = config.boolean("use_sliding_window")
         windows = window_fields(config, lambda layer: unrotated[layer]) if slide else {}
         return {"unrotated_layers": unrotated, "mlp_bias": config.boolean("mlp_bias"), **windows}
+
+
+def unrotated_layers(config: Fields) -> tuple[bool, ...]:
+    """Those for which `no_rope_layers` has a zero, or else each so-manieth."""
+    count, interval = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    rotates = config.values.get("no_rope_layers") or [(layer + 1) % interval for layer in range(count)]
+    if not isinstance(rotates, list) or len(rotates) < count:
+        raise ModelError(f"{config.where}: no_rope_layers must list 0 or 1 for each of {count} layers.")
+    return tuple(not rotates[layer] for layer in range(count))

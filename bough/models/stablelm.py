@@ -15,6 +15,7 @@ from bough.models.names import Names, projections_apart
 class StableLm(GptNeoX):
     architectures = ("StableLmForCausalLM",)
     model_types = ("stablelm",)
+    gguf_architecture = "stablelm"
     one_norm = True
     renamed_fields: ClassVar = {}
     defaults: ClassVar[dict[str, Any]] = {

@@ -13,6 +13,7 @@ from bough.models.names import Names
 class Starcoder2(ModelFamily):
     architectures = ("Starcoder2ForCausalLM",)
     model_types = ("starcoder2",)
+    gguf_architecture = "starcoder2"
     activations = PLAIN
     renamed_fields: ClassVar = {"use_bias": "attention_bias"}
     defaults: ClassVar[dict[str, Any]] = {

@@ -18,19 +18,28 @@ Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
 MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
 MAX_THREADS = 255  # of a pool: BOUGH_MAX_THREADS of thread_pool.h
 MAX_EXPERTS = 1024  # BOUGH_MAX_EXPERTS of routing.h
+MAX_LATENT_DIM = 576  # BOUGH_MAX_LATENT_DIM of ops.h
 # The arguments of each operation, in the order of its struct in tape.h; the kinds are numbered in this order.
 ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "embedding": (Address, Float, Address),
-    "rms_norm": (Address, Address, Address, Float, Bool, Size, Address, Address),
+    "rms_norm": (Address, Address, Address, Float, Bool, Size, Size, Address, Address),
     "linear": (Address, Int, Address, Size, Address, Address, Size),
-    "norm_rope_store": (Address, Int, Int, Int, Address, Address, Float, Bool, *[Address] * 4, Int, Int),
+    "norm_rope_store": (Address, *[Int] * 3, Address, Address, Float, *[Bool] * 3, Int, *[Address] * 4, Int, Int),
     "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Address, Bool, Address, Size, Int, Address),
-    "gate": (Address, Int, Size, Address),
-    "take_rows": (Address, Size, Size, Address),
+    "activate": (Address, Int, Bool, Size, Address),
+    "take_rows": (Address, Size, Size, Bool, Address),
     "softcap": (Address, Size, Float),
-    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, *[Address] * 4),
+    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, Float, *[Address] * 4),
     "experts": (*[Address] * 3, *[Int] * 3, Float, Float, *[Address] * 4),
     "add_gated": (*[Address] * 4, Size, Address),
+    "layer_norm": (*[Address] * 3, Float, Size, Address),
+    "scale_shift": (Address, Float, Address, Size, Address),
+    "grow_queries": (Address, Size, Size, Float, Size, Size),
+    "latent_store": (
+        *(Address, Size, Int, Int, Address, Size, Int, Int, Address, Float),
+        *(Address, Address, Address, Int, Int),
+    ),
+    "by_head": (Address, Size, Size, Address, Size, *[Int] * 4, Bool, Address, Size, Size),
 }
 KINDS = list(ARGUMENTS)
 STRUCTS = {

@@ -95,12 +95,13 @@ class Scheduler:
         self._intake = Intake(limits, settings, eos_ids, load_processor)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
         self._jump_forward = None
-        # A recurrent state cannot go back by the token that a jump replaces.
-        can_jump = not settings.disable_jump_forward and all(group.kind != "state" for group in limits.groups)
+        # A recurrent state cannot go back: by the token that a jump replaces, or by drafts that do not hold.
+        can_go_back = all(group.kind != "state" for group in limits.groups)
+        can_jump = can_go_back and not settings.disable_jump_forward
         if grammars is not None and eos_ids and can_jump:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer)
+        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer if can_go_back else None)
         self._control = ControlQueue(executor)
         facts = self._control.facts
         self._committer = Committer(self._batch, self._grammar_steps, outbox, eos_ids, self._forget, clock, facts)

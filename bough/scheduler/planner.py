@@ -121,9 +121,10 @@ class Planner:
         chunks: list[Chunk] = []
         budget = self._budget(now, beside)
         for row in begun:
-            count = self._chunk_size(int(self._table.length[row]), int(self._table.known[row]), budget)
+            request = self._table.request_in(row)
+            count = self._chunk_size(request, int(self._table.length[row]), int(self._table.known[row]), budget)
             if count > 0:
-                chunks.append(self._extend(self._table.request_in(row), count))
+                chunks.append(self._extend(request, count))
                 budget -= count
         for request in self._candidates(budget):
             if budget <= 0 or not self._table.free_rows:
@@ -151,7 +152,8 @@ class Planner:
     def _admit(self, request: Request, budget: int, now: float) -> Chunk | None:
         """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
         match = self._cache.match_and_lock(request.tokens[: request.match_cap], request.namespace)
-        count = self._chunk_size(match.length, len(request.tokens), budget)
+        request.branch_off(self._batch.branch(match))
+        count = self._chunk_size(request, match.length, len(request.tokens), budget)
         # With nobody else in memory the request always fits: its length was checked when it was taken.
         if count <= 0 or (self._table.running and not self._forecast.fits(request, match.length)):
             self._cache.unlock(match)
@@ -161,11 +163,12 @@ class Planner:
         self._setups.append(self._batch.admit(request, match))
         return self._extend(request, count)
 
-    def _chunk_size(self, length: int, total: int, budget: int) -> int:
+    def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:
         """How many tokens of a prompt go into this step; whole pages, unless it is the end of the prompt."""
         size = self._cache.page_size
         room = (self._cache.growth + pages_for(length, size)) * size - length
-        count = min(budget, total - length, room)
+        end = request.branch if length < request.branch < total else total
+        count = min(budget, end - length, room)
         return count if length + count == total else max(0, count - (length + count) % size)
 
     def _extend(self, request: Request, count: int) -> Chunk:

@@ -42,6 +42,7 @@ class Request:
     stream: bool = False  # its tokens are watched as they come
     row: int = -1
     node: Node | None = None  # the tree node that this request holds a lock on
+    branch: int = 0  # where its tokens leave those of earlier requests: a chunk ends there, with a copy of its state
     cached_tokens: int = -1  # of the prompt, found in the cache when first admitted
     started: bool = False
     retractions: int = 0
@@ -81,6 +82,9 @@ class Request:
         """So many of its tokens were found in the cache; the first admission counts."""
         if self.cached_tokens < 0:
             self.cached_tokens = min(tokens, self.prompt_len)
+
+    def branch_off(self, length: int) -> None:
+        self.branch = length
 
     def constrain(self, constraint: Constraint) -> None:
         self.constraint = constraint

@@ -50,6 +50,12 @@ class RunningBatch:
         self.matched_tokens += match.length
         return self._setup(request, states)
 
+    def branch(self, match: Match) -> int:
+        """Where a prompt leaves the tree and finds no state to go on with, but one could be kept for the next that
+        comes by; 0: nowhere."""
+        could = any(group.is_state and group.available > self.table.free_rows for group in self.cache.groups)
+        return match.known if could and self.cache.share else 0
+
     def rewind(self, request: Request, length: int) -> None:
         """The tokens behind the row's first `length` ones are others than those that steps in flight compute: they are
         prefilled anew, up to the last one known, and their pages are given back. Pages that the tree owns are not

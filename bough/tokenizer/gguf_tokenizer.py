@@ -50,6 +50,7 @@ class SplitRule:
 GPT2 = SplitRule(gpt2=True)
 SINGLE_DIGITS = SplitRule((r"\p{N}",), gpt2=True)
 QWEN2_PATTERN = "|".join([CONTRACTIONS, WORD, r"\p{N}", SYMBOLS, SPACES])
+SEED_PATTERN = "|".join([CONTRACTIONS, WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}]+", SPACES])
 LLAMA3_PATTERN = "|".join([CONTRACTIONS, WORD, r"\p{N}{1,3}", SYMBOLS, SPACES])
 LLAMA3 = SplitRule((LLAMA3_PATTERN,), ignore_merges=True, adds_bos=True)
 QWEN35_PATTERN = "|".join(
@@ -79,12 +80,14 @@ DEEPSEEK_V3_WORDS = "|".join(
         SPACES,
     ]
 )
+DEEPSEEK_V3 = SplitRule((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3_WORDS))
 
 SPLIT_RULES: dict[str, SplitRule] = {
     "gpt-2": GPT2,
     "phi-2": GPT2,
     "mpt": GPT2,
     "olmo": GPT2,
+    "exaone4": GPT2,
     "smollm": SINGLE_DIGITS,
     "starcoder": SINGLE_DIGITS,
     "refact": SINGLE_DIGITS,
@@ -95,15 +98,21 @@ SPLIT_RULES: dict[str, SplitRule] = {
     "llama-v3": LLAMA3,
     "falcon3": LLAMA3,
     "dbrx": SplitRule((LLAMA3_PATTERN,)),
+    "chatglm-bpe": SplitRule((LLAMA3_PATTERN,)),
+    "glm4": SplitRule((LLAMA3_PATTERN,)),
+    "seed-coder": SplitRule((SEED_PATTERN,)),
     "qwen2": SplitRule((QWEN2_PATTERN,), nfc=True),
     "deepseek-r1-qwen": SplitRule((QWEN2_PATTERN,), nfc=True),
     "qwen35": SplitRule((QWEN35_PATTERN,), nfc=True),
     "stablelm2": SplitRule((QWEN2_PATTERN,)),
+    "hunyuan": SplitRule((QWEN2_PATTERN,)),
     "tekken": SplitRule((TEKKEN_PATTERN,), ignore_merges=True, adds_bos=True),
     "gpt-4o": SplitRule((GPT4O_PATTERN,)),
+    "minimax-m2": SplitRule((GPT4O_PATTERN,)),
     "kimi-k2": SplitRule((KIMI_PATTERN,), ignore_merges=True),
     "deepseek-coder": SplitRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
-    "deepseek-v3": SplitRule((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3_WORDS)),
+    "deepseek-v3": DEEPSEEK_V3,
+    "hunyuan-dense": DEEPSEEK_V3,
     "default": SplitRule((r"[\p{P}\$\+<=>\^~\|]+", r"\p{N}+", "[0-9][0-9][0-9]"), gpt2=True),
 }
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.attention.base import AttentionBackend
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.registry import BackendNames, build_backend, choose_backends
 from bough.attention.split_backend import SplitAttention
 from bough.attention.torch_backend import TorchAttention
@@ -29,8 +29,10 @@ def to_device(array: np.ndarray) -> torch.Tensor:
 def triton_attention(case: Case) -> TritonAttention:
     heads = case.kv_heads * case.group
 
-    def make_work(window: int | None) -> DecodeWork:
-        return DecodeWork(8, heads, case.kv_heads, HEAD_DIM, torch.device("cpu"), window=window)
+    def make_work(layer: AttentionSpec) -> DecodeWork:
+        return DecodeWork(
+            8, heads, case.kv_heads, HEAD_DIM, torch.device("cpu"), window=layer.window, chunked=layer.chunked
+        )
 
     return TritonAttention(to_device, make_work, config_for(heads, case.kv_heads, HEAD_DIM, torch.float32))
 
@@ -58,9 +60,18 @@ def test_any_two_give_what_the_reference_gives(
 
 
 @COMBINATIONS
-@pytest.mark.parametrize(("window", "softcap"), [(5, None), (None, 2.0)])
-def test_windows_and_caps(names: tuple[str, str], window: int | None, softcap: float | None) -> None:
-    case = Case(((30, 1), (3, 1), (12, 7), (0, 9)), group=4, window=window, softcap=softcap, decodes=2)
+@pytest.mark.parametrize(("window", "softcap", "sinks"), [(5, None, False), (None, 2.0, False), (5, None, True)])
+def test_windows_caps_and_sinks(names: tuple[str, str], window: int | None, softcap: float | None, sinks: bool) -> None:
+    case = Case(((30, 1), (3, 1), (12, 7), (0, 9)), group=4, window=window, softcap=softcap, decodes=2, sinks=sinks)
+    assert error_of(case, combined(case, *names)) < 1e-4
+
+
+@COMBINATIONS
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("window", [1, 8, 20])
+def test_windows_that_stand_side_by_side(names: tuple[str, str], page_size: int, window: int) -> None:
+    rows = ((30, 1), (3, 1), (8, 1), (7, 1), (12, 30), (0, 19), (40, 1), (16, 4))
+    case = Case(rows, page_size=page_size, group=4, window=window, decodes=4, chunked=True)
     assert error_of(case, combined(case, *names)) < 1e-4
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from bough.attention import latent_prompts
-from bough.attention.base import AttentionBackend
+from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.split_backend import SplitAttention
 from bough.attention.triton_backend import TritonAttention
-from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
@@ -43,6 +43,9 @@ CONFIG = ModelConfig(
     tied_embeddings=True,
     latent=LATENT,
 )
+# The second layer takes the choice of the first.
+INDEX = IndexConfig(heads=9, head_dim=14, top=18, layers=(True, False))
+SPARSE = replace(CONFIG, num_layers=2, latent=replace(LATENT, query_rank=16, index=INDEX))
 LONG = [1 + 7 * i % 59 for i in range(41)]
 STEPS: list[Step] = [
     {0: [1, 2, 3, 4, 5], 1: [9, 8]},
@@ -51,6 +54,13 @@ STEPS: list[Step] = [
     {1: [2], 0: [1, 2], 2: [5, 7, 8], 3: LONG[:30]},
     {0: [3], 1: [2], 2: [1], 3: [9]},
 ]
+SPARSE_STEPS: list[Step] = [
+    {0: [1, 2], 2: [4, 3]},
+    {0: [3], 1: LONG[:24]},
+    {0: [6], 1: [7]},
+    {1: [2], 0: LONG[:19]},
+    {0: [1], 1: [3]},
+]
 
 
 def to_device(array: np.ndarray) -> torch.Tensor:
@@ -58,8 +68,8 @@ def to_device(array: np.ndarray) -> torch.Tensor:
 
 
 def triton_backend() -> AttentionBackend:
-    def make_work(window: int | None) -> DecodeWork:
-        return DecodeWork(8, CONFIG.num_heads, 1, LATENT.rank, CPU, window=window, programs=INTERPRETED_PROGRAMS)
+    def make_work(layer: AttentionSpec) -> DecodeWork:
+        return DecodeWork(8, CONFIG.num_heads, 1, LATENT.rank, CPU, programs=INTERPRETED_PROGRAMS)
 
     short = invariant.config_for(CONFIG.num_heads, 1, LATENT.rank, torch.float32)
     small = replace(expanded.config_for(torch.float32), block_m=16)
@@ -77,30 +87,41 @@ def split_backend() -> AttentionBackend:
     return SplitAttention(prefill=triton_backend(), decode=invariant_backend())
 
 
-def weights(seed: int = 0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    slots = Llama().build(CONFIG, Placement(Topology(), torch.float32, CPU)).slots()
+CONFIGS = [pytest.param(CONFIG, id="full"), pytest.param(SPARSE, id="sparse", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.kernels.sparse_index.triton.PROGRAMS", INTERPRETED_PROGRAMS)
+
+
+def weights(config: ModelConfig = CONFIG) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    slots = Llama().build(config, Placement(Topology(), torch.float32, CPU)).slots()
     return {slot.name: torch.randn(slot.target.shape, generator=generator) * 0.2 for slot in slots}
 
 
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize(
     ("make", "page_size"), [(triton_backend, 1), (triton_backend, 4), (invariant_backend, 4), (split_backend, 1)]
 )
-def test_back_ends_agree(make: Callable[[], AttentionBackend], page_size: int) -> None:
-    plain, fast = (Forward(load_model(CONFIG, weights()), page_size) for _ in range(2))
+def test_back_ends_agree(make: Callable[[], AttentionBackend], page_size: int, config: ModelConfig) -> None:
+    plain, fast = (Forward(load_model(config, weights(config)), page_size) for _ in range(2))
     fast.attention = make()
-    for step in STEPS:
+    for step in STEPS if config is CONFIG else SPARSE_STEPS:
         expected, found = plain.step(step), fast.step(step)
         for row in step:
             torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
-def test_a_pool_of_fewer_bits_costs_some_accuracy_and_nothing_else(dtype: torch.dtype) -> None:
-    model = load_model(CONFIG, weights())
-    plain, small = Forward(model), Forward(model, dtype=dtype, scales=[(0.02, 0.5)] if dtype.itemsize == 1 else None)
+def test_a_pool_of_fewer_bits_costs_some_accuracy_and_nothing_else(dtype: torch.dtype, config: ModelConfig) -> None:
+    model = load_model(config, weights(config))
+    scales = [(0.02, 0.5)] * config.num_layers if dtype.itemsize == 1 else None
+    plain, small = Forward(model), Forward(model, dtype=dtype, scales=scales)
     small.attention = triton_backend()
-    for step in STEPS:
+    for step in STEPS if config is CONFIG else SPARSE_STEPS:
         expected, found = plain.step(step), small.step(step)
         for row in step:
             error = float((found[row] - expected[row]).norm() / expected[row].norm())
@@ -143,25 +164,39 @@ def test_torch_makes_keys_of_some_heads_at_a_time(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_bits_do_not_depend_on_chunks_cache_or_company() -> None:
+def test_some_tokens_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sparse attention would take much memory for all: scores, and queries that attend to latents."""
+    plain, fast = (Forward(load_model(SPARSE, weights(SPARSE))) for _ in range(2))
+    fast.attention = triton_backend()
+    monkeypatch.setattr("bough.attention.triton_backend.MOST_ABSORBED", 16)
+    monkeypatch.setattr("bough.attention.sparse_reading.MAX_SCORES", 1000)
+    expected, found = (forward.step({0: LONG[:25], 1: [3, 4]}) for forward in (plain, fast))
+    for row in expected:
+        torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS)
+def test_bits_do_not_depend_on_chunks_cache_or_company(config: ModelConfig) -> None:
     def deterministic() -> Forward:
-        model = Llama().build(CONFIG, Placement(Topology(), torch.float32, CPU, ops=INVARIANT))
-        source = weights()
+        model = Llama().build(config, Placement(Topology(), torch.float32, CPU, ops=INVARIANT))
+        source = weights(config)
         for slot in model.slots():
             slot.target.copy_(source[slot.name])
         forward = Forward(model)
         forward.attention = invariant_backend()
         return forward
 
-    prompt, other = LONG, LONG[9:32]
+    prompt, other = (LONG, LONG[9:32]) if config is CONFIG else (LONG[:25], LONG[9:22])
     whole = deterministic().step({0: prompt})[0]
-    torch.testing.assert_close(whole, Forward(load_model(CONFIG, weights())).step({0: prompt})[0], atol=1e-4, rtol=1e-4)
+    expected = Forward(load_model(config, weights(config))).step({0: prompt})[0]
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=1e-4)
     chunked = deterministic()
     steps: list[Step] = [
-        {1: other[:9], 0: prompt[:13]}, {1: [other[9]], 0: prompt[13:40]}, {0: [prompt[40]], 1: other[10:]}
+        {1: other[:9], 0: prompt[:13]}, {1: [other[9]], 0: prompt[13:-1]}, {0: prompt[-1:], 1: other[10:]}
     ]  # fmt: skip
     assert torch.equal(torch.cat([chunked.step(step)[0] for step in steps]), whole)
     cached = deterministic()
-    cached.step({0: prompt[:30]})
-    cached.share(0, 1, 30)
-    assert torch.equal(cached.step({1: prompt[30:]})[1], whole[30:])
+    cached.step({0: prompt[:-6]})
+    cached.share(0, 1, len(prompt) - 6)
+    assert torch.equal(cached.step({1: prompt[-6:]})[1], whole[-6:])

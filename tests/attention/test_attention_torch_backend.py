@@ -56,6 +56,7 @@ def test_16_bit_caches(dtype: torch.dtype, tolerance: float, softcap: float | No
     window=st.none() | st.integers(1, 40),
     softcap=st.none() | st.just(1.5),
     scattered=st.booleans(),
+    chunked=st.booleans(),
     block=st.sampled_from([4, 256]),
 )
 def test_any_batch_equals_the_reference(
@@ -67,12 +68,13 @@ def test_any_batch_equals_the_reference(
     window: int | None,
     softcap: float | None,
     scattered: bool,
+    chunked: bool,
     block: int,
 ) -> None:
     shape = tuple((context, 1) for context, _ in rows) if lone_queries else tuple(rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_backend, "QUERY_BLOCK", block)
-        assert error_of(Case(shape, page_size, kv_heads, group, window, softcap, scattered)) < 1e-5
+        assert error_of(Case(shape, page_size, kv_heads, group, window, softcap, scattered, chunked=chunked)) < 1e-5
 
 
 def test_scores_of_capped_layers_are_computed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

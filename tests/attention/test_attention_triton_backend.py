@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bough.attention.base import AttentionSpec
 from bough.attention.split_backend import SplitAttention
 from bough.attention.triton_backend import TritonAttention
 from bough.core.model_config import ModelConfig, RopeConfig
@@ -45,9 +46,9 @@ STEPS = [
 
 
 def triton_backend(config: ModelConfig) -> TritonAttention:
-    def make_work(window: int | None) -> DecodeWork:
-        shape = (8, config.num_heads, config.num_kv_heads, config.head_dim, torch.device("cpu"))
-        return DecodeWork(*shape, window=window, programs=INTERPRETED_PROGRAMS)
+    def make_work(layer: AttentionSpec) -> DecodeWork:
+        shape = (8, layer.heads, layer.kv_heads, layer.head_dim, torch.device("cpu"))
+        return DecodeWork(*shape, window=layer.window, programs=INTERPRETED_PROGRAMS)
 
     prefill = config_for(config.num_heads, config.num_kv_heads, config.head_dim, torch.float32)
     return TritonAttention(lambda array: torch.from_numpy(np.ascontiguousarray(array)), make_work, prefill)

@@ -64,6 +64,9 @@ def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
         ({"tp_size": 0}, "tp_size must be at least 1"),
         ({"dp_size": 2}, "dp_size: this engine does not have it yet"),
         ({"enable_lora": True}, "enable_lora: this engine does not have it yet"),
+        ({"load_format": "pt"}, r"must be one of auto, .*; got 'pt'\. .*save them as safetensors"),
+        ({"load_format": "runai_streamer"}, "safetensors reads the same files"),
+        ({"load_format": "remote"}, "Fetch the files first"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(values: dict[str, object], words: str) -> None:

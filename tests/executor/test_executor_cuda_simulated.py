@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
-from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
-from bough.core.plan import BatchPlan, Limits
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RecurrentConfig
+from bough.core.plan import BatchPlan, Executor, Limits
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor import cuda_executor, cuda_parts, graphs, staging
@@ -31,15 +32,21 @@ from bough.executor.graphs import GraphSizes
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.sizing import StepShape
+from bough.executor.threaded import ThreadedExecutor
+from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.work import DecodeWork
+from bough.kernels.invariant_ops import INVARIANT
+from bough.kernels.ops import REFERENCE
 from bough.kernels.projected_decode import triton as projected
+from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
 from bough.models.registry import build_model
 from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.one_row import tokens_of as greedy_tokens
+from tests.fakes.scheduler_bench import Bench
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
 CPU = torch.device("cpu")
@@ -179,22 +186,6 @@ def test_which_decodes_with_few_keys_have_graphs(
     assert list(graph_sizes(weights, Settings.from_flat(flags), shape, forward_bytes=0).few_keys) == few
 
 
-@pytest.mark.parametrize(
-    ("moe", "captured"),
-    [
-        (MoEConfig(4, 2, 32), True),
-        (MoEConfig(4, 2, 32, biases=True), False),
-        (MoEConfig(4, 2, 32, scores="sparsemixer"), False),
-    ],
-)
-def test_experts_without_kernels_are_not_captured(moe: MoEConfig, captured: bool) -> None:
-    model: Any = None
-    config = replace(CONFIG, moe=moe)
-    weights = LoadedWeights(model, config, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
-    shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
-    assert bool(graph_sizes(weights, Settings.from_flat({}), shape, forward_bytes=0).decode) is captured
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_heads_that_triton_cannot_multiply_are_refused_with_what_to_do(
@@ -217,17 +208,25 @@ def test_decodes_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWe
 LATENTS = replace(CONFIG, num_kv_heads=1, head_dim=20, latent=LatentConfig(20, 8, 12, 10))
 
 
-def latent_weights() -> LoadedWeights:
+INDEX = IndexConfig(heads=9, head_dim=14, top=7, layers=(True, False))
+SPARSE = replace(LATENTS, latent=LatentConfig(20, 8, 12, 10, query_rank=16, index=INDEX))
+
+
+def latent_weights(config: ModelConfig) -> LoadedWeights:
     torch.manual_seed(0)
-    model = build_model(LATENTS, Topology(), torch.float16, CPU)
+    model = build_model(config, Topology(), torch.float16, CPU)
     for slot in model.slots():
         slot.target.normal_(0.0, 0.3)
-    return LoadedWeights(model, LATENTS, torch.float16, CPU, Topology(), 0, torch.float16)
+    return LoadedWeights(model, config, torch.float16, CPU, Topology(), 0, torch.float16)
 
 
 @pytest.mark.slow
-def test_latent_attention_gives_the_same_by_graphs_in_deterministic_mode_and_by_torch() -> None:
-    weights, lengths, wanted = latent_weights(), [9, 28], []
+@pytest.mark.parametrize("config", [pytest.param(LATENTS, id="full"), pytest.param(SPARSE, id="sparse")])
+def test_latent_attention_gives_the_same_by_graphs_in_deterministic_mode_and_by_torch(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bough.kernels.sparse_index.triton.PROGRAMS", INTERPRETED_PROGRAMS)
+    weights, lengths, wanted = latent_weights(config), [9, 28], []
     for flags in ({"attention_backend": "torch"}, {}, {"enable_deterministic_inference": True}):
         settings = Settings.from_flat(flags)
         mixed = () if flags else (16,)  # of the two prompts one is captured, the other is long enough to be expanded
@@ -312,3 +311,47 @@ def test_modules_of_transformers_give_the_same_tokens_without_graphs(tmp_path: P
         executor.close()
     assert found[0] == found[1]
     assert graphs[0] > graphs[1] == 0
+
+
+RECURRENT = replace(
+    CONFIG,
+    architecture="Qwen3NextForCausalLM",
+    recurrent=RecurrentConfig((True, False), heads=4, value_dim=12, conv_width=4, key_heads=2, key_dim=10),
+    attention_gate=True,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["graphs", "no graphs", "deterministic"])
+def test_states_are_those_of_torchs_executor(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the scheduler: prompts in chunks beside decodes, and one that goes on with the copy of a state."""
+    table = INVARIANT if kind == "deterministic" else TRITON
+    settings = Settings.from_flat({"enable_deterministic_inference": kind == "deterministic"})
+    limits = Limits(3, 4, (60, 6), 64, 60, 8, "", groups=RECURRENT.kv_groups)
+    executors: list[Executor] = []
+    for ops in (REFERENCE, table):
+        monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic, ops=ops: ops)
+        model = build_model(RECURRENT, Topology(), torch.float32, CPU)
+        torch.manual_seed(0)
+        for slot in model.slots():
+            slot.fill(0, torch.randn(slot.target.shape) * 0.3)
+        loaded = LoadedWeights(model, RECURRENT, torch.float32, CPU, Topology(), 0, torch.float32)
+        if ops is REFERENCE:
+            pool = cuda_parts.build_pool(loaded, limits.pages, limits.page_size)
+            executors.append(ThreadedExecutor(TorchExecutor(model, pool, TorchAttention(), limits)))
+        else:
+            sizes = GraphSizes(decode=(1, 3), mixed=(11,)) if kind == "graphs" else GraphSizes()
+            executors.append(assemble(loaded, settings, limits, sizes))
+    prompt, outputs = [int(token) for token in np.arange(19) * 7 % 60], []
+    for executor in executors:
+        bench = Bench(cast(Any, executor), enable_mixed_chunk=True)
+        options = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
+        for handle, given in enumerate(([3, 4, 5], prompt)):
+            bench.ask(handle, given, **options)
+        bench.run()
+        bench.ask(2, [*prompt, 1, 2], **options)
+        bench.run()
+        assert bench.out.started[2].cached_tokens > 0
+        outputs.append(bench.out.outputs)
+        executor.close()
+    assert outputs[0] == outputs[1]

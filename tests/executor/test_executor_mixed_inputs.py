@@ -67,7 +67,7 @@ class Device:
         )
         self.attention = TritonAttention(
             staging.to_device,
-            lambda window: DecodeWork(4, 4, 2, 16, CPU, window=window, programs=INTERPRETED_PROGRAMS),
+            lambda layer: DecodeWork(4, 4, 2, 16, CPU, window=layer.window, programs=INTERPRETED_PROGRAMS),
             prefill,
         )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, MoEConfig, RopeConfig
+from bough.executor.native_recorder import NotRecordedError, Recorder, Recording
 from bough.executor.native_tapes import why_not_recorded
 
 LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeConfig(10000.0))
@@ -21,6 +24,12 @@ LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeCo
         {"unrotated_layers": (True, False), "attention_sinks": True},
         {"moe": MoEConfig(5, 2, 32, shared_size=16, shared_gate=True, dense_layers=(True, False))},
         {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5, apart=True)},
+        {"norm": "layer", "norm_plus_one": True, "mlp": "plain", "activation": "relu2"},
+        {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5), "learned_positions": True},
+        {"qk_norm": True, "qk_norm_whole": True, "query_growth": (0.1, 16, 0)},
+        {"qk_norm": True, "qk_norm_last": True, "moe": MoEConfig(5, 2, 32, scores="sparsemixer")},
+        {"logit_scale": 0.5, "head_bias": True},
+        {"latent": LatentConfig(9, 4, 4, 5, query_rank=6)},
         {"attention_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 8, "sliding_layers": (True, False)},
     ],
 )
@@ -31,18 +40,35 @@ def test_what_is_recorded(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "lacks"),
     [
-        ({"norm": "layer"}, "layer_norm"),
-        ({"mlp": "plain"}, "silu"),
-        ({"rope": RopeConfig(10000.0, partial_rotary_factor=0.5)}, "__getitem__"),
-        ({"qk_norm": True, "qk_norm_whole": True}, "__getitem__"),
-        ({"qk_norm": True, "qk_norm_last": True}, "__getitem__"),
-        ({"query_growth": (0.1, 16)}, "__getitem__"),
-        ({"moe": MoEConfig(5, 2, 32, scores="sparsemixer")}, "sparsemixer routing"),
+        ({"sliding_window": 8, "sliding_layers": (True, True), "chunked": True}, "attention within chunks"),
+        ({"shared_kv_layers": 1}, "index_select"),
+        ({"moe": MoEConfig(5, 1, 32, scores="sigmoid", scales_inputs=True)}, "experts with scaled inputs"),
         ({"moe": MoEConfig(1025, 2, 32)}, "1025 experts"),
-        ({"learned_positions": True}, "index_select"),
-        ({"logit_scale": 0.5}, "mul"),
-        ({"head_bias": True}, "add"),
+        ({"rope": RopeConfig(10000.0, sections=(1, 2, 1))}, "rotation by several positions"),
+        ({"latent": LatentConfig(513, 64, 4, 5)}, "latents of 577 numbers"),
+        ({"latent": LatentConfig(9, 4, 4, 5, query_rank=6, index=IndexConfig(3, 4, 8))}, "sparse attention"),
     ],
 )
 def test_what_is_not_recorded_is_named(fields: dict[str, Any], lacks: str) -> None:
     assert lacks in (why_not_recorded(replace(LLAMA, **fields)) or "")
+
+
+@pytest.mark.parametrize(
+    ("compute", "lacks"),
+    [
+        (lambda rows: rows.tanh(), "tanh"),
+        (lambda rows: rows + 1.0, "add"),
+        (lambda rows: rows * rows, "mul"),
+        (lambda rows: rows.view(3, 2, 4).transpose(0, 1) + 1.0, "add"),
+        (lambda rows: torch.empty(3, 8, device="meta") * 2.0, "numbers that are no rows"),
+    ],
+)
+def test_what_torch_would_compute_is_recorded_or_refused(
+    compute: Callable[[torch.Tensor], torch.Tensor], lacks: str
+) -> None:
+    recorder = Recorder(tokens=3, logits=1)
+    rows, weight = recorder.rows(8, on_logits=False), torch.ones(8)
+    with Recording(recorder):
+        assert recorder.place(rows * 2.0 + (weight + 1)).buffer.width == 8
+        with pytest.raises(NotRecordedError, match=lacks):
+            compute(rows)

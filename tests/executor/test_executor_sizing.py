@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bough.core.errors import ResourceError
+from bough.core.model_config import ModelConfig, RecurrentConfig, RopeConfig
 from bough.core.settings import MemorySettings, Settings
 from bough.executor.load_model import resolve_chunk
 from bough.executor.machine import free_memory_bytes, usable_cores
-from bough.executor.sizing import CacheShape, CacheSize, size_cpu_cache, size_gpu_cache
+from bough.executor.sizing import CacheShape, CacheSize, default_rows, size_cpu_cache, size_gpu_cache
 from bough.loader.config import read_config
 from bough.loader.locate import locate
 
 GIB = 2**30
+CONFIG = ModelConfig("LlamaForCausalLM", 24, 40, 2, 4, 2, 8, 60, 64, 1e-5, RopeConfig(10000.0))
 
 
 def size(settings: MemorySettings, free: int = 8 * GIB, context: int = 1000) -> CacheSize:
@@ -159,3 +162,29 @@ def test_windows_take_their_share_and_no_more_than_the_rows_can_use() -> None:
 def test_without_full_attention_the_windows_decide() -> None:
     shape = CacheShape(0, 2**20, ratio=0.5, least_window=10, most_window=10**6)
     assert shape.fitting(GIB) == 2048 and shape.window_tokens(2048) == 1024
+
+
+STATES = RecurrentConfig((True, True), heads=16, value_dim=128, conv_width=1, key_dim=128)  # 2 MiB a page
+
+
+def test_states_take_what_the_rows_need_and_leave_the_rest_to_attention() -> None:
+    config = replace(CONFIG, recurrent=STATES)
+    shape = CacheShape.of(config, (2**20,), MemorySettings(), rows=8, chunk_tokens=16)
+    assert (shape.state_bytes, shape.states, shape.nbytes(10)) == (2 * 2**20, 16, (32 + 10) * 2**20)
+    assert shape.page_bytes(16) == (16 * 2**20, 2 * 2**20)
+    assert shape.fitting(GIB) == 1024 - 32 and shape.fitting(2**20) == 0
+    made = CacheSize.of(shape, 100, 16, "somewhere")
+    assert made.pages == (6, 16) and "recurrent layers have 16 states (0.03 GiB)" in made.note
+
+
+def test_a_window_beside_states_keeps_its_group() -> None:
+    windows = replace(CONFIG, sliding_window=8, sliding_layers=(True, False), recurrent=STATES)
+    shape = CacheShape.of(windows, (2**20, 2**20), MemorySettings(), rows=8, chunk_tokens=16)
+    assert [group.kind for group in windows.kv_groups] == ["full", "window", "state"]
+    assert len(CacheSize.of(shape, 100, 1, "").pages) == len(shape.page_bytes(1)) == 3
+
+
+@pytest.mark.parametrize(("memory", "rows"), [(GIB, 128), (100 * GIB, 512), (2**20, 1)])
+def test_as_many_rows_run_as_have_their_states_in_half_of_the_memory(memory: int, rows: int) -> None:
+    assert default_rows(replace(CONFIG, recurrent=STATES), 512, memory) == rows
+    assert default_rows(CONFIG, 512, memory) == 512

@@ -35,6 +35,7 @@ class Case:
     dtype: torch.dtype = torch.float32  # of the cache
     input_dtype: torch.dtype | None = None  # of the queries; None: the cache's
     sinks: bool = False
+    chunked: bool = False
 
 
 def error_of(case: Case, backend: AttentionBackend) -> float:
@@ -80,7 +81,9 @@ def error_of(case: Case, backend: AttentionBackend) -> float:
     q = torch.randn(len(slots), heads, HEAD_DIM).to(dtype)
     k, v = torch.randn(2, len(slots), case.kv_heads, HEAD_DIM).to(dtype)
     sinks = torch.randn(heads) if case.sinks else None
-    spec = AttentionSpec(0, 0.4, case.window, case.softcap, heads, case.kv_heads, HEAD_DIM, sinks=sinks)
+    spec = AttentionSpec(
+        0, 0.4, case.window, case.softcap, heads, case.kv_heads, HEAD_DIM, sinks=sinks, chunked=case.chunked
+    )
     backend.prepare(batch)
     pool.keys[0][slots], pool.values[0][slots] = k.to(case.dtype), v.to(case.dtype)  # as the layer does first
     out = backend.run(q, k, v, spec, pool)
@@ -98,6 +101,7 @@ def error_of(case: Case, backend: AttentionBackend) -> float:
         case.window,
         case.softcap,
         sinks,
+        case.chunked,
     )
     return float((out.double() - truth).abs().max())
 

@@ -53,7 +53,9 @@ class Forward:
     ) -> None:
         self.model = model
         self.pool = KVPool(model.config, (pages, pages), page_size, dtype, CPU, Topology(), scales)
-        for tensor in (*self.pool.keys, *self.pool.values):
+        states = self.pool.states
+        matrices = () if states is None else (*states.tails.values(), *states.matrices.values())
+        for tensor in (*self.pool.keys, *self.pool.values, *self.pool.index_keys.values(), *matrices):
             tensor.fill_(float("nan"))
         self.attention: AttentionBackend = TorchAttention()
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32)
@@ -96,15 +98,21 @@ class Forward:
             for position in range(self.lengths[row], self.lengths[row] + len(new)):
                 slots.append(int(self.page_table[row, position // size]) * size + position % size)
                 positions.append(position)
+        fresh = self.page_table[[row for row in tokens if not self.lengths[row]], 0].long()
+        if self.pool.states is not None:
+            self.pool.states.copy(torch.zeros_like(fresh), fresh)
         query_lens = np.array([len(new) for new in tokens.values()], dtype=np.int32)
+        starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
         return AttentionBatch(
             rows=torch.tensor(list(tokens)),
             lengths=torch.tensor([self.lengths[row] + len(new) for row, new in tokens.items()], dtype=torch.int32),
             decodes=_leading_single(query_lens),
             query_lens=query_lens,
-            query_starts=np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32),
+            query_starts=starts,
             context_lens=np.array([self.lengths[row] for row in tokens], dtype=np.int32),
-            page_tables=(self.page_table,) * 2,  # windows have the pages of full attention
+            # Windows have the pages of full attention, and so has a row's state: the first of them.
+            page_tables=(self.page_table,) * 2,
+            starts=torch.from_numpy(starts),
             slots=(torch.tensor(slots),) * 2,
             positions=torch.tensor(positions),
             page_size=size,

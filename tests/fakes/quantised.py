@@ -192,12 +192,21 @@ FORMATS: dict[str, Format] = {
 }
 
 
+# The usual size of groups, for models whose widths are multiples of it.
+WIDE_FORMATS: dict[str, Format] = {
+    "w4a16-128": Format(lambda w: packed_integers(w, 128), _compressed("pack-quantized", 4, "int")),
+    "awq-128": Format(lambda w: awq(w, 128), {**FORMATS["awq"].config, "group_size": 128}),
+    "gptq-128": Format(lambda w: gptq(w, 128), {**GPTQ, "group_size": 128}),
+    "gptq-128-symmetric": Format(lambda w: gptq(w, 128, symmetric=True), {**GPTQ, "group_size": 128, "sym": True}),
+}
+
+
 def write_quantised(
     folder: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], name: str, only: str = ""
 ) -> Tensors:
     """Writes a checkpoint whose projections are quantised, or those with `only` in their names; returns the values of
     all its weights."""
-    form = FORMATS[name]
+    form = (FORMATS | WIDE_FORMATS)[name]
     held, values = {}, {}
     for key, weight in weights.items():
         if not key.endswith(("_proj.weight", "_proj_with_mqa.weight")) or only not in key:

@@ -2,7 +2,8 @@
 """Compiles every Triton kernel ahead of time, through the very launches that the engine makes, for a device that need
 not be there, and checks that each fits its shared memory: `python tests/kernels/compile_all.py cuda 90`, or
 `... hip gfx942`. With `--sample largest`, only attention of wide heads, which needs the most of it; with
-`--sample usual`, every kernel once, in bfloat16 with heads of 128; with `--sample latents`, latent attention.
+`--sample usual`, every kernel once, in bfloat16 with heads of 128; with `--sample latents`, latent attention, and with
+`--sample states`, recurrent layers.
 
 The interpreter, in which the other tests run, checks no types and knows no device. Nothing is run here.
 """
@@ -29,10 +30,12 @@ from triton.runtime.jit import JITFunction
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation.triton import gelu_tanh_mul, silu_mul
+from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import tiling as expert_cuts
+from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems
@@ -41,19 +44,22 @@ from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.log_normaliser.triton import log_normaliser
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Norm
+from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
+from bough.kernels.recurrence.triton import recurrence_, recurrence_by_tokens_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.routing.triton import norm_route, route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.sparse_index.triton import choose_slots, index_store_
+from bough.kernels.state_rows import StateRows
 from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.kernels.w4_linear.reference import W4Rows
 from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear, w4_norm_gate_up, w4_norm_linear
@@ -61,9 +67,11 @@ from bough.sampling.state import SamplingState
 
 ROWS, HEADS, KV_HEADS, VOCABULARY = 4, 8, 2, 151_936
 HIDDEN, INNER = 4096, 14336
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 EDGES = (64, 256)  # heads that are also compiled with a window and capped scores
+SUNK = 128  # and with sinks
 LATENT_HEADS = (16, 128)
+INDEX_HEADS = (32, 64)
 SHARED_BYTES = {  # that a program may have
     "80": 166_912,
     "86": 101_376,
@@ -201,6 +209,13 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
     if head_dim in EDGES:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(dtype, window=64, softcap=30.0)
+        attention.prefill(dtype, window=64, chunked=True)
+        attention.invariant(dtype, window=64, chunked=True)
+    if head_dim == SUNK:
+        for kind in (attention.prefill, attention.decode, attention.invariant):
+            kind(dtype, sinks=torch.zeros(HEADS, dtype=dtype))
+        if dtype != torch.float32:
+            attention.projected(sinks=torch.zeros(HEADS, dtype=dtype))
 
 
 def launch_latents(heads: int, arch: str) -> None:
@@ -275,18 +290,22 @@ def launch_grouped(dtype: torch.dtype) -> None:
 def launch_experts(dtype: torch.dtype, arch: str) -> None:
     moe = MoEConfig(32, 4, 256, scores="sigmoid", correction_bias=True, groups=4, top_groups=2)
     gate_up, down = torch.zeros(32, 512, 256, dtype=dtype), torch.zeros(32, 256, 256, dtype=dtype)
+    biased = ExpertMatrices(gate_up, down, gate_up[:, :, 0].clone(), down[:, :, 0].clone(), (1.7, 7.0))
+    others = MoEConfig(32, 2, 256, scores="sparsemixer", jitter=0.01)
     bias, norm = torch.zeros(32), Norm(torch.ones(256, dtype=dtype), 1e-6, False)
     for tokens in (1, 8, 32, 160, 512, 1024):  # each kind of cut
         x = torch.zeros(tokens, 256, dtype=dtype)
         routed = route(torch.zeros(tokens, 32, dtype=dtype), moe, bias, count=tokens > 16)
         sizes = (dtype.itemsize, dtype.itemsize, SHARED_BYTES[arch])
         cut = expert_cuts.fitted(expert_cuts.config_for(tokens, 4, 32), *sizes)
-        multiply(x, gate_up, down, routed, "silu", config=None if tokens == 1 else cut)
+        multiply(x, ExpertMatrices(gate_up, down), routed, "silu", config=None if tokens == 1 else cut)
+        if tokens in (1, 8, 1024):
+            multiply(x, biased, routed, "silu", config=None if tokens == 1 else cut)
         for group in (0, 128) if arch in EIGHT_BIT_TILES and tokens != 32 else ():  # whose cut is that of 8
             small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
             wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)
             cut = expert_cuts.fitted(wide, dtype.itemsize, 1, SHARED_BYTES[arch])
-            multiply(x, *small, routed, "silu", config=None if tokens == 1 else cut)
+            multiply(x, ExpertMatrices(*small), routed, "silu", config=None if tokens == 1 else cut)
         for group in (32, 128) if dtype != torch.float32 and tokens in (8, 160, 1024) else ():
             packed = [
                 W4Rows(
@@ -297,8 +316,12 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
                 for m in (gate_up, down)
             ]
             cut = expert_cuts.fitted(expert_cuts.w4_config_for(tokens, 4, 32), dtype.itemsize, 1, SHARED_BYTES[arch])
-            multiply(x, *packed, routed, "silu", config=cut)
-        norm_route(x, x, norm, gate_up[0, :32], bias, moe, count=tokens > 16)
+            multiply(x, ExpertMatrices(*packed), routed, "silu", config=cut)
+            if group == 32:
+                floats = [Fp4Rows(part.words, part.zeros) for part in packed]
+                multiply(x, ExpertMatrices(*floats, *biased[2:]), routed, "silu", config=cut)
+        norm_route(x, x, norm, Router(gate_up[0, :32], bias), moe, count=tokens > 16)
+        norm_route(x, x, norm, Router(gate_up[0, :32], None, down[0, 0, :32]), others, count=tokens > 16)
 
 
 def launch_w4(dtype: torch.dtype, group: int, arch: str) -> None:
@@ -312,6 +335,25 @@ def launch_w4(dtype: torch.dtype, group: int, arch: str) -> None:
     w4_norm_linear(x, x.clone(), norm, weight)
     w4_norm_gate_up(x, x.clone(), norm, weight, "silu")
     w4_dequantize(weight, HIDDEN, dtype)
+
+
+def launch_states(dtype: torch.dtype, arch: str) -> None:
+    """Recurrences of Qwen's, Kimi's and Mamba's widths."""
+    table, rows = torch.zeros(8, 16, dtype=torch.int32), torch.arange(ROWS, dtype=torch.int32)
+    starts = torch.arange(ROWS + 1, dtype=torch.int32)
+    steps = [StateRows(table, rows, starts.numpy(), each) for each in (None, starts)]
+    precision = "ieee" if arch.startswith("gfx") or dtype == torch.float32 else "tf32"
+    for key_dim, value_dim, delta in ((128, 128, True), (128, 64, False), (256, 64, False)):
+        q, k = (torch.zeros(ROWS, 2, key_dim, dtype=dtype) for _ in range(2))
+        v, decay = torch.zeros(ROWS, 4, value_dim, dtype=dtype), torch.zeros(ROWS, 4)
+        beta, matrices = v[..., 0] if delta else None, torch.zeros(9, 4, key_dim, value_dim)
+        for step in steps:
+            recurrence_(q, k, v, decay, beta, matrices, step, precision=precision)
+            recurrence_by_tokens_(q, k, v, decay[..., None].expand(-1, -1, key_dim), beta, matrices, step)
+    x, tails, weight = torch.zeros(ROWS, 512, dtype=dtype), torch.zeros(9, 3, 512), torch.zeros(512, 4, dtype=dtype)
+    for step in steps:
+        for bias, silu in ((weight[:, 0].contiguous(), True), (None, False)):
+            causal_conv_(x, weight, bias, tails, step, silu)
 
 
 def launch_step(dtype: torch.dtype) -> None:
@@ -333,6 +375,7 @@ def launch_all(arch: str) -> None:
     for dtype, head_dims in ((torch.bfloat16, HEAD_DIMS), (torch.float32, HEAD_DIMS), (torch.float16, HEAD_DIMS[:1])):
         print(dtype)
         launch_layers(dtype, arch)
+        launch_states(dtype, arch)
         launch_step(dtype)
         for head_dim in head_dims:
             print(f"heads of {head_dim}")
@@ -343,7 +386,7 @@ def launch_all(arch: str) -> None:
 def launch_largest(arch: str) -> None:
     """Of prefill attention and invariant attention what wants the most shared memory."""
     room = SHARED_BYTES[arch]
-    for head_dim in (128, 256):
+    for head_dim in (128, 256, 512):
         Attention(torch.bfloat16, head_dim, room).prefill(torch.bfloat16)
     Attention(torch.bfloat16, 128, room).invariant(torch.bfloat16)
 
@@ -351,17 +394,30 @@ def launch_largest(arch: str) -> None:
 def launch_usual(arch: str) -> None:
     launch_layers(torch.bfloat16, arch)
     launch_experts(torch.bfloat16, arch)
+    launch_states(torch.bfloat16, arch)
     launch_step(torch.bfloat16)
     launch_attention(torch.bfloat16, 128, arch)
+
+
+def launch_sparse_index(heads: int) -> None:
+    """That of DeepSeek V3.2 and GLM-5."""
+    dim, dtype, table = 128, torch.bfloat16, torch.zeros(8, 4096, dtype=torch.int32)
+    q, weights, cache = (torch.zeros(*shape, dtype=dtype) for shape in ((ROWS, heads, dim), (ROWS, heads), (100, dim)))
+    angles, places, rows = torch.zeros(32, 32), torch.arange(ROWS), torch.arange(ROWS, dtype=torch.int32)
+    index_store_(q, cache[:ROWS], cache[0], cache[0], 1e-6, angles, angles, places, places, cache)
+    choose_slots(q, weights, cache, table, rows, rows, 2048, page_size=16)
 
 
 def launch_of_latents(arch: str) -> None:
     for heads in LATENT_HEADS:
         launch_latents(heads, arch)
+    for heads in INDEX_HEADS:
+        launch_sparse_index(heads)
 
 
 LAUNCHES = {
     "all": launch_all,
+    "states": lambda arch: launch_states(torch.bfloat16, arch),
     "experts": lambda arch: launch_experts(torch.bfloat16, arch),
     "fp8": lambda arch: launch_grouped(torch.bfloat16),
     "latents": launch_of_latents,

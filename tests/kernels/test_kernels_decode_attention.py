@@ -20,6 +20,8 @@ from bough.kernels.paged_attention.reference import paged_attention
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 from tests.kernels.closeness import assert_near
 
+SINKS = torch.tensor([-3.0, 0.5, 2.0, 5.0])  # of four heads
+
 
 @dataclass
 class Case:
@@ -38,7 +40,7 @@ class Case:
             self.q.to(dtype), self.k_cache.to(dtype), self.v_cache.to(dtype), self.page_table, self.rows, self.lengths
         )  # fmt: skip
 
-    def expected(self, **options: float | None) -> torch.Tensor:
+    def expected(self, **options: object) -> torch.Tensor:
         options.setdefault("scale", 0.125)
         return reference.decode_attention(*self.cast(torch.float64), None, page_size=self.page_size, **options)  # type: ignore[arg-type]
 
@@ -91,9 +93,9 @@ def test_reference_equals_paged_attention() -> None:
     case = make([5, 1, 17], torch.device("cpu"), page_size=4)
     q, k, v, table, rows, lengths = case.cast(torch.float64)
     expected = paged_attention(
-        q, k, v, table[rows.long()], range(4), [n - 1 for n in lengths.tolist()], 4, 0.125, window=6, softcap=2.0
+        q, k, v, table[rows.long()], range(4), [n - 1 for n in lengths.tolist()], 4, 0.125, 6, 2.0, SINKS
     )
-    torch.testing.assert_close(case.expected(window=6, softcap=2.0), expected)
+    torch.testing.assert_close(case.expected(window=6, softcap=2.0, sinks=SINKS), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -125,6 +127,16 @@ def test_softcap_and_stored_scales(device: torch.device) -> None:
     case = make([20, 150], device)
     got = case.computed(softcap=1.5, k_scale=2.0, v_scale=0.5, scale=0.5)
     assert_near(got, case.expected(softcap=1.5, k_scale=2.0, v_scale=0.5, scale=0.5))
+
+
+@pytest.mark.parametrize("window", [None, 200])
+def test_sinks_count_once_however_many_parts_a_row_has(device: torch.device, window: int | None) -> None:
+    case, sinks = make([1, 20, 700], device), SINKS.to(device)
+    work = DecodeWork(3, 4, 2, 64, device, window=window, programs=16)
+    plan_decode(case.lengths, work)
+    assert [int(work.items[i, 3]) > 1 for i in (0, 1, 2)] == [False, False, True]
+    options = {"window": window, "sinks": sinks, "v_scale": 0.5}
+    assert_near(case.computed(work, **options), case.expected(**options))
 
 
 def test_a_given_output_and_config_are_used(device: torch.device) -> None:

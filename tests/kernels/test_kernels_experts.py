@@ -12,16 +12,17 @@ pytest.importorskip("triton")
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation.reference import silu_mul
-from bough.kernels.experts import reference
+from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.tiling import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
-from bough.kernels.ops import Norm
+from bough.kernels.ops import REFERENCE, ExpertMatrices, Norm, Ops, Router
 from bough.kernels.quantize_rows import reference as quantizing
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
 from bough.kernels.routing.triton import Routed, counters, most_tiles, norm_route, put_in_order, route
+from bough.kernels.triton_ops import TRITON
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack
 from tests.kernels.closeness import assert_near
 
@@ -44,6 +45,8 @@ ROUTINGS = [
     replace(MOE, experts=64, per_token=8),
     replace(MOE, simulate="uniform", scale=3.0),
     replace(MOE, experts=60, per_token=4, simulate="uniform"),
+    replace(MOE, per_token=2, scores="sparsemixer", jitter=0.1),
+    replace(MOE, per_token=3, scores="sparsemixer", jitter=0.01, scale=2.0),
 ]
 
 
@@ -58,7 +61,7 @@ def test_each_token_gets_the_same_experts_and_weights(moe: MoEConfig, device: to
     torch.testing.assert_close(_by_expert(got.ids, got.weights, moe), _by_expert(ids, weights, moe))
 
 
-@pytest.mark.parametrize("moe", [ROUTINGS[0], ROUTINGS[4], ROUTINGS[6]])
+@pytest.mark.parametrize("moe", [replace(MOE, biases=True), ROUTINGS[4], ROUTINGS[6], ROUTINGS[10]])
 @pytest.mark.parametrize("rows", [3, 21])
 @pytest.mark.parametrize("added", [False, True])
 def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: bool, device: torch.device) -> None:
@@ -67,7 +70,8 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
     residual = torch.randn(rows, 72, device=device) if added else None
     norm = Norm(torch.randn(72, device=device), 1e-6, True)
     bias = torch.randn(moe.experts, device=device) * 0.3 if moe.correction_bias else None
-    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=rows > 16)
+    logit_bias = torch.randn(moe.experts, device=device) if moe.biases else None
+    routed, normed, stream = norm_route(x, residual, norm, Router(router, bias, logit_bias), moe, count=rows > 16)
     if rows > 16:
         assert routed.ranks is not None
         assert counters(device)[: moe.experts + moe.appended].tolist() == torch.bincount(routed.ids.flatten()).tolist()
@@ -75,7 +79,7 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
     expected, total = rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
     torch.testing.assert_close(normed, expected)
     torch.testing.assert_close(stream, total)
-    ids, weights = plain_routing.route(F.linear(expected, router), moe, bias)
+    ids, weights = plain_routing.route(F.linear(expected, router, logit_bias), moe, bias)
     got = _by_expert(routed.ids, routed.weights, moe)
     torch.testing.assert_close(got, _by_expert(ids, weights, moe), atol=1e-5, rtol=1e-4)
 
@@ -83,6 +87,26 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
 def _by_expert(ids: torch.Tensor, weights: torch.Tensor, moe: MoEConfig) -> torch.Tensor:
     """[tokens, experts + appended]: equal scores may stand in another order."""
     return torch.zeros(len(ids), moe.experts + moe.appended, device=ids.device).scatter_(1, ids.long(), weights)
+
+
+@pytest.mark.parametrize("ops", [REFERENCE, TRITON, INVARIANT])
+def test_experts_are_chosen_by_logits_that_are_not_rounded(ops: Ops, device: torch.device) -> None:
+    """1024 and 1024.25 are one number in float16."""
+    x = torch.zeros(3, 32, dtype=torch.float16, device=device)
+    x[:, 0], x[:, 1] = 1024.0, 1.0
+    router = torch.zeros(4, 32, dtype=torch.float16, device=device)
+    router[:3, 0], router[1, 1] = 1.0, 0.25
+    logits = ops.router_logits(x, router)
+    torch.testing.assert_close(logits, x.float() @ router.float().T)
+    gate_up = torch.ones(4, 32, 32, dtype=torch.float16, device=device) / 1024
+    down = torch.arange(4, device=device).half().view(4, 1, 1).expand(4, 32, 16).contiguous()
+    moe = MoEConfig(experts=4, per_token=1, intermediate_size=16)
+    found = ops.routed_experts(x, Router(router), moe, ExpertMatrices(gate_up, down), "silu")
+    one = reference.experts(
+        x, gate_up, down, torch.ones(3, 1, dtype=torch.int32, device=device), torch.ones(3, 1, device=device), "silu"
+    )
+    assert one.abs().min() > 0
+    torch.testing.assert_close(found, one, atol=0.1, rtol=0.05)
 
 
 def test_simulated_experts_are_drawn_evenly_and_never_twice() -> None:
@@ -132,7 +156,7 @@ def test_products_are_those_of_plain_torch(
     gate_up = torch.randn(MOE.experts, 80, 72, device=device) / 8
     down = torch.randn(MOE.experts, 72, 40, device=device) / 6
     routed = route(torch.randn(tokens, MOE.experts, device=device), MOE, None, count=tokens > 16)
-    got = fast.multiply(x, gate_up, down, routed, activation, config=config)
+    got = fast.multiply(x, ExpertMatrices(gate_up, down), routed, activation, config=config)
     exact = reference.experts(
         x.double(), gate_up.double(), down.double(), routed.ids, routed.weights.double(), activation
     )
@@ -184,7 +208,7 @@ def test_products_with_weights_of_8_bits(tokens: int, config: Tiling | None, gro
     x, (gate_up, down) = torch.randn(tokens, WIDE, device=device), small_experts(group, device)
     assert gate_up.group == down.group == group
     routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
-    got = fast.multiply(x, gate_up, down, routed, "silu", config=config)
+    got = fast.multiply(x, ExpertMatrices(gate_up, down), routed, "silu", config=config)
     if config is not None and config.small_rows:
         # A sum that lies in the middle between two numbers of 8 bits may become either.
         assert_near(got, by_hand(x, gate_up, down, routed, group), 2e-3, times=20)
@@ -228,9 +252,67 @@ def test_products_with_weights_of_4_bits(
     hidden, inner, group = sizes
     x, matrices = torch.randn(tokens, hidden, device=device), packed_experts(group, device, FEW, hidden, inner)
     routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
-    got = fast.multiply(x, *matrices, routed, "silu", config=config)
+    got = fast.multiply(x, ExpertMatrices(*matrices), routed, "silu", config=config)
     exact = reference.experts(x.double(), *matrices, routed.ids, routed.weights.double(), "silu")
     assert_near(got, exact, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "config", "clamped_gate"),
+    [
+        (2, None, None),
+        (1, None, (1.702, 0.7)),
+        (3, CUTS[0], (1.702, 0.7)),
+        (3, CUTS[1], None),
+        pytest.param(20, CUTS[2], (1.702, 0.7), marks=pytest.mark.slow),
+    ],
+)
+def test_experts_may_have_biases_and_a_clamped_gate(
+    tokens: int, config: Tiling | None, clamped_gate: tuple[float, float] | None, device: torch.device
+) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(tokens, 72, device=device)
+    shapes = ((12, 80, 72), (12, 72, 40), (12, 80), (12, 72))
+    tensors = [torch.randn(shape, device=device) / 6 for shape in shapes]
+    routed = route(torch.randn(tokens, MOE.experts, device=device), MOE, None, count=tokens > 16)
+    got = fast.multiply(x, ExpertMatrices(*tensors, clamped_gate), routed, "silu", config=config)
+    gate_up, down, *biases = (tensor.double() for tensor in tensors)
+    choice = (routed.ids, routed.weights.double(), "silu")
+    assert_near(got, reference.experts(x.double(), gate_up, down, *choice, *biases, clamped_gate), 1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.float16, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
+    ],
+)
+def test_experts_of_4_bit_floats(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(tokens, 96, device=device, dtype=dtype)
+    parts = []
+    for outputs, inputs in ((128, 96), (96, 64)):
+        codes = torch.randint(16, (5 * outputs, inputs), dtype=torch.uint8)
+        powers = torch.randint(118, 124, (5 * outputs, inputs // 32), dtype=torch.uint8)
+        packed = fp4.pack(fp4.FloatRows(codes, powers))
+        parts.append(fp4.Fp4Rows(*(part.view(5, outputs, -1).to(device) for part in packed)))
+    biases = [torch.randn(5, size, device=device).to(dtype) for size in (128, 96)]
+    routed = route(torch.randn(tokens, 5, device=device), replace(MOE, experts=5), None, count=tokens > 16)
+    got = fast.multiply(x, ExpertMatrices(*parts, *biases, (1.702, 7.0)), routed, "silu")
+    wide, choice = [bias.double() for bias in biases], (routed.ids, routed.weights.double(), "silu")
+    exact = reference.experts(x.double(), *parts, *choice, *wide, (1.702, 7.0))
+    assert_near(got, exact, 1e-5 if dtype == torch.float32 else None)
+
+
+def test_packed_4_bit_floats_are_those_of_the_checkpoint() -> None:
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes, powers = (torch.randint(most, (7, n), dtype=torch.uint8) for most, n in ((16, 160), (255, 5)))
+    signs = torch.where(codes < 8, 1.0, -1.0)
+    expected = values[(codes & 7).long()] * signs * torch.exp2(powers.float() - 127).repeat_interleave(32, dim=1)
+    assert torch.equal(fp4.dequantize(fp4.pack(fp4.FloatRows(codes, powers)), 160), expected)
 
 
 @pytest.mark.gpu
@@ -246,7 +328,7 @@ def test_cuts_of_4_bits_multiply_right(tokens: int, shape: tuple[int, int, int, 
         packed_experts(group, device, moe, hidden, inner),
     )
     logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
-    got = fast.routed_experts(x, logits, None, moe, *matrices, "silu")
+    got = fast.routed_experts(x, logits, None, moe, ExpertMatrices(*matrices), "silu")
     ids, weights = plain_routing.route(logits, moe, None)
     assert_near(got, reference.experts(x.float(), *matrices, ids, weights, "silu"), 2e-2)
 
@@ -258,9 +340,11 @@ def test_deterministic_products_of_8_bits_do_not_depend_on_the_batch(group: int)
     torch.manual_seed(4)
     x = torch.randn(700, 512, device=device, dtype=torch.bfloat16)
     router, matrices = torch.randn(64, 512, device=device).bfloat16(), small_experts(group, device, moe, 512, 256)
-    whole = INVARIANT.routed_experts(x, router, None, moe, *matrices, "silu")
+    whole = INVARIANT.routed_experts(x, Router(router), moe, ExpertMatrices(*matrices), "silu")
     for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
-        part = INVARIANT.routed_experts(x[first:last].contiguous(), router, None, moe, *matrices, "silu")
+        part = INVARIANT.routed_experts(
+            x[first:last].contiguous(), Router(router), moe, ExpertMatrices(*matrices), "silu"
+        )
         assert torch.equal(part, whole[first:last])
 
 
@@ -275,7 +359,7 @@ def test_cuts_of_8_bits_multiply_right(tokens: int, shape: tuple[int, int, int, 
     x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
     matrices = small_experts(group, device, moe, hidden, inner)
     logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
-    got = fast.routed_experts(x, logits, None, moe, *matrices, "silu")
+    got = fast.routed_experts(x, logits, None, moe, ExpertMatrices(*matrices), "silu")
     ids, weights = plain_routing.route(logits, moe, None)
     exact = reference.experts(x.float(), *matrices, ids, weights, "silu")
     rounded = config_for(tokens, top, experts, fp8=True, grouped=group > 0).small_rows
@@ -291,9 +375,11 @@ def test_deterministic_products_do_not_depend_on_the_batch() -> None:
         torch.randn(*shape, device=device, dtype=torch.bfloat16) / 16
         for shape in ((64, 512), (64, 512, 512), (64, 512, 256))
     )
-    whole = INVARIANT.routed_experts(x, router, None, moe, gate_up, down, "silu")
+    whole = INVARIANT.routed_experts(x, Router(router), moe, ExpertMatrices(gate_up, down), "silu")
     for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
-        part = INVARIANT.routed_experts(x[first:last].contiguous(), router, None, moe, gate_up, down, "silu")
+        part = INVARIANT.routed_experts(
+            x[first:last].contiguous(), Router(router), moe, ExpertMatrices(gate_up, down), "silu"
+        )
         assert torch.equal(part, whole[first:last])
 
 
@@ -308,7 +394,7 @@ def test_cuts_of_real_shapes_multiply_right(tokens: int, shape: tuple[int, int, 
     gate_up = torch.randn(experts, 2 * inner, hidden, device=device, dtype=torch.bfloat16) / hidden**0.5
     down = torch.randn(experts, hidden, inner, device=device, dtype=torch.bfloat16) / inner**0.5
     logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
-    got = fast.routed_experts(x, logits, None, moe, gate_up, down, "silu")
+    got = fast.routed_experts(x, logits, None, moe, ExpertMatrices(gate_up, down), "silu")
     ids, weights = plain_routing.route(logits, moe, None)
     exact = reference.experts(x.float(), gate_up.float(), down.float(), ids, weights, "silu")
     assert_near(got, exact, 2e-2)

@@ -131,12 +131,14 @@ def test_it_is_near_the_reference(
     "options",
     [
         {"window": 21},
+        {"sinks": torch.tensor([-3.0, 0.5, 2.0, 5.0])},
         *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"window": 70}, {"softcap": 1.5}, {"v_scale": 0.5})),
     ],
 )
 def test_the_bits_of_a_token_are_always_the_same(device: torch.device, options: dict[str, object]) -> None:
     """In one go, in chunks of every kind, as decodes that are split or not, alone and in company."""
     length = 75
+    options = {name: value.to(device) if torch.is_tensor(value) else value for name, value in options.items()}
     sequences = make([length, 66, 35], device)
     whole = sequences.step([(0, 0, length)], **options)[0]
     assert_near(whole, sequences.expected(0, **options))

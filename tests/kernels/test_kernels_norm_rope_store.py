@@ -97,6 +97,16 @@ def test_equals_the_formulas(
     check(step, expected, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("function", IMPLEMENTATIONS)
+def test_queries_alone_are_turned_and_nothing_is_stored(function: Callable[..., None], device: torch.device) -> None:
+    step, alone = (Step(*SMALL, 16, torch.float32, device) for _ in range(2))
+    q = step.expected(True, False)[0]
+    alone.qkv, alone.kv_heads = alone.qkv[:, : alone.heads].contiguous(), 0
+    alone.run(function, True, False)
+    assert_near(alone.qkv, q, 1e-5)
+    assert (alone.k_cache == 7.0).all() and (alone.v_cache == 7.0).all()
+
+
 @pytest.mark.parametrize("heads_together", [1, 2, 8])
 def test_any_block_of_heads_gives_the_same(heads_together: int, device: torch.device) -> None:
     step = Step(*SMALL, 24, torch.float32, device)

@@ -94,9 +94,10 @@ def test_reference_equals_paged_attention() -> None:
         keys = torch.cat((case.k_cache[slots].double(), k[part]))
         values = torch.cat((case.v_cache[slots].double(), v[part]))
         table = torch.arange(len(keys))[None]
-        row = paged_attention(q[part], keys, values, table, [0, len(q[part])], [context], 1, 0.125, 6, 2.0)
+        ends = [0, len(q[part])]
+        row = paged_attention(q[part], keys, values, table, ends, [context], 1, 0.125, 6, 2.0, torch.arange(4))
         expected.append(row)
-    torch.testing.assert_close(case.expected(window=6, softcap=2.0), torch.cat(expected))
+    torch.testing.assert_close(case.expected(window=6, softcap=2.0, sinks=torch.arange(4)), torch.cat(expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -128,6 +129,13 @@ def test_window(device: torch.device, window: int) -> None:
 def test_softcap_and_stored_scales(device: torch.device) -> None:
     case = make([30, 2], [21, 40], device)
     options = {"softcap": 1.5, "k_scale": 2.0, "v_scale": 0.5, "scale": 0.5}
+    assert_near(case.computed(**options), case.expected(**options))
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_sinks(device: torch.device, window: int | None) -> None:
+    case = make([30, 2, 1], [21, 0, 40], device)
+    options = {"sinks": torch.tensor([-3.0, 0.5, 2.0, 5.0], device=device), "window": window, "v_scale": 0.5}
     assert_near(case.computed(**options), case.expected(**options))
 
 

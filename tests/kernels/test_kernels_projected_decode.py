@@ -18,7 +18,7 @@ from bough.kernels.paged_attention.reference import decode_attention
 from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
 from bough.kernels.skinny_linear.triton import skinny_linear
 from tests.kernels.closeness import assert_near
-from tests.kernels.test_kernels_decode_attention import few_programs, make
+from tests.kernels.test_kernels_decode_attention import SINKS, few_programs, make
 
 EPS = 1e-6
 
@@ -134,6 +134,15 @@ def test_softcap_and_small_blocks(device: torch.device) -> None:
     check(step, softcap=1.5)
     for ahead in (False, True):
         check(step, config=DecodeConfig(block_n=16, num_warps=2, num_stages=3), ahead=ahead)
+
+
+def test_sinks_count_once_however_many_parts_a_row_has(device: torch.device) -> None:
+    step = make_step([1, 2, 700], device)
+    work = DecodeWork(3, 4, 2, 64, device, programs=16)
+    plan_decode(step.paged[2], work)
+    assert int(work.items[2, 3]) > 1
+    for ahead in (False, True):
+        check(step, work=work, sinks=SINKS.to(device), ahead=ahead)
 
 
 def test_work_made_for_more_rows_serves_fewer_again_and_again(device: torch.device) -> None:

@@ -30,6 +30,10 @@ CASES: dict[str, tuple[RopeConfig, dict[str, Any]]] = {
             "original_max_position_embeddings": 8192,
         },
     ),
+    "proportional": (
+        RopeConfig(1000000.0, "proportional", factor=2.0, partial_rotary_factor=0.25, apart=True),
+        {"rope_type": "proportional", "rope_theta": 1000000.0, "factor": 2.0, "partial_rotary_factor": 0.25},
+    ),
     "yarn": (
         YARN,
         {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 4096},

@@ -14,7 +14,7 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import SettingsError
-from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig, RopeConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
@@ -110,10 +110,12 @@ def test_attention_of_the_ranks_sums_to_the_whole(kv_heads: int, ranks: int) -> 
     torch.testing.assert_close(torch.stack(parts).sum(0), whole, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("query_rank", [None, 12])
+@pytest.mark.parametrize(("query_rank", "index"), [(None, None), (12, None), (12, IndexConfig(6, 5, top=3))])
 @pytest.mark.parametrize("value_dim", [3, 6])  # of either form of attention
-def test_latent_attention_of_the_ranks_sums_to_the_whole(query_rank: int | None, value_dim: int) -> None:
-    latent = LatentConfig(rank=6, rope_dim=2, nope_dim=4, value_dim=value_dim, query_rank=query_rank)
+def test_latent_attention_of_the_ranks_sums_to_the_whole(
+    query_rank: int | None, index: IndexConfig | None, value_dim: int
+) -> None:
+    latent = LatentConfig(rank=6, rope_dim=2, nope_dim=4, value_dim=value_dim, query_rank=query_rank, index=index)
     config = replace(CONFIG, num_kv_heads=1, latent=latent)
     x = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
     parts = [attention_output(config, Topology(rank, 4), x) for rank in range(4)]

@@ -173,6 +173,7 @@ def test_overrides_replace_fields(read: Read) -> None:
         ({"architecture": "Gemma3ForCausalLM", "layer_types": ["chunked"] * 4}, "layer_types may hold"),
         ({"architecture": "Gemma3ForCausalLM", "layer_types": ["full_attention"]}, "names 1 of 4 layers"),
         ({"architecture": "Gemma3ForCausalLM", "use_bidirectional_attention": True}, "both directions"),
+        ({"architecture": "Gemma4ForCausalLM", "use_bidirectional_attention": "all"}, "both directions"),
     ],
 )
 def test_what_cannot_be_run_is_refused(read: Read, changes: dict[str, Any], text: str) -> None:

@@ -37,6 +37,9 @@ KEPT = {
     "ct_int4_zeros": GGMLQuantizationType.Q4_1,
     "ct_int8": GGMLQuantizationType.Q8_0,
     "ct_int8_packed": GGMLQuantizationType.Q8_0,
+    "auto_round": GGMLQuantizationType.Q4_1,
+    "auto_round_gptq": GGMLQuantizationType.Q4_1,
+    "quark_int8": GGMLQuantizationType.Q8_0,
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
 from bough.loader.config import read_config
 from bough.loader.locate import ModelFiles
 
@@ -103,6 +103,27 @@ def test_gemma3(make_gguf: MakeGguf) -> None:
     assert largest.query_scale == (64 / 4) ** -0.5
 
 
+def test_deepseek(make_gguf: MakeGguf) -> None:
+    """Files from before latent attention was computed there, which say nothing of groups."""
+    more = {"attention.key_length": 24, "attention.value_length": 16, "attention.kv_lora_rank": 32}
+    more |= {"rope.dimension_count": 8, "expert_feed_forward_length": 32, "expert_used_count": 2}
+    shape = SHAPE | more | {"expert_shared_count": 1, "expert_count": 256}
+    two = read(make_gguf("deepseek2", shape=shape))
+    assert two.latent == LatentConfig(rank=32, rope_dim=8, nope_dim=16, value_dim=16)
+    assert two.moe is not None and (two.architecture, two.moe.groups) == ("DeepseekV2ForCausalLM", 1)
+    three = read(make_gguf("deepseek2", shape=shape | {"expert_gating_func": 2})).moe
+    assert three is not None and (three.scores, three.groups, three.top_groups) == ("sigmoid", 8, 4)
+    kimi = read(make_gguf("deepseek2", shape=shape | {"expert_gating_func": 2, "expert_count": 384})).moe
+    assert kimi is not None and (kimi.scores, kimi.groups, kimi.top_groups) == ("sigmoid", 1, 1)
+
+
+def test_gemma2(make_gguf: MakeGguf) -> None:
+    shape = SHAPE | {"attention.key_length": 64, "attention.sliding_window": 16}
+    config = read(make_gguf("gemma2", shape=shape))
+    assert (config.sliding_layers, config.query_scale) == ((True, False), 0.125)
+    assert read(make_gguf("gemma2", shape=shape | {"block_count": 46})).query_scale == (64 / 4) ** -0.5
+
+
 def test_ends_from_metadata_and_from_the_chat_template(make_gguf: MakeGguf) -> None:
     extra = {
         "tokenizer.ggml.tokens": ["<s>", "</s>", "<|im_end|>", "<|eot_id|>"],
@@ -111,6 +132,10 @@ def test_ends_from_metadata_and_from_the_chat_template(make_gguf: MakeGguf) -> N
     }
     assert read(make_gguf(extra=extra)).eos_token_ids == (1, 2)
     assert read(make_gguf(extra=extra | {"tokenizer.ggml.eot_token_id": 3})).eos_token_ids == (1, 3, 2)
+    phi = {"tokenizer.ggml.tokens": ["a", "b", "<|end|>"], "tokenizer.chat_template": "{{ message }}<|end|>"}
+    assert read(make_gguf("phi3", extra=extra | phi)).eos_token_ids == (1, 2)
+    harmony = phi | {"tokenizer.chat_template": "{{ thinking }}<|end|>{{ answer }}<|return|>"}
+    assert read(make_gguf(extra=extra | harmony)).eos_token_ids == (1,)
     del extra["tokenizer.chat_template"]
     assert read(make_gguf(extra=extra)).eos_token_ids == (1,)
 
@@ -132,7 +157,7 @@ def test_per_layer_numbers_must_agree(make_gguf: MakeGguf) -> None:
         ({"architecture": "mamba"}, "'mamba' is not supported; supported are llama, "),
         ({"shape": {}}, r"lack llama\.attention\.head_count"),
         ({"tensors": {"other": np.zeros(4, np.float32)}}, r"no token_embd\.weight"),
-        ({"extra": {"split.count": 3}}, "llama-gguf-split --merge"),
+        ({"extra": {"split.count": 3}}, r"one of 3 files .* -00001-of-00003\.gguf"),
         ({"shape": SHAPE | {"rope.dimension_count": 8}}, r"partial_rotary_factor = 0\.5"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bough.core.model_config import ModelConfig, MoEConfig
+from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
 from bough.loader.load import open_source
 from bough.loader.locate import ModelFiles
 from bough.loader.source import WeightSource
@@ -99,6 +99,32 @@ def test_a_type_without_kernels_is_dequantised_and_told_once(
     assert [record.getMessage() for record in caplog.records] == [
         "weights of GGUF type TQ2_0 have no native kernel; they are dequantised to float32"
     ]
+
+
+def test_experts_whose_gates_and_ups_are_fused(make_gguf: MakeGguf, tiny_config: ModelConfig) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 16, 64)).astype(np.float32)
+    path = make_gguf(tensors={"blk.0.ffn_gate_up_exps.weight": values})
+    source = open_file(path, replace(tiny_config, moe=MoEConfig(experts=3, per_token=2, intermediate_size=8)))
+    for expert in range(3):
+        for part, rows in {"gate": slice(0, 8), "up": slice(8, 16)}.items():
+            found = source.read(f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight", (slice(1, 5),))
+            np.testing.assert_array_equal(found.numpy(), values[expert, rows][1:5])
+
+
+def test_halves_of_keys_and_values_are_joined(make_gguf: MakeGguf, tiny_config: ModelConfig) -> None:
+    """DeepSeek's, of 2 heads: keys [rank, nope] and values [value, rank] of each."""
+    random, name = np.random.default_rng(0), "model.layers.0.self_attn.kv_b_proj.weight"
+    keys, values = random.normal(size=(2, 20, 12)), random.normal(size=(2, 10, 20))
+    tensors = {"blk.0.attn_k_b.weight": keys.astype(np.float32), "blk.0.attn_v_b.weight": values.astype(np.float32)}
+    latent = LatentConfig(rank=20, rope_dim=4, nope_dim=12, value_dim=10)
+    config = replace(tiny_config, num_heads=2, latent=latent)
+    source = open_file(make_gguf(tensors=tensors, architecture="deepseek2"), config)
+    expected = np.concatenate([each for head in range(2) for each in (keys[head].T, values[head])]).astype(np.float32)
+    assert source.names() == [name] and source.shape(name) == (44, 20)
+    np.testing.assert_array_equal(source.read(name, (slice(5, 30), slice(3, 9))).numpy(), expected[5:30, 3:9])
+    rows, kind = source.read_stored(name)
+    assert kind == source.stored_type(name)
+    np.testing.assert_array_equal(rows.view(np.float32), expected)
 
 
 def test_quantised_experts_are_read_one_by_one(make_gguf: MakeGguf, tiny_config: ModelConfig) -> None:

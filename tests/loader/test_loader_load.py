@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_each_slot_gets_its_part_in_its_own_type(
     assert (fused[:2] == -1).all() and (fused[7:] == -1).all()
     assert torch.equal(columns, MATRIX[:, 2:])
     assert torch.equal(vector, torch.arange(4.0))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_drawn_on_a_terminal_only(
+    source: SafetensorsSource, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", screen)
+    load_weights([WeightSlot("v", torch.empty(4))], source, progress=True, device=CPU)
+    assert ("Loading weights: 100%" in screen.getvalue()) == terminal
+    assert terminal or not screen.getvalue()
 
 
 def test_missing_tensor_is_found_before_anything_is_copied(source: SafetensorsSource) -> None:
@@ -95,3 +108,9 @@ def test_smollm2_has_every_tensor_its_configuration_calls_for(smollm2: Path) -> 
     load_weights([WeightSlot(name, target, (slice(64, 128),))], source, progress=False, device=CPU)
     assert torch.equal(target, source.read(name)[64:128])
     assert 0.01 < target.std() < 1.0
+
+
+def test_pickled_weights_are_named(tmp_path: Path, tiny_config: ModelConfig) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match=r"holds no weights; save pytorch_model\.bin as safetensors"):
+        open_source(ModelFiles("tiny", tmp_path), tiny_config)

@@ -11,7 +11,7 @@ from huggingface_hub import errors
 from bough.core.errors import ModelError
 from bough.core.settings import ModelSettings
 from bough.loader import catalogue
-from bough.loader.locate import ModelFiles, find_files, locate
+from bough.loader.locate import ModelFiles, find_files, gguf_parts, locate
 
 
 @pytest.fixture
@@ -149,6 +149,33 @@ def test_repository_is_fetched_from_the_hub(folder: Path, monkeypatch: pytest.Mo
     assert "*.py" not in asked["allow_patterns"]
     find_files(ModelSettings(model_path="org/Some-Model", trust_remote_code=True))
     assert {"*.safetensors", "*.py"} <= {*asked["allow_patterns"]}
+
+
+def test_the_load_format_chooses_between_layouts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("consolidated.safetensors", "params.json", "Q4.gguf"):
+        (folder / name).touch()
+    usual = locate(str(folder))
+    assert (usual.safetensors, usual.gguf) == ((folder / "model.safetensors",), None)
+    assert locate(str(folder), load_format="gguf").gguf == folder / "Q4.gguf"
+    asked: list[str] = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *_, **options: asked.extend(options["ignore_patterns"]) or folder
+    )
+    for path in (str(folder), "org/Some-Model"):
+        files = find_files(ModelSettings(model_path=path, load_format="mistral"))
+        assert (files.config, files.safetensors) == (folder / "params.json", (folder / "consolidated.safetensors",))
+    assert "model*.safetensors" in asked and "consolidated*" not in asked
+    (folder / "params.json").unlink()
+    with pytest.raises(ModelError, match=r"lacks params\.json .*; leave out --load-format mistral"):
+        locate(str(folder), load_format="mistral")
+
+
+def test_a_split_gguf_is_one_model(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"Q4-0000{number}-of-00002.gguf").touch()
+    files = locate(str(tmp_path))
+    assert files.gguf is not None
+    assert [part.name for part in gguf_parts(files.gguf)] == ["Q4-00001-of-00002.gguf", "Q4-00002-of-00002.gguf"]
 
 
 def test_a_repository_of_consolidated_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,10 @@ def compressed(weights: dict[str, Any], form: str = "pack-quantized", **more: An
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, **more}
 
 
+def quark(dtype: str) -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": dtype, "qscheme": "per_tensor"}}}
+
+
 def found(folder: Path, section: dict[str, Any] | None, **config: Any) -> Quantization | None:
     given = config if section is None else {**config, "quantization_config": section}
     (folder / "config.json").write_text(json.dumps(given))
@@ -55,11 +59,41 @@ def test_plain_weights_have_none(tmp_path: Path) -> None:
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
             Quantization("bitsandbytes", "bitsandbytes NF4"),
         ),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, Quantization("fp8", "FBGEMM FP8")),
+        (quark("fp8_e4m3"), Quantization("quark", "Quark FP8")),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"lm_head": {"bits": 16}}},
+            Quantization("gptq", "AutoRound with 4 bits", zero_shift=1),
+        ),
+        (
+            {"quant_method": "intel/auto-round", "bits": 8, "packing_format": "auto_round:gptqmodel"},
+            Quantization("gptq", "AutoRound with 8 bits", bits=8),
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
+            Quantization("awq", "AutoRound with 4 bits"),
+        ),
     ],
 )
 def test_what_is_read(tmp_path: Path, section: dict[str, Any], expected: Quantization) -> None:
     assert found(tmp_path, section) == expected
     assert found(tmp_path, None, text_config={"quantization_config": section}) == expected
+
+
+# Other names that checkpoints of SGLang's, vLLM's and transformers' formats have.
+UNREAD = (
+    *("aqlm", "bitblas", "bitnet", "deepspeedfp", "eetq", "exl2", "experts_int8", "fouroversix", "fp_quant"),
+    *("gptq_bitblas", "gptq_marlin", "gptq_marlin_24", "awq_marlin", "higgs", "hqq", "inc", "ipex", "marlin"),
+    *("metal", "mlx", "modelslim", "moe_wna16", "neuron_quant", "petit_nvfp4", "ptpc_fp8", "qqq", "quanto"),
+    *("sinq", "spqr", "squeezellm", "torchao", "tpu_int8", "vptq", "w4afp8", "w8a8_fp8", "w8a8_int8"),
+)
+
+
+@pytest.mark.parametrize("method", UNREAD)
+def test_other_methods_are_refused_with_what_would_work(tmp_path: Path, method: str) -> None:
+    text = rf"'{method}' are not supported; supported are fp8, .*a GGUF file.*--quantization int8 or int4"
+    with pytest.raises(ModelError, match=rf"config\.json, quantization_config: .*{text}"):
+        found(tmp_path, {"quant_method": method, "bits": 4})
 
 
 def test_modelopt_has_a_file_of_its_own(tmp_path: Path) -> None:
@@ -73,6 +107,15 @@ def test_modelopt_has_a_file_of_its_own(tmp_path: Path) -> None:
     [
         ({"quant_method": "hqq"}, "'hqq' are not supported; supported are fp8, compressed-tensors, awq"),
         ({}, "'unnamed' are not supported"),
+        (quark("int4"), "dtype 'int4' is not supported; supported are fp8_e4m3, int8, fp4"),
+        ({"quant_method": "quark"}, "a global_quant_config without weight is not supported"),
+        ({"quant_method": "auto-round", "bits": 2}, "bits 2 is not supported; supported are 4 and 8"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type 'mx_fp' is not supported"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_compressor"},
+            "packing_format 'auto_round:llm_compressor' is not supported",
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 8}}}, "bits 8 beside 4 is not"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' is not supported"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two whole numbers"),
         (compressed(INT4, "marlin-24"), "format 'marlin-24' is not supported"),

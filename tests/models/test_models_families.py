@@ -40,6 +40,14 @@ def read(model_type: str, **fields: Any) -> ModelConfig:
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for each of 4 layers"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a whole number"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "long_factor is missing"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-E*"}, "experts that have no gate are not supported"),
+        ("nemotron_h", {}, "layers_block_type is missing"),
+        ("nemotron_h", {"hybrid_override_pattern": "M?"}, "layer_types may hold linear_attention and"),
+        ("qwen3_next", {"linear_num_key_heads": 3}, "32 value heads cannot share 3 key heads evenly"),
+        ("granitemoehybrid", {"mamba_n_heads": 3}, "3 Mamba heads fit neither 128 columns nor their groups"),
+        ("granitemoehybrid", {"time_step_limit": ["soon", 1.0]}, "time_step_limit must be two numbers"),
+        ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),
+        ("kimi_linear", {"linear_attn_config": {"kda_layers": [1, 5]}}, "kda_layers names layers that are not there"),
     ],
 )
 def test_what_is_refused(model_type: str, fields: dict[str, Any], text: str) -> None:
@@ -68,5 +76,56 @@ def test_scaling_for_long_contexts_spares_the_windows_of_olmo3() -> None:
 
 
 def test_queries_grow_where_the_rotation_says_so() -> None:
-    assert read("ministral3").query_growth == (0.1, 16_384)
+    assert read("ministral3").query_growth == (0.1, 16_384, 0)
     assert read("mistral3", rope_parameters={"rope_theta": 1e6}).query_growth is None
+    assert read("llama4_text", attn_temperature_tuning=4).query_growth == (0.1, 8192, 1)
+    assert read("llama4_text", attn_temperature_tuning=False).query_growth is None
+
+
+def test_gemma4_reads_wide_heads_from_either_form_of_its_configuration() -> None:
+    types = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    shapes = [read("gemma4_text", layer_types=types, head_dim=8).kv_shape(layer) for layer in range(4)]
+    assert shapes == [(2, 8), (2, 512), (2, 8), (2, 512)], "the last layer sees everything"
+    fewer = {"num_global_key_value_heads": 1, "global_head_dim": 16}
+    assert read("gemma4_text", layer_types=types, head_dim=8, **fewer).kv_shapes == ((2, 8), (2, 16))
+    assert read("gemma4_text", layer_types=types, attention_k_eq_v=True, **fewer).kv_shape(1) == (1, 16)
+    written = {"1": {"head_dim": 16, "num_key_value_heads": 1}}
+    assert read("gemma4_text", layer_types=types, per_layer_config=written).kv_shape(1) == (1, 16)
+
+
+def test_llama4_has_one_expert_for_a_token() -> None:
+    with pytest.raises(ModelError, match="num_experts_per_tok must be 1"):
+        read("llama4_text", num_experts_per_tok=2)
+    config = read("llama4_text", moe_layers=[1])
+    assert config.moe is not None and config.moe.dense_layers == (True, False, True, True)
+    assert config.sliding_layers == (True, True, True, False) and config.unrotated_layers == (False,) * 3 + (True,)
+
+
+def test_layers_with_states_as_published_checkpoints_list_them() -> None:
+    def states(name: str, **fields: Any) -> tuple[bool, ...]:
+        recurrent = read(name, **fields).recurrent
+        assert recurrent is not None
+        return recurrent.layers
+
+    assert states("qwen3_next") == (True, True, True, False)
+    assert states("qwen3_5", full_attention_interval=2) == (True, False, True, False)
+    assert states("granitemoehybrid", layer_types=["mamba", "attention"] * 2) == (True, False) * 2
+    assert states("granitemoehybrid") == (True,) * 4
+    assert states("lfm2", full_attn_idxs=[2]) == (True, True, False, True)
+    alone = read("lfm2")
+    assert alone.recurrent is not None and not any(alone.recurrent.layers)
+    assert alone.states is None and len(alone.kv_groups) == 1, "attention in all layers"
+    nested = {"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 2, "head_dim": 8}
+    kimi = read("kimi_linear", linear_attn_config=nested)
+    assert kimi.recurrent is not None and kimi.latent is not None
+    assert (kimi.recurrent.layers, kimi.recurrent.heads, kimi.recurrent.key_dim) == ((True, True, False, True), 2, 8)
+    assert states("kimi_linear", num_hidden_layers=6) == (True, True, True, True, False, True)
+    hybrid = read("nemotron_h", hybrid_override_pattern="M-*M-", num_hidden_layers=5)
+    assert hybrid.recurrent is not None
+    assert hybrid.recurrent.layers == (True, False, False, True, False)
+    assert [hybrid.attends(layer) for layer in range(5)] == [False, False, True, False, False]
+
+
+def test_time_steps_without_a_bound_are_read_as_transformers_writes_them() -> None:
+    recurrent = read("granitemoehybrid", time_step_limit=[0.001, {"__float__": "Infinity"}]).recurrent
+    assert recurrent is not None and recurrent.step_limits == (0.001, float("inf"))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.model_config import ModelConfig, RecurrentConfig, RopeConfig
 from bough.loader.source import NamedSource, SafetensorsSource
-from bough.models.names import Names, Piece, find_tensors, fused, interleaved, pairs_apart, planes
+from bough.models.names import Names, Piece, find_tensors, fused, interleaved, nested, pairs_apart, planes
 from bough.models.registry import find_family
 
 CONFIG = ModelConfig("LlamaForCausalLM", 8, 12, 2, 4, 2, 2, 10, 64, 1e-5, RopeConfig(10000.0))
@@ -128,3 +128,30 @@ def test_planes_are_the_matrices_of_experts(tmp_path: Path, transposed: bool) ->
         check(source, f"{module}.down_proj.weight", stored[expert])
         assert torch.equal(source.read(f"{module}.gate_proj.bias"), bias[expert, ::2])
     assert len(source.names()) == 4 * 3
+
+
+def test_layers_of_nemotron_h_stand_in_a_backbone_or_in_a_model(tmp_path: Path) -> None:
+    config = replace(CONFIG, recurrent=RecurrentConfig((True, True), heads=2, value_dim=3, conv_width=2, key_dim=2))
+    stored = torch.randn(6 + 10 + 2, 8)
+    for outer in ("backbone", "model"):
+        tensors = {
+            f"{outer}.layers.1.mixer.in_proj.weight": stored,
+            f"{outer}.layers.1.mixer.A_log": torch.randn(2),
+            f"{outer}.embeddings.weight": torch.randn(5, 8),
+            f"{outer}.norm_f.weight": torch.randn(8),
+        }
+        source = named(tmp_path, find_family("NemotronHForCausalLM").names(config), tensors)
+        for part, rows in zip("zx", (stored[:6], stored[6:16]), strict=True):
+            check(source, f"model.layers.1.mixer.{part}_proj.weight", rows)
+        assert torch.equal(source.read("model.layers.1.mixer.dt_proj.weight"), stored[16:])
+        assert {"model.layers.1.mixer.A_log", "model.embed_tokens.weight", "model.norm.weight"} < set(source.names())
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
+def test_a_nested_language_model_has_the_same_pieces(tmp_path: Path, prefix: str) -> None:
+    stored = torch.randn(8, 6)
+    parts = [f"model.layers.*.{part}" for part in ("a", "b")]
+    names = nested({"model.layers.*.ab": fused(parts, (5, 3))})
+    source = named(tmp_path, names, {f"{prefix}layers.3.ab.weight": stored, f"{prefix}norm.weight": stored[0].clone()})
+    check(source, "model.layers.3.a.weight", stored[:5])
+    assert torch.equal(source.read("model.norm.weight"), stored[0])

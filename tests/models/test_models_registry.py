@@ -54,7 +54,7 @@ def test_unknown_architecture_lists_the_supported_ones() -> None:
 def test_every_architecture_builds(name: str) -> None:
     model = build(replace(CONFIG, architecture=name))
     assert model.config.architecture == name
-    assert len({slot.name for slot in model.slots()}) > 2 * 9
+    assert len({slot.name for slot in model.slots()}) > 2 * 5
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

@@ -105,7 +105,7 @@ def test_local_rope() -> None:
             {"rope_scaling": {"type": "dynamic", "factor": 2}},
             "'dynamic' is not supported; .*default, linear, llama3, yarn, longrope",
         ),
-        ({"rope_parameters": {"rope_type": "proportional"}}, "'proportional' is not supported"),
+        ({"rope_parameters": {"rope_type": "axial"}}, "'axial' is not supported"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "long_factor is missing"),
         ({"rope_scaling": {"type": "su", "long_factor": [1.0, 0]}}, "long_factor must be a number above 0, got 0"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),

@@ -39,6 +39,27 @@ static void check_rows(const bough_ops *ops) {
         check("sum", sum[i], (double)x[i] + residual[i], 1e-6);
         check("rms_norm", out[i], ((double)x[i] + residual[i]) / sqrt(squares / SIZE + 1e-5) * (weight[i] + 1.0), 1e-5);
     }
+    for (int with = 0; with < 2; with++) {
+        double mean = 0.0, variance = 0.0;
+        ops->layer_norm(x, with ? weight : NULL, with ? residual : NULL, 1e-5f, SIZE, out);
+        for (int i = 0; i < SIZE; i++)
+            mean += x[i] / (double)SIZE;
+        for (int i = 0; i < SIZE; i++)
+            variance += (x[i] - mean) * (x[i] - mean) / SIZE;
+        for (int i = 0; i < SIZE; i++) {
+            double normed = (x[i] - mean) / sqrt(variance + 1e-5);
+            check("layer_norm", out[i], with ? normed * weight[i] + residual[i] : normed, 1e-5);
+        }
+    }
+    for (int kind = BOUGH_SILU; kind <= BOUGH_SQUARE; kind++) {
+        ops->activate(x, kind, out, SIZE);
+        for (int i = 0; i < SIZE; i++) {
+            double a = x[i], inner = 0.7978845608 * (a + 0.044715 * a * a * a);
+            double expected[] = {a / (1.0 + exp(-a)), 0.5 * a * (1.0 + tanh(inner)), 0.5 * a * (1.0 + erf(a / sqrt(2.0))),
+                                 fmax(a, 0.0), a * a};
+            check("activate", out[i], expected[kind], 1e-5);
+        }
+    }
     float head[2 * SIZE], before[2 * SIZE], cosine[SIZE], sine[SIZE];
     fill(head, 2 * SIZE), fill(cosine, SIZE), fill(sine, SIZE);
     memcpy(before, head, sizeof head);
@@ -62,6 +83,10 @@ static void check_rows(const bough_ops *ops) {
     for (int i = 0; i < SIZE; i++)
         product += (double)x[i] * weight[i];
     check("dot", ops->dot(x, weight, SIZE), product, 1e-5);
+    memcpy(out, x, sizeof out);
+    ops->add_scaled(out, weight, 0.3f, SIZE);
+    for (int i = 0; i < SIZE; i++)
+        check("add_scaled", out[i], x[i] + 0.3 * weight[i], 1e-5);
     memcpy(out, x, sizeof out);
     ops->softcap(out, SIZE, 0.7f);
     for (int i = 0; i < SIZE; i++)

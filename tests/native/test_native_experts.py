@@ -37,6 +37,7 @@ ROUTINGS = {
     "all": replace(MOE, experts=3),
     "many": replace(MOE, experts=130, per_token=8),
     "simulated": replace(MOE, simulate="uniform", scale=3.0),
+    "sparse mixer": replace(MOE, scores="sparsemixer", jitter=0.2, scale=1.5),
     "biased": replace(MOE, biases=True, clamped_gate=(1.702, 0.7)),
 }
 

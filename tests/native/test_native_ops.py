@@ -7,19 +7,24 @@ import ctypes
 import numpy as np
 import pytest
 
+from bough.executor.native_recorder import ACTIVATIONS
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import Step, Tape, ThreadPool
 from tests.native.drivers import RunDriver
 
 
-@pytest.mark.parametrize("activation", [0, 1], ids=["silu", "gelu"])
+@pytest.mark.parametrize(
+    ("activation", "gated"), [(0, True), (1, True), *((number, False) for number in ACTIVATIONS.values())]
+)
 @pytest.mark.parametrize("place", [0, 9, 50])
-def test_nan_passes_through_activations_and_caps(any_tier: ctypes.CDLL, activation: int, place: int) -> None:
+def test_nan_passes_through_activations_and_caps(
+    any_tier: ctypes.CDLL, activation: int, gated: bool, place: int
+) -> None:
     size = 51
     x, out = np.ones((2, size), dtype=np.float32), np.zeros(size, dtype=np.float32)
     x[0, place] = np.nan
     tape, pool = Tape(any_tier), ThreadPool(any_tier, 1)
-    tape.add("gate", x.ctypes.data, activation, size, out.ctypes.data)
+    tape.add("activate", x.ctypes.data, activation, gated, size, out.ctypes.data)
     tape.add("softcap", x.ctypes.data, size, 30.0)
     pool.run(tape, Step(tokens=1), aligned_bytes(tape.scratch_bytes(1, 1)).ctypes.data)
     for found in (out, x[0]):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bough.core.errors import ResourceError
-from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.load import TABLES, load_weights, packed_size
@@ -63,6 +63,39 @@ CONFIGS = {
     "biased experts": replace(
         LLAMA, architecture="Qwen3MoeForCausalLM", moe=MoEConfig(5, 2, 48, biases=True, clamped_gate=(1.702, 0.01))
     ),
+    "layer norms": replace(
+        LLAMA,
+        norm="layer",
+        norm_bias=True,
+        norm_plus_one=True,
+        mlp="plain",
+        activation="gelu",
+        rope=RopeConfig(10000.0, partial_rotary_factor=0.5),
+        learned_positions=True,
+        logit_scale=0.5,
+        head_bias=True,
+    ),
+    "side by side": replace(
+        LLAMA, architecture="CohereForCausalLM", norm="layer", norm_weight=False, mlp="plain", activation="relu2"
+    ),
+    "norms behind": replace(
+        LLAMA,
+        architecture="Olmo2ForCausalLM",
+        qk_norm=True,
+        qk_norm_whole=True,
+        mlp="plain",
+        activation="gelu_tanh",
+        hidden_size=50,
+        head_dim=10,
+    ),
+    "rotation first": replace(
+        LLAMA, qk_norm=True, qk_norm_last=True, query_growth=(0.3, 4, 1), mlp="plain", activation="silu"
+    ),
+    "sparse mixer": replace(
+        LLAMA, architecture="MixtralForCausalLM", moe=MoEConfig(5, 2, 96, scores="sparsemixer", jitter=0.3)
+    ),
+    "latents": replace(LLAMA, num_kv_heads=1, head_dim=18, latent=LatentConfig(21, 6, 12, 10, query_rank=20)),
+    "wide latents": replace(LLAMA, num_kv_heads=1, head_dim=96, latent=LatentConfig(512, 64, 32, 80)),
     "many heads": replace(LLAMA, num_heads=40, num_kv_heads=1, mlp_bias=True, output_bias=True),
 }
 
@@ -99,9 +132,9 @@ def test_prompts_and_decodes(any_tier: ctypes.CDLL, name: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_long_rows_are_cut_between_threads(library: ctypes.CDLL, threads: int, page_size: int) -> None:
-    pair = Pair(library, CONFIGS["gemma3"], threads, page_size)
+@pytest.mark.parametrize(("name", "page_size"), [("gemma3", 1), ("gemma3", 4), ("latents", 4)])
+def test_long_rows_are_cut_between_threads(library: ctypes.CDLL, name: str, threads: int, page_size: int) -> None:
+    pair = Pair(library, CONFIGS[name], threads, page_size)
     for count in (80, 80, 80, 60):
         pair.step({3: count}, ends_only=True)
     pair.step({3: 1})
@@ -138,10 +171,12 @@ def test_a_step_of_which_nothing_is_wanted(library: ctypes.CDLL) -> None:
     pair.step({0: 2})
 
 
+@pytest.mark.parametrize("name", ["llama", "latents", "wide latents"])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-def test_caches_of_sixteen_bits(any_tier: ctypes.CDLL, dtype: torch.dtype, error: float) -> None:
-    source, tokens = DummySource(LLAMA), {0: list(range(40))}
-    wide, narrow = (NativeForward(any_tier, LLAMA, source, dtype=kind) for kind in (torch.float32, dtype))
+def test_caches_of_sixteen_bits(any_tier: ctypes.CDLL, name: str, dtype: torch.dtype, error: float) -> None:
+    config, tokens = CONFIGS[name], {0: list(range(40))}
+    source = DummySource(config)
+    wide, narrow = (NativeForward(any_tier, config, source, dtype=kind) for kind in (torch.float32, dtype))
     expected, found = wide.step(tokens)[0], narrow.step(tokens)[0]
     assert 0 < (found - expected).norm() / expected.norm() < error
 
@@ -154,7 +189,7 @@ def test_sixteen_bit_weights_stay_so(any_tier: ctypes.CDLL, dtype: torch.dtype) 
     torch.testing.assert_close(narrow.step(tokens)[0], wide.step(tokens)[0], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "shared experts"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "shared experts", "latents"])
 @pytest.mark.parametrize("quantization", ["auto", "none", "int8", "int4"])
 def test_what_was_loaded_takes_what_was_foretold(library: ctypes.CDLL, name: str, quantization: str) -> None:
     source = DummySource(CONFIGS[name], torch.float16)
@@ -177,3 +212,16 @@ def test_quantised_at_load(library: ctypes.CDLL, quantization: str) -> None:
     tokens = {0: list(range(20))}
     expected, found = plain.step(tokens)[0], packed.step(tokens)[0]
     assert 1e-4 < (found - expected).norm() / expected.norm() < {"int8": 0.02, "int4": 0.2}[quantization]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_of_latents_do_not_depend_on_chunks_or_company(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    config, prompt = CONFIGS["wide latents"], list(range(45))
+    whole, parts = (NativeForward(library, config, DummySource(config), threads=2, dtype=dtype) for _ in range(2))
+    expected = whole.step({0: prompt})[0]
+    cut = [
+        parts.step({0: prompt[:20], 1: [3, 4]}),
+        parts.step({1: [5], 0: prompt[20:44]}),
+        parts.step({0: [44], 1: [6]}),
+    ]
+    assert torch.equal(torch.cat([step[0] for step in cut]), expected)

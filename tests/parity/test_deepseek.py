@@ -16,6 +16,7 @@ import bough
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor.load_model import resolve_config
+from bough.executor.native_tapes import why_not_recorded
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import locate
 from bough.models.base import CausalLM
@@ -71,10 +72,7 @@ def v2_in_groups() -> transformers.PreTrainedModel:
 
 def v3() -> transformers.PreTrainedModel:
     groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "rope_parameters": YARN}
-    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**SIZES, q_lora_rank=16, **groups))
-    for layer in model.model.layers[1:]:
-        layer.mlp.gate.e_score_correction_bias.normal_(0.0, 0.3)
-    return model
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**SIZES, q_lora_rank=16, **groups))
 
 
 def v3_rotating_halves() -> transformers.PreTrainedModel:
@@ -82,7 +80,22 @@ def v3_rotating_halves() -> transformers.PreTrainedModel:
     return transformers.DeepseekV3ForCausalLM(config)
 
 
-MODELS = [v2_lite, v2_in_groups, v3, v3_rotating_halves]
+SPARSE = {"q_lora_rank": 16, "index_n_heads": 9, "index_head_dim": 14, "index_topk": 11}
+
+
+def v32() -> transformers.PreTrainedModel:
+    groups = {"n_group": 4, "topk_group": 2, "rope_parameters": YARN}
+    return transformers.DeepseekV32ForCausalLM(transformers.DeepseekV32Config(**SIZES, **SPARSE, **groups))
+
+
+def glm_dsa() -> transformers.PreTrainedModel:
+    """The first and the third layer choose tokens, for the others too."""
+    sizes = {**SIZES, "num_hidden_layers": 5, "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"]}
+    shared = ["full", "shared", "full", "shared", "shared"]
+    return transformers.GlmMoeDsaForCausalLM(transformers.GlmMoeDsaConfig(**sizes, **SPARSE, indexer_types=shared))
+
+
+MODELS = [v2_lite, v2_in_groups, v3, v3_rotating_halves, v32, glm_dsa]
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda make: make.__name__)
@@ -94,6 +107,9 @@ def checkpoint(
     for name, parameter in theirs.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(parameter, 1.0, 0.2)
+    for name, buffer in theirs.named_buffers():
+        if "correction_bias" in name:
+            buffer.normal_(0.0, 0.3)
     theirs.save_pretrained(folder)
     return theirs, folder
 
@@ -157,9 +173,11 @@ def test_layers_behind_the_last_are_not_looked_at(
     _, folder = checkpoint
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
+    behind = f"layers.{config['num_hidden_layers']}."
     last = {name: tensor for name, tensor in tensors.items() if "layers.2." in name}
-    further = {name.replace("layers.2.", "layers.3."): tensor + 1.0 for name, tensor in last.items()}
-    save_file({**tensors, **further, "model.layers.3.eh_proj.weight": torch.ones(3, 3)}, tmp_path / "model.safetensors")
+    further = {name.replace("layers.2.", behind): tensor + 1.0 for name, tensor in last.items()}
+    further[f"model.{behind}eh_proj.weight"] = torch.ones(3, 3)
+    save_file({**tensors, **further}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = draw(12, 5)
     found, expected = (Forward(load(where)).step({0: text})[0] for where in (tmp_path, folder))
@@ -170,6 +188,8 @@ def test_layers_behind_the_last_are_not_looked_at(
 def test_the_engine_says_what_they_say(checkpoint: tuple[transformers.PreTrainedModel, Path]) -> None:
     """From a folder with config.json and weights alone: prompts in chunks, a prefix from the cache, several at once."""
     theirs, folder = checkpoint
+    config = resolve_config(locate(str(folder)), Settings())
+    assert (why_not_recorded(config) is None) == (not config.choosing_layers), "by native kernels, or else by torch"
     texts = [draw(60, 1), [*draw(60, 1)[:45], *draw(8, 6)], draw(5, 7)]
     new = 12
     with torch.inference_mode():

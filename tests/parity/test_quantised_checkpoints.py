@@ -9,18 +9,22 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.kernels.quant_linear.packed import Format as Packed
 from bough.loader.config import read_config
 from bough.loader.load import check_weights, kept_forms, load_weights, open_source
 from bough.loader.locate import locate
 from bough.loader.source import SafetensorsSource
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
+from bough.native.library import load_library
 from tests.fakes.forward import CPU, Forward
-from tests.fakes.quantised import FORMATS, write_quantised
+from tests.fakes.native_forward import NativeForward
+from tests.fakes.quantised import FORMATS, WIDE_FORMATS, write_quantised
 
 SIZES = {
     "vocab_size": 211,
@@ -33,6 +37,7 @@ SIZES = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
 }
+WIDE = {**SIZES, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
 PROMPT = [5, 17, 200, 3, 91, 44, 12, 7]
 NEW_TOKENS = 12
 
@@ -59,9 +64,10 @@ def load(folder: Path, kept: bool = False) -> tuple[CausalLM, ModelConfig]:
 def write_llama(folder: Path, name: str) -> transformers.PreTrainedModel:
     """Writes a checkpoint of that format; the model has its values."""
     torch.manual_seed(1)
-    shape = transformers.LlamaConfig(**SIZES, attn_implementation="eager")
+    sizes = WIDE if name in WIDE_FORMATS else SIZES
+    shape = transformers.LlamaConfig(**sizes, attn_implementation="eager")
     theirs = random_model(transformers.LlamaForCausalLM(shape))
-    config = {"architectures": ["LlamaForCausalLM"], **SIZES, "dtype": "float32", "rope_theta": 10000.0}
+    config = {"architectures": ["LlamaForCausalLM"], **sizes, "dtype": "float32", "rope_theta": 10000.0}
     values = write_quantised(folder, config, theirs.state_dict(), name)
     changed = max(float((values[key] - weight).abs().max()) for key, weight in theirs.state_dict().items())
     assert 1e-4 < changed < 0.2, "the packer has rounded, and not broken anything"
@@ -83,18 +89,19 @@ def compare(theirs: transformers.PreTrainedModel, ours: CausalLM) -> None:
         tokens += fresh
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, *WIDE_FORMATS])
 def test_logits_are_those_of_the_values(name: str, tmp_path: Path) -> None:
     theirs = write_llama(tmp_path, name)
     compare(theirs, load(tmp_path)[0])
 
 
-@pytest.mark.parametrize("name", ["w4a16", "w4a16-zeros", "w4a16-64", "awq", "gptq"])
+@pytest.mark.parametrize("name", ["w4a16", "w4a16-zeros", "w4a16-64", "awq", "gptq", *WIDE_FORMATS])
 def test_four_bits_kept_as_they_are(name: str, tmp_path: Path) -> None:
     theirs = write_llama(tmp_path, name)
     model, _ = load(tmp_path, kept=True)
     kept = [slot for slot in model.slots() if slot.form is not None]
-    assert {str(slot.form) for slot in kept} == {f"int4 in groups of {64 if name == 'w4a16-64' else 32}"}
+    size = 128 if name in WIDE_FORMATS else 64 if name == "w4a16-64" else 32
+    assert {str(slot.form) for slot in kept} == {f"int4 in groups of {size}"}
     assert len(kept) == 2 * 7
     assert all(slot.nbytes < slot.target.numel() for slot in kept), "less than a byte each"
     compare(theirs, model)
@@ -123,6 +130,33 @@ def test_eight_bits_kept_as_they_are(name: str, tmp_path: Path) -> None:
 def test_what_has_no_product_of_its_own_is_dequantised(name: str, tmp_path: Path) -> None:
     write_llama(tmp_path, name)
     assert not any(slot.form for slot in load(tmp_path, kept=True)[0].slots())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_experts_of_4_bit_floats(kept: bool, tmp_path: Path) -> None:
+    """GPT-OSS's, as its checkpoints have them; the model has the values that transformers reads there."""
+    torch.manual_seed(3)
+    fields = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
+    shape = transformers.GptOssConfig(**fields, attn_implementation="eager")
+    theirs, held = random_model(transformers.GptOssForCausalLM(shape)), {}
+    for name, weight in theirs.state_dict().items():
+        held[name] = weight
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = weight.shape
+            blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(121, 124, blocks.shape[:3], dtype=torch.uint8)
+            weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            held |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            del held[name]
+    shape.architectures, shape.quantization_config = ["GptOssForCausalLM"], {"quant_method": "mxfp4"}
+    shape.save_pretrained(tmp_path)
+    save_file(held, tmp_path / "model.safetensors")
+    model, _ = load(tmp_path, kept)
+    forms = [slot for slot in model.slots() if slot.form is not None]
+    assert {str(slot.form) for slot in forms} == ({"fp4 in groups of 32"} if kept else set())
+    assert len(forms) == (2 * 4 * 3 if kept else 0)
+    assert all(slot.nbytes < slot.target.numel() for slot in forms), "less than a byte each"
+    compare(theirs, model)
 
 
 def test_without_a_product_for_them_eight_bits_are_dequantised(tmp_path: Path) -> None:
@@ -182,3 +216,18 @@ def test_mistrals_own_files(tmp_path: Path) -> None:
     model, config = load(tmp_path)
     assert (config.architecture, config.context_length, config.sliding_window) == ("MistralForCausalLM", 256, None)
     compare(theirs, model)
+
+
+@pytest.mark.parametrize("name", ["awq", *WIDE_FORMATS])
+def test_four_bits_stay_so_for_the_native_kernels(name: str, tmp_path: Path) -> None:
+    library = load_library()
+    if library is None:
+        pytest.skip("the CPU kernels are not compiled")
+    theirs, files = write_llama(tmp_path, name), locate(str(tmp_path))
+    config = read_config(files)
+    native = NativeForward(library, config, open_source(files, config), quantization="auto")
+    formats = {s.packing.weight.format for s in native.model.slots() if "_proj" in s.name and s.packing is not None}
+    assert formats == {Packed.Q4 if name in ("w4a16-128", "gptq-128-symmetric") else Packed.Q4_MIN}
+    expected = theirs(torch.tensor([PROMPT])).logits[0].detach()
+    found = native.step({0: PROMPT})[0]
+    assert float((found - expected).norm() / expected.norm()) < 0.03

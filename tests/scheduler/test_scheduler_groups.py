@@ -6,7 +6,7 @@ import pytest
 
 from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
-from tests.fakes.executor import FakeExecutor, oracle
+from tests.fakes.executor import FakeExecutor, GuessingProposer, oracle
 from tests.fakes.scheduler_bench import Bench
 
 
@@ -47,16 +47,17 @@ def test_a_prefix_without_its_window_is_computed_again() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 2])
 def test_a_state_is_shared_where_a_chunk_ended(page_size: int) -> None:
-    """Chunks of 16 tokens: the second request begins with the state behind the first chunk, not where it branches."""
+    """Chunks of 16 tokens: the second request begins with the state behind the first chunk, and leaves one where it
+    branches off, with which the third begins."""
     executor = FakeExecutor(page_size=page_size, groups=[(KVGroup("state"), 20)])
     bench = Bench(executor)
     begin = [3] * 20
-    for handle, tail in enumerate([[1, 2], [4, 5]]):
+    for handle, tail in enumerate([[1, 2], [4, 5], [6, 7]]):
         bench.ask(handle, [*begin, *tail], max_new_tokens=6)
         bench.run()
         assert bench.out.outputs[handle] == oracle([*begin, *tail], 6)
-    assert [bench.out.started[handle].cached_tokens for handle in range(2)] == [0, 16]
-    assert executor.states[0].begun_from_copies == 1
+    assert [bench.out.started[handle].cached_tokens for handle in range(3)] == [0, 16, 20]
+    assert executor.states[0].begun_from_copies == 2
 
 
 def test_requests_of_one_plan_do_not_read_a_state_that_the_plan_makes() -> None:
@@ -78,3 +79,26 @@ def test_without_a_radix_cache_nothing_is_copied() -> None:
         bench.run()
     assert not any(len(plan.new_pages[2]) for plan in executor.plans)
     assert bench.scheduler._cache.groups[0].available == 40
+
+
+def test_decodes_with_states_have_no_drafts() -> None:
+    executor = FakeExecutor(groups=[(KVGroup("state"), 20)])
+    bench = Bench(executor, proposer=GuessingProposer(3))
+    bench.ask(0, [3] * 12, max_new_tokens=8)
+    bench.run()
+    assert bench.out.outputs[0] == oracle([3] * 12, 8)
+    assert max(int(plan.query_lens.max()) for plan in executor.plans if not len(plan.tokens)) == 1
+
+
+def test_a_prompt_is_cut_where_it_branches_off_only_if_a_state_can_be_kept_there() -> None:
+    """Steps with prompts, of equal beginnings: of the first, and of the second with memory for a copy and without."""
+    steps = []
+    for spare in (4, 0):
+        executor = FakeExecutor(rows=2, chunk_tokens=40, groups=[(KVGroup("state"), 2 + spare)])
+        bench = Bench(executor)
+        for handle in range(2):
+            bench.ask(handle, [*[3] * 20, handle, 9], max_new_tokens=2)
+            bench.run()
+            assert bench.out.outputs[handle] == oracle([*[3] * 20, handle, 9], 2)
+        steps.append(sum(len(plan.tokens) > 0 for plan in executor.plans))
+    assert steps == [3, 2]

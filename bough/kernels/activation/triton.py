@@ -56,11 +56,15 @@ def _gated_rows(
 
 
 @triton.jit
-def gated(gate, up, ACTIVATION: tl.constexpr):
+def gated(gate, up, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr = 0.0, LIMIT: tl.constexpr = 0.0):
     """`activation(gate) * up`, rounded to the type of `gate` after each of the two steps as the reference is."""
     wide = gate.to(tl.float32)
     if ACTIVATION == "silu":
         slope = wide
+    elif ACTIVATION == "clamped":
+        wide = tl.minimum(wide, LIMIT)
+        up = tl.minimum(tl.maximum(up.to(tl.float32), -LIMIT), LIMIT) + 1.0
+        slope = SLOPE * wide
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
         # (1 + tanh(u)) / 2 = sigmoid(2 u): this needs no hyperbolic tangent.

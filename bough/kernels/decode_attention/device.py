@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def scaled(scores, scale, softcap, HAS_SOFTCAP: tl.constexpr):
@@ -38,6 +40,17 @@ def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.c
     norm = norm * shrink + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return new_top, norm, acc
+
+
+@triton.jit
+def join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP: tl.constexpr, BLOCK_G: tl.constexpr):
+    """Takes the logits of the heads' sinks into the sums of a row's first item: of its parts, one has them."""
+    member = tl.arange(0, BLOCK_G)
+    own = (member < GROUP) & (item == tl.load(first_item + place, cache_modifier=".cg"))
+    sink = tl.load(sinks + kv_head * GROUP + member, mask=own, other=float("-inf")).to(tl.float32) * LOG2_E
+    new_top = tl.maximum(top, sink)
+    shrink = tl.exp2(top - new_top)
+    return new_top, norm * shrink + tl.exp2(sink - new_top), acc * shrink[:, None]
 
 
 @triton.jit

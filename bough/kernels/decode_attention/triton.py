@@ -12,12 +12,13 @@ block of heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.decode_attention.device import fold, hand_in, leave
+from bough.kernels.decode_attention.device import fold, hand_in, join_sink, leave
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
@@ -43,6 +44,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
     room = shared_bytes() if room is None else room
     if kv_dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
         stages = 2 if head_dim > 128 and room <= LITTLE else 3
+        if head_dim > 256 and room < PLENTY:
+            stages = 1
         return DecodeConfig(block_n=MIN_DOT, num_warps=4, num_stages=stages)
     row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
     block_n = min(128, max(MIN_DOT, 16384 // row_bytes))
@@ -50,7 +53,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
 
 
 MOST_HEADS = 64  # that attend to latents in one program: as many lines as the widest instructions take
-LATENT_WORK = {"programs": 2 * 132, "key_step": 32}  # a multiprocessor has room for two; reading keys takes long
+# A multiprocessor has room for two programs; reading keys takes long.
+LATENT_WORK: dict[str, Any] = {"programs": 2 * 132, "key_step": 32}
 FEW_ROWS = 32  # whose parts are weighed by several programs for each head
 
 
@@ -87,6 +91,7 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -111,8 +116,8 @@ def decode_attention(
     wide = q.dtype if q.element_size() > 2 else k_cache.dtype
     chosen = config or (latent_config_for(group, wide) if extra else config_for(head_dim, group, wide))
     _attend[(kv_heads, work.max_items(batch))](
-        q, k_cache, v_cache, page_table, rows, work.items, work.first_item, out, work.partial, work.log_sums,
-        work.arrivals, batch, q.stride(0), q.stride(1), page_table.stride(0),
+        q, k_cache, v_cache, page_table, rows, work.items, work.first_item, sinks, out, work.partial,
+        work.log_sums, work.arrivals, batch, q.stride(0), q.stride(1), page_table.stride(0),
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, EXTRA=extra,
@@ -122,7 +127,7 @@ def decode_attention(
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, **overlap(batch),
     )  # fmt: skip
-    if extra:
+    if extra and work.cuts:
         weigh_parts(work, out)
     return out
 
@@ -143,7 +148,7 @@ def weigh_parts(work: DecodeWork, out: torch.Tensor) -> None:
 # the same pages at about the same time.
 @triton.jit(do_not_specialize=["batch"])
 def _attend(
-    q, k_cache, v_cache, page_table, rows, items, first_item, out, partial, log_sums, arrivals,
+    q, k_cache, v_cache, page_table, rows, items, first_item, sinks, out, partial, log_sums, arrivals,
     batch: int, q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -167,12 +172,16 @@ def _attend(
     d = tl.arange(0, BLOCK_D)
     valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     q_offsets = place.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + d[None, :]
-    queries = tl.load(q + q_offsets, mask=valid, other=0.0)
+    # Numbers of 8 bits become float16 in one instruction for two, bfloat16 in many.
+    own: tl.constexpr = q.dtype.element_ty
+    narrow: tl.constexpr = k_cache.dtype.element_ty.primitive_bitwidth == 8 and own.primitive_bitwidth == 16
+    kind: tl.constexpr = tl.float16 if narrow else own
+    queries = tl.load(q + q_offsets, mask=valid, other=0.0).to(kind)
     if EXTRA:
         e = HEAD_DIM + tl.arange(0, BLOCK_E)
         more_offsets = place.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + e[None, :]
         more_valid = (member < GROUP)[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
-        more_queries = tl.load(q + more_offsets, mask=more_valid, other=0.0)
+        more_queries = tl.load(q + more_offsets, mask=more_valid, other=0.0).to(kind)
 
     key = tl.arange(0, BLOCK_N)
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)
@@ -192,18 +201,20 @@ def _attend(
         held = present[:, None]
         if HEAD_DIM != BLOCK_D:
             held = held & (d < HEAD_DIM)[None, :]
-        k = tl.load(k_cache + offsets, mask=held, other=0.0).to(queries.dtype)
+        k = tl.load(k_cache + offsets, mask=held, other=0.0).to(kind)
         if EXTRA:
             v = k
             more_held = present[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
-            more_k = tl.load(k_cache + line[:, None] + e[None, :], mask=more_held, other=0.0).to(queries.dtype)
+            more_k = tl.load(k_cache + line[:, None] + e[None, :], mask=more_held, other=0.0).to(kind)
         else:
-            v = tl.load(v_cache + offsets, mask=held, other=0.0).to(queries.dtype)
+            v = tl.load(v_cache + offsets, mask=held, other=0.0).to(kind)
         products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
         if EXTRA:
             products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
         top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
 
+    if sinks is not None:
+        top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)
     if EXTRA:
         leave(
             acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head, out, partial, log_sums,

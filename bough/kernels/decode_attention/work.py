@@ -23,6 +23,8 @@ PLAN_TILE = 1024
 class DecodeWork:
     """Items of a step of at most `max_batch` rows, and room for their partial results."""
 
+    cuts = True  # whether rows may have several items
+
     def __init__(
         self,
         max_batch: int,
@@ -32,12 +34,13 @@ class DecodeWork:
         device: torch.device,
         *,
         window: int | None = None,
+        chunked: bool = False,  # the window is one of those that stand side by side
         programs: int = PROGRAMS,
         key_step: int = KEY_STEP,
     ) -> None:
         self.max_batch = max_batch
         self.key_step = key_step
-        self.window = window
+        self.window, self.chunked = window, chunked
         self._programs = -(-programs // kv_heads)
         room = self.max_items(max_batch)
         self.items = torch.empty((room, ITEM_FIELDS), dtype=torch.int32, device=device)
@@ -60,6 +63,22 @@ class DecodeWork:
         return batch + self.target_items(batch)
 
 
+class WholeRows(DecodeWork):
+    """Rows of these lengths [batch] (int32), each of which is one item: for so many rows that they fill the device."""
+
+    cuts = False
+
+    def __init__(self, lengths: torch.Tensor, window: int | None = None) -> None:
+        self.max_batch, self.window = len(lengths), window
+        self.first_item = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+        first, one = torch.zeros_like(lengths), torch.ones_like(lengths)
+        self.items = torch.stack((self.first_item[:-1], first, lengths, one), dim=1)
+        self.partial = self.log_sums = self.arrivals = lengths.new_empty(0)
+
+    def max_items(self, batch: int) -> int:
+        return batch
+
+
 def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
     """Cuts rows of these lengths [batch] (int32, own query included; 0: a place without a row) into the items of
     `work`."""
@@ -70,10 +89,16 @@ def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
     # Without overlap: attention reads the items before its turn (`projected_decode`).
     _plan[(1,)](
         lengths, work.items, work.first_item, batch, work.target_items(batch),
-        WINDOW=work.window or 0, STEP=work.key_step, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
+        WINDOW=work.window or 0, CHUNKED=work.chunked, STEP=work.key_step, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
         BLOCK_SPLITS=max(1, PLAN_TILE // block_rows),
         num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit
+def oldest_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """The first key that the query at this position sees through its window."""
+    return position // WINDOW * WINDOW if CHUNKED else tl.maximum(position - (WINDOW - 1), 0)
 
 
 @triton.jit(do_not_specialize=["batch", "target_items"])
@@ -82,7 +107,7 @@ def _plan(
     items,  # [max_items, FIELDS]
     first_item,  # [batch + 1]
     batch: int, target_items: int,
-    WINDOW: tl.constexpr, STEP: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, STEP: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, BLOCK_ROWS)
@@ -90,7 +115,7 @@ def _plan(
     length = tl.load(lengths + row, mask=real, other=0)
     visible = length
     if WINDOW:
-        visible = tl.minimum(length, WINDOW)
+        visible = length - oldest_seen(tl.maximum(length - 1, 0), WINDOW, CHUNKED)
     share = tl.cdiv(tl.sum(visible.to(tl.int64)), target_items)
     chunk = (tl.maximum(tl.cdiv(share, STEP), 1) * STEP).to(tl.int32)
     splits = tl.cdiv(visible, chunk)

@@ -4,7 +4,8 @@ By tiles, the rows of a program are pairs of token and expert, all of one expert
 for a few, a program looks through all choices: the first pair of an expert does the work for all of them.
 
 Weights of 8 bits have scales, one for each row or for every 128 inputs of it. They are multiplied in the type of the
-rows: 16 bits, or 8 bits with scales of their own. Those of 4 bits, which have zero points too, become 16 bits.
+rows: 16 bits, or 8 bits with scales of their own. Those of 4 bits, which have zero points too or are floats, become 16
+bits.
 """
 
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
@@ -22,9 +23,9 @@ from bough.kernels.w4_linear.device import w4_tile
 
 @triton.jit
 def gate_up_by_rows(
-    x, gate_up, scales, ids, out, x_stride, INNER,
-    K: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr,
-    PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
+    x, gate_up, scales, bias, ids, out, x_stride, INNER,
+    K: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
+    LIMIT: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One pair: rows of its expert's gate and up whole and in registers (see `skinny_linear.device`)."""
     n, pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
@@ -37,14 +38,20 @@ def gate_up_by_rows(
     gate = tl.load(rows, mask=inside, other=0.0, eviction_policy="evict_first")
     up = tl.load(rows + INNER.to(tl.int64) * K, mask=inside, other=0.0, eviction_policy="evict_first")
     row = tl.load(x + pair // TOP * x_stride + k, mask=k < K, other=0.0)
-    g = sums_of_rows(gate, row, scales, first, n < INNER, GROUPS).to(row.dtype)
-    u = sums_of_rows(up, row, scales, first + INNER, n < INNER, GROUPS).to(row.dtype)
-    tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION), mask=n < INNER)
+    g = sums_of_rows(gate, row, scales, first, n < INNER, GROUPS)
+    if bias is not None:
+        g += tl.load(bias + first, mask=n < INNER, other=0.0)
+    g = g.to(row.dtype)
+    u = sums_of_rows(up, row, scales, first + INNER, n < INNER, GROUPS)
+    if bias is not None:
+        u += tl.load(bias + first + INNER, mask=n < INNER, other=0.0)
+    u = u.to(row.dtype)
+    tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION, SLOPE, LIMIT), mask=n < INNER)
 
 
 @triton.jit
 def down_by_rows(
-    inner, down, scales, ids, weights, out, N,
+    inner, down, scales, bias, ids, weights, out, N,
     K: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
     PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -57,6 +64,7 @@ def down_by_rows(
     take_turn(OVERLAP)  # the first expert's weights are already on their way
     # One sum over columns, at the end: each needs all threads to wait, and meanwhile nothing would be read.
     total = tl.zeros((BLOCK_N, PIECES, PIECE), dtype=tl.float32)
+    shift = tl.zeros((BLOCK_N,), dtype=tl.float32)
     for slot in tl.static_range(TOP):
         pair = token * TOP + slot
         if slot > 0:
@@ -70,14 +78,19 @@ def down_by_rows(
             places = scales + first[:, None] * GROUPS + group
             products *= tl.load(places, mask=(n < N)[:, None] & (group < GROUPS), other=0.0)[:, :, None]
         total += products
-    tl.store(out + token * N + n, tl.sum(tl.sum(total, axis=1), axis=1).to(out.dtype.element_ty), mask=n < N)
+        if bias is not None:
+            shift += tl.load(bias + first, mask=n < N, other=0.0) * tl.load(weights + pair)
+    target, result = out + token * N + n, tl.sum(tl.sum(total, axis=1), axis=1)
+    if bias is not None:
+        result += shift
+    tl.store(target, result.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def gate_up_by_tiles(
-    x, x_scales, gate_up, scales, zeros, ids, order, table, out, x_stride, tokens, INNER,
+    x, x_scales, gate_up, scales, zeros, bias, ids, order, table, out, x_stride, tokens, INNER,
     K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_P: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
     DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -106,8 +119,11 @@ def gate_up_by_tiles(
             of_rows = factors(x_scales, pair // TOP, there, 0, GROUPS)
             gate = scaled(gate, of_rows, factors(scales, first + at, n < INNER, 0, GROUPS), SWAP)
             up = scaled(up, of_rows, factors(scales, first + INNER + at, n < INNER, 0, GROUPS), SWAP)
+        if bias is not None:
+            gate = _add_bias(gate, bias + first + at, n < INNER, SWAP)
+            up = _add_bias(up, bias + first + INNER + at, n < INNER, SWAP)
         kind = out.dtype.element_ty
-        result = gated(gate.to(kind), up.to(kind), ACTIVATION)
+        result = gated(gate.to(kind), up.to(kind), ACTIVATION, SLOPE, LIMIT)
         if SWAP:
             result = tl.trans(result)
         target = out + pair.to(tl.int64)[:, None] * INNER + n[None, :]
@@ -116,7 +132,7 @@ def gate_up_by_tiles(
 
 @triton.jit(do_not_specialize=["tokens"])
 def down_by_tiles(
-    inner, inner_scales, down, scales, zeros, ids, weights, order, table, out, tokens, N,
+    inner, inner_scales, down, scales, zeros, bias, ids, weights, order, table, out, tokens, N,
     K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr,
@@ -139,6 +155,8 @@ def down_by_tiles(
         if GROUPS == 1 and scales is not None and zeros is None:
             of_rows = factors(inner_scales, pair, there, 0, GROUPS)
             acc = scaled(acc, of_rows, factors(scales, first + at, n < N, 0, GROUPS), SWAP)
+        if bias is not None:
+            acc = _add_bias(acc, bias + first + at, n < N, SWAP)
         if SWAP:
             acc = tl.trans(acc)
         acc *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
@@ -198,6 +216,17 @@ def _weights(
     else:
         w = tile_of(matrices, first, start, inside, K, BLOCK_N, BLOCK_K, DESCRIBED)
     return w
+
+
+@triton.jit
+def _add_bias(acc, places, inside, SWAP: tl.constexpr):
+    """acc with its columns' biases, or, if it is transposed, its rows'."""
+    bias = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    if SWAP:
+        acc += bias[:, None]
+    else:
+        acc += bias[None, :]
+    return acc
 
 
 @triton.jit

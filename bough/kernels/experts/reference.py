@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
+from bough.kernels.experts import fp4
+from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import W4Rows, dequantize
 
-Matrices = torch.Tensor | QuantizedRows | W4Rows  # of experts: [experts, outputs, inputs]
+Matrices = torch.Tensor | QuantizedRows | W4Rows | Fp4Rows  # of experts: [experts, outputs, inputs]
 
 
 def experts(
@@ -45,6 +47,8 @@ def _matrix(matrices: Matrices, expert: int, rows: torch.Tensor) -> torch.Tensor
         return QuantizedRows(*(part[expert] for part in matrices)).dequantize().to(rows.dtype)
     if isinstance(matrices, W4Rows):
         return dequantize(W4Rows(*(part[expert] for part in matrices)), rows.shape[1], rows.dtype)
+    if isinstance(matrices, Fp4Rows):
+        return fp4.dequantize(Fp4Rows(*(part[expert] for part in matrices)), rows.shape[1]).to(rows.dtype)
     return matrices[expert]
 
 

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import device
+from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Matrices
 from bough.kernels.experts.tiling import (
     DOWN_BY_ROWS,
@@ -30,7 +31,7 @@ from bough.kernels.experts.tiling import (
     fitted,
     w4_config_for,
 )
-from bough.kernels.ops import Norm
+from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.overlap import overlap
 from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
 from bough.kernels.quantize_rows.triton import quantize_rows
@@ -46,50 +47,61 @@ PIECE = 256  # inputs that a warp reads at once: each then sums rows of its own
 def routed_experts(
     x: torch.Tensor,  # [tokens, hidden]
     logits: torch.Tensor,  # [tokens, experts], the router's
-    bias: torch.Tensor | None,
+    bias: torch.Tensor | None,  # [experts], counts when choosing only
     moe: MoEConfig,
-    gate_up: Matrices,
-    down: Matrices,
+    matrices: ExpertMatrices,
     activation: str,
+    scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    return multiply(x, gate_up, down, route(logits, moe, bias, count=not few), activation)
+    x, routed = weighed(x, route(logits, moe, bias, count=not few), moe, scale)
+    return multiply(x, matrices, routed, activation)
+
+
+def weighed(
+    x: torch.Tensor, routed: Routed, moe: MoEConfig, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Routed]:
+    """What the experts multiply, and the choices with what they multiply their results with."""
+    if scale is not None:
+        routed = routed._replace(weights=routed.weights * scale[routed.ids])
+    if moe.scales_inputs:
+        x, routed = (x * routed.weights).to(x.dtype), routed._replace(weights=torch.ones_like(routed.weights))
+    return x, routed
 
 
 def normed_experts(
     x: torch.Tensor,  # [tokens, hidden], at most 512
     residual: torch.Tensor | None,
     norm: Norm,
-    router: torch.Tensor,  # [experts, hidden], contiguous
-    bias: torch.Tensor | None,
+    router: Router,
     moe: MoEConfig,
-    gate_up: Matrices,
-    down: Matrices,
+    matrices: ExpertMatrices,
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The experts' sum for the norm of x + residual, that norm, and x + residual, which is the next residual."""
     few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    routed, normed, stream = norm_route(x, residual, norm, router, bias, moe, count=not few)
-    return multiply(normed, gate_up, down, routed, activation), normed, stream
+    routed, normed, stream = norm_route(x, residual, norm, router, moe, count=not few)
+    x, routed = weighed(normed, routed, moe)
+    return multiply(x, matrices, routed, activation), normed, stream
 
 
 def multiply(
     x: torch.Tensor,
-    gate_up: Matrices,  # [experts, 2 * inner, hidden], contiguous: the gate's rows, then up's
-    down: Matrices,  # [experts, hidden, inner], contiguous
+    matrices: ExpertMatrices,  # all contiguous
     routed: Routed,  # counted, unless there are few tokens
     activation: str,
     *,
     config: Tiling | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in float32."""
-    w4, fp8 = isinstance(down, W4Rows), isinstance(down, QuantizedRows)
+    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
+    w4, fp8 = isinstance(down, W4Rows | Fp4Rows), isinstance(down, QuantizedRows)
     if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and not w4:
-        return _by_rows(x, gate_up, down, routed, activation)
+        return _by_rows(x, matrices, routed, activation)
     (tokens, hidden), top, weight = x.shape, routed.ids.shape[1], _split(down)[0]
     experts, inner, itemsize = len(weight), _split(gate_up)[0].shape[1] // 2, 1 if w4 else weight.element_size()
-    groups = [matrices.group if isinstance(matrices, QuantizedRows) else 0 for matrices in (gate_up, down)]
+    groups = [part.group if isinstance(part, QuantizedRows) else 0 for part in (gate_up, down)]
     sizes = (tokens, top, experts)
     chosen = config or (w4_config_for(*sizes) if w4 else config_for(*sizes, fp8, grouped=any(groups)))
     tiling = fitted(chosen, x.element_size(), itemsize, shared_bytes())
@@ -99,8 +111,9 @@ def multiply(
     between, results = x.new_empty((tokens * top, inner)), x.new_empty((tokens * top, hidden))
     small = fp8 and tiling.small_rows
     rows = quantize_rows(x, groups[0]) if small else x
-    gate_up_tiles(rows, gate_up, routed, order, between, activation, tiling)
-    down_tiles(quantize_rows(between, groups[1]) if small else between, down, routed, order, results, tiling)
+    gate_up_tiles(rows, gate_up, routed, order, between, activation, tiling, gate_up_bias, clamped_gate)
+    rows = quantize_rows(between, groups[1]) if small else between
+    down_tiles(rows, down, routed, order, results, tiling, down_bias)
     out = torch.empty_like(x)
     width = min(SUM_WIDTH, power_of_two_above(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
@@ -119,14 +132,17 @@ def gate_up_tiles(
     out: torch.Tensor,  # [pairs, inner]
     activation: str,
     tiling: Tiling,
+    bias: torch.Tensor | None = None,
+    clamped_gate: tuple[float, float] | None = None,
 ) -> None:
     """Fills `out`."""
     (rows, row_scales, _), (weight, scales, zeros), cut = _split(x), _split(gate_up), tiling.gate_up
     (tokens, hidden), inner = rows.shape, out.shape[1]
     device.gate_up_by_tiles[(_tiles(routed, order) * triton.cdiv(inner, cut.block_n),)](
-        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, routed.ids, *(order or (None, None)), out,
+        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, bias, routed.ids, *(order or (None, None)), out,
         rows.stride(0), tokens, inner,
-        K=hidden, ACTIVATION=activation, **_in_groups(hidden, scales, zeros), **_constants(routed, tiling, cut),
+        K=hidden, **_gate(activation, clamped_gate), **_in_groups(hidden, scales, zeros),
+        **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 
@@ -137,19 +153,23 @@ def down_tiles(
     order: Order | None,
     out: torch.Tensor,  # [pairs, hidden]
     tiling: Tiling,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """Fills `out` with weighted results."""
     (rows, row_scales, _), (weight, scales, zeros), cut = _split(inner), _split(down), tiling.down
     hidden, width = out.shape[1], rows.shape[1]
     device.down_by_tiles[(_tiles(routed, order) * triton.cdiv(hidden, cut.block_n),)](
-        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, routed.ids, routed.weights,
+        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, bias, routed.ids, routed.weights,
         *(order or (None, None)), out, routed.ids.shape[0], hidden,
         K=width, **_in_groups(width, scales, zeros), **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 
 def _split(numbers: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The values, the scales if they have 8 or 4 bits, and the zero points if they have 4."""
+    """The values, the scales if they have 8 or 4 bits, and the zero points if they have 4; of floats, which have none,
+    the scales again."""
+    if isinstance(numbers, Fp4Rows):
+        return numbers.words.view(torch.uint8), numbers.powers, numbers.powers
     if isinstance(numbers, W4Rows):
         return numbers.words.view(torch.uint8), numbers.scales, numbers.zeros
     return (*numbers, None) if isinstance(numbers, QuantizedRows) else (numbers, None, None)
@@ -192,31 +212,51 @@ def _constants(routed: Routed, tiling: Tiling, cut: Cut) -> dict[str, Any]:
     }
 
 
-def _by_rows(x: torch.Tensor, gate_up: Matrices, down: Matrices, routed: Routed, activation: str) -> torch.Tensor:
+def _gate(activation: str, clamped: tuple[float, float] | None) -> dict[str, Any]:
+    slope, limit = clamped or (0.0, 0.0)
+    return {"ACTIVATION": "clamped" if clamped else activation, "SLOPE": slope, "LIMIT": limit}
+
+
+def _by_rows(x: torch.Tensor, matrices: ExpertMatrices, routed: Routed, activation: str) -> torch.Tensor:
+    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
     between, out = x.new_empty((routed.ids.numel(), _split(down)[0].shape[2])), torch.empty_like(x)
-    gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS)
-    down_rows(between, down, routed, out, DOWN_BY_ROWS)
+    gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS, gate_up_bias, clamped_gate)
+    down_rows(between, down, routed, out, DOWN_BY_ROWS, down_bias)
     return out
 
 
 def gate_up_rows(
-    x: torch.Tensor, gate_up: Matrices, routed: Routed, out: torch.Tensor, activation: str, cut: RowCut
+    x: torch.Tensor,
+    gate_up: Matrices,
+    routed: Routed,
+    out: torch.Tensor,
+    activation: str,
+    cut: RowCut,
+    bias: torch.Tensor | None = None,
+    clamped_gate: tuple[float, float] | None = None,
 ) -> None:
     """Fills `out` [pairs, inner]."""
     hidden, (pairs, inner), (weight, scales, _) = x.shape[1], out.shape, _split(gate_up)
     piece = PIECE if scales is None else 2 * PIECE
     device.gate_up_by_rows[(triton.cdiv(inner, cut.block_n), pairs)](
-        x, weight, scales, routed.ids, out, x.stride(0), inner,
-        TOP=routed.ids.shape[1], ACTIVATION=activation, BLOCK_N=cut.block_n, **_pieces(hidden, scales, piece),
-        num_warps=cut.num_warps, **overlap(x.shape[0]),
+        x, weight, scales, bias, routed.ids, out, x.stride(0), inner,
+        TOP=routed.ids.shape[1], BLOCK_N=cut.block_n, **_gate(activation, clamped_gate),
+        **_pieces(hidden, scales, piece), num_warps=cut.num_warps, **overlap(x.shape[0]),
     )  # fmt: skip
 
 
-def down_rows(inner: torch.Tensor, down: Matrices, routed: Routed, out: torch.Tensor, cut: RowCut) -> None:
+def down_rows(
+    inner: torch.Tensor,
+    down: Matrices,
+    routed: Routed,
+    out: torch.Tensor,
+    cut: RowCut,
+    bias: torch.Tensor | None = None,
+) -> None:
     """Fills `out` [tokens, hidden]."""
     (tokens, hidden), (weight, scales, _) = out.shape, _split(down)
     device.down_by_rows[(triton.cdiv(hidden, cut.block_n), tokens)](
-        inner, weight, scales, routed.ids, routed.weights, out, hidden,
+        inner, weight, scales, bias, routed.ids, routed.weights, out, hidden,
         TOP=routed.ids.shape[1], BLOCK_N=cut.block_n, **_pieces(inner.shape[1], scales, inner.shape[1]),
         num_warps=cut.num_warps, **overlap(tokens),
     )  # fmt: skip

@@ -18,18 +18,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bough.kernels.prefill_attention.device import fetch
+from bough.kernels.decode_attention.work import oldest_seen
+from bough.kernels.prefill_attention.device import LOG2_E, fetch
 
 
 # The heads of an item are neighbours in the grid, so that those with the same keys run at the same time. What differs
 # from step to step is not specialised on: all steps run the same code.
 @triton.jit(do_not_specialize_on_alignment=["rows", "query_starts", "lengths", "items"])
 def attend(
-    q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, out, totals, log_sums,
+    q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, sinks, out, totals, log_sums,
     q_token_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
-    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, CHUNK: tl.constexpr,
-    PACK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    FIELDS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Items by turns with the other programs of the same heads."""
@@ -57,7 +59,8 @@ def attend(
             more_valid = (query < queries)[:, None] & (e < EXTRA)[None, :]
             more = tl.load(lines + HEAD_DIM + e[None, :], mask=more_valid, other=0.0)
 
-        oldest = tl.maximum(context + first - (WINDOW - 1), 0) if WINDOW else 0  # key that any line sees
+        oldest = oldest_seen(context + first, WINDOW, CHUNKED) if WINDOW else 0  # key that any line sees
+        seen_from = oldest_seen(context + query, WINDOW, CHUNKED) if WINDOW else query  # each line
         end = context + tl.minimum(first + BLOCK_M // PACK, queries)
         begin_chunk, end_chunk = oldest // CHUNK, tl.cdiv(end, CHUNK)
         if only >= 0:
@@ -69,8 +72,8 @@ def attend(
             begin = tl.maximum(chunk * CHUNK, oldest // BLOCK_N * BLOCK_N)
             stop = tl.minimum((chunk + 1) * CHUNK, end)
             part, log_sum = _attend_chunk(
-                tile, more, context + query, k_cache, v_cache, pages, kv_head, begin, stop, context + first + 1,
-                scale, softcap,
+                tile, more, context + query, seen_from, k_cache, v_cache, pages, kv_head, begin, stop,
+                context + first + 1, scale, softcap,
                 HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
                 PRECISION,
             )  # fmt: skip
@@ -82,13 +85,15 @@ def attend(
             tl.store(totals + (item * HEADS + head)[:, None] * HEAD_DIM + d[None, :], total, mask=valid)
             tl.store(log_sums + item * HEADS + head, peak, mask=query < queries)
         else:
+            if sinks is not None:
+                weight += of_sink(sinks + head, peak)
             result = (total / weight[:, None] * v_scale).to(out.dtype.element_ty)
             tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
 
 
 @triton.jit
 def merge(
-    first_item, query_starts, totals, log_sums, out,
+    first_item, query_starts, sinks, totals, log_sums, out,
     v_scale: float,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -108,6 +113,8 @@ def merge(
         peak, shrink, fresh = weigh(peak, log_sum)
         weight = tl.fma(weight, shrink, fresh)
         total = tl.fma(total, shrink, part * fresh)
+    if sinks is not None:
+        weight += of_sink(sinks + tl.minimum(element // HEAD_DIM, HEADS - 1), peak)
     token = tl.load(query_starts + place).to(tl.int64)
     result = (total / weight * v_scale).to(out.dtype.element_ty)
     tl.store(out + token * (HEADS * HEAD_DIM) + element, result, mask=valid)
@@ -125,8 +132,14 @@ def weigh(peak: tl.tensor, log_sum: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl
 
 
 @triton.jit
+def of_sink(sinks: tl.tensor, peak: tl.tensor) -> tl.tensor:
+    """The weights of the sinks at these places, by the peaks of all their keys."""
+    return tl.exp2(tl.fma(tl.load(sinks).to(tl.float32), LOG2_E, -peak))
+
+
+@triton.jit
 def _attend_chunk(
-    tile, more, position, k_cache, v_cache, pages, kv_head, begin, stop,
+    tile, more, position, seen_from, k_cache, v_cache, pages, kv_head, begin, stop,
     common,  # the keys below it are seen by every line, unless there is a window
     scale, softcap,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -141,11 +154,13 @@ def _attend_chunk(
     if not WINDOW:
         masked_from = tl.maximum(begin, tl.minimum(stop, common // BLOCK_N * BLOCK_N))
         acc, norm, top = _over_keys(
-            acc, norm, top, tile, more, position, k_cache, v_cache, pages, kv_head, begin, masked_from, scale, softcap,
+            acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head, begin, masked_from,
+            scale, softcap,
             False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
         )  # fmt: skip
     acc, norm, top = _over_keys(
-        acc, norm, top, tile, more, position, k_cache, v_cache, pages, kv_head, masked_from, stop, scale, softcap,
+        acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head, masked_from, stop, scale,
+        softcap,
         True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
     )  # fmt: skip
     seen = norm > 0.0
@@ -156,7 +171,7 @@ def _attend_chunk(
 
 @triton.jit
 def _over_keys(
-    acc, norm, top, tile, more, position, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
+    acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
@@ -185,10 +200,9 @@ def _over_keys(
         if HAS_SOFTCAP:
             scores = softcap * tl.fma(tl.sigmoid(2.0 * scale * scores), 2.0, -1.0)  # softcap * tanh
         if MASKED:
-            distance = position[:, None] - key[None, :]
-            visible = distance >= 0
+            visible = position[:, None] >= key[None, :]
             if WINDOW:
-                visible = visible & (distance < WINDOW)
+                visible = visible & (key[None, :] >= seen_from[:, None])
             # Not infinite: a line may see no key of the block, and infinity minus infinity is not a number.
             scores = tl.where(visible, scores, -1e30)
         unit = 1.0 if HAS_SOFTCAP else scale

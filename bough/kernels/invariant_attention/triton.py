@@ -13,7 +13,7 @@ import triton
 
 from bough.kernels.invariant_attention.device import attend, merge
 from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
-from bough.kernels.shared_memory import LITTLE, shared_bytes
+from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 LOG2_E = 1.4426950408889634
 MERGE_WIDTH = 256
@@ -48,7 +48,8 @@ def config_for(
     group = heads // kv_heads
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
-        return InvariantConfig(chunk=512, block_m=32, block_n=16, pack=pack, num_warps=4, num_stages=2)
+        lines, stages = (16, 1) if head_dim > 256 and room < PLENTY else (32, 2)
+        return InvariantConfig(chunk=512, block_m=lines, block_n=16, pack=pack, num_warps=4, num_stages=stages)
     if head_dim > 256:  # latents: two sums as wide as they are stay in registers
         return InvariantConfig(
             chunk=512, block_m=32, block_n=16 if room <= LITTLE else 32, pack=pack, num_warps=8, num_stages=2
@@ -76,7 +77,9 @@ def invariant_attention(
     page_size: int,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,  # the window is one of those that stand side by side
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -95,12 +98,12 @@ def invariant_attention(
     if out is None:
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     attend[(heads // chosen.pack, programs)](
-        q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, out, partials.totals, partials.log_sums,
-        q.stride(0), q.stride(1), page_table.stride(0),
+        q, k_cache, v_cache, page_table, rows, query_starts, lengths, items, sinks, out, partials.totals,
+        partials.log_sums, q.stride(0), q.stride(1), page_table.stride(0),
         scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
-        EXTRA=extra, PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, CHUNK=chosen.chunk, PACK=chosen.pack,
+        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, CHUNKED=chunked, HEADS=heads, KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim, EXTRA=extra, PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, CHUNK=chosen.chunk, PACK=chosen.pack,
         BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n, BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)),
         PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other
@@ -108,7 +111,7 @@ def invariant_attention(
     )  # fmt: skip
     if split_rows:
         merge[(triton.cdiv(heads * head_dim, MERGE_WIDTH), split_rows)](
-            partials.first_item, query_starts, partials.totals, partials.log_sums, out, v_scale,
+            partials.first_item, query_starts, sinks, partials.totals, partials.log_sums, out, v_scale,
             HEADS=heads, HEAD_DIM=head_dim, BLOCK_E=MERGE_WIDTH,
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from bough.kernels.decode_attention.work import oldest_seen
 from bough.kernels.prefill_attention.triton import IntArray, query_blocks
 
 ITEM_FIELDS = 3
@@ -46,9 +47,10 @@ class DecodeItems:
         *,
         chunk: int,
         window: int | None = None,
+        chunked: bool = False,
         split_items: int = SPLIT_ITEMS,
     ) -> None:
-        self.max_batch, self.chunk, self.window = max_batch, chunk, window
+        self.max_batch, self.chunk, self.window, self.chunked = max_batch, chunk, window, chunked
         self._split_items = split_items
         room = max_batch + split_items
         self.items = torch.empty((1 + room, ITEM_FIELDS), dtype=torch.int32, device=device)
@@ -70,7 +72,7 @@ class DecodeItems:
         block_rows = max(16, triton.next_power_of_2(batch))
         _plan[(1,)](
             lengths, self.items, self.partials.first_item, batch, batch + self._split_items,
-            WINDOW=self.window or 0, CHUNK=self.chunk, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
+            WINDOW=self.window or 0, CHUNKED=self.chunked, CHUNK=self.chunk, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
             BLOCK_CHUNKS=max(1, PLAN_TILE // block_rows),
             num_warps=4,
         )  # fmt: skip
@@ -92,7 +94,7 @@ def _plan(
     items,  # [1 + room, FIELDS]
     first_item,  # [batch + 1]
     batch: int, room: int,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, CHUNK: tl.constexpr, FIELDS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Splits the rows of at least so many chunks that the items fit, the fewest possible."""
@@ -101,7 +103,7 @@ def _plan(
     length = tl.load(lengths + row, mask=real, other=1)
     first_chunk = tl.zeros([BLOCK_ROWS], tl.int32)
     if WINDOW:
-        first_chunk = tl.maximum(length - WINDOW, 0) // CHUNK
+        first_chunk = oldest_seen(length - 1, WINDOW, CHUNKED) // CHUNK
     chunks = tl.where(real, tl.cdiv(length, CHUNK) - first_chunk, 0)
     single = real.to(tl.int32)
     least = 2

@@ -66,7 +66,7 @@ def _store(
     if block > 0:
         head = (block - 1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         ends = q + token * q_stride + head * HEAD_DIM + (HEAD_DIM - 2 * HALF) + column
-        _turn(ends, (head < HEADS) & (column < HALF), turn_cos, turn_sin, HALF)
+        turn(ends, (head < HEADS) & (column < HALF), turn_cos, turn_sin, HALF)
     else:
         line = latents + token * latent_stride
         kept = cache + tl.load(slots + token) * (RANK + 2 * HALF)
@@ -76,14 +76,14 @@ def _store(
         wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / RANK + eps)
         normed = (wide * tl.load(weight + d, mask=d < RANK, other=0.0).to(tl.float32)).to(values.dtype)
         tl.store(line + d, normed, mask=d < RANK)
-        first, second = _turn(line + RANK + column, column < HALF, turn_cos, turn_sin, HALF)
+        first, second = turn(line + RANK + column, column < HALF, turn_cos, turn_sin, HALF)
         keep(kept + d, normed, inverse_scale, LARGEST, d < RANK)
         keep(kept + RANK + column, first, inverse_scale, LARGEST, column < HALF)
         keep(kept + RANK + HALF + column, second, inverse_scale, LARGEST, column < HALF)
 
 
 @triton.jit
-def _turn(places, here, turn_cos, turn_sin, HALF: tl.constexpr):
+def turn(places, here, turn_cos, turn_sin, HALF: tl.constexpr):
     """Rotates what stands at `places` and HALF behind, in place; returns both."""
     first, second = tl.load(places, mask=here, other=0.0), tl.load(places + HALF, mask=here, other=0.0)
     a, b = first.to(tl.float32), second.to(tl.float32)

@@ -69,7 +69,7 @@ def to_fp8(values: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tens
 def norm_rope_store_(
     qkv: torch.Tensor,  # [tokens, heads + 2 * kv_heads, head_dim], contiguous
     heads: int,
-    kv_heads: int,
+    kv_heads: int,  # 0: there are queries alone, and nothing is stored
     q_weight: torch.Tensor | None,  # [head_dim], or [heads * head_dim] for a norm of all heads at once
     k_weight: torch.Tensor | None,  # [head_dim], or [kv_heads * head_dim]
     eps: float,
@@ -103,4 +103,5 @@ def norm_rope_store_(
             part.copy_(rms_norm(rows, weight, eps, plus_one=plus_one)[0].view(part.shape))
     if not norm_last:
         qk.copy_(apply_rope(qk, *angles_of(cos, sin, positions, axes)))
-    store_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+    if kv_heads:
+        store_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)

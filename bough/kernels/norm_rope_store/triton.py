@@ -31,7 +31,7 @@ def config_for(tokens: int, heads: int, kv_heads: int, head_dim: int) -> HeadTil
 def norm_rope_store_(
     qkv: torch.Tensor,  # [tokens, heads + 2 * kv_heads, head_dim], contiguous
     heads: int,
-    kv_heads: int,
+    kv_heads: int,  # 0: there are queries alone, and nothing is stored
     q_weight: torch.Tensor | None,  # [head_dim]
     k_weight: torch.Tensor | None,  # [head_dim]
     eps: float,

@@ -24,6 +24,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
+    chunked: bool = False,  # the window is one of those that stand side by side
 ) -> torch.Tensor:
     """Causal attention of each row over its own pages, which already hold the queries' own keys and values."""
     out = torch.empty((*q.shape[:2], v_cache.shape[2]), dtype=q.dtype, device=q.device)
@@ -32,7 +33,7 @@ def paged_attention(
         first, last = query_starts[row], query_starts[row + 1]
         length = context + last - first
         slots = [int(page_table[row, i // page_size]) * page_size + i % page_size for i in range(length)]
-        mask = _visible(context, length, window)
+        mask = _visible(context, length, window, chunked)
         for head in range(q.shape[1]):
             scores = q[first:last, head] @ k_cache[slots, head // group].T * scale
             if softcap is not None:
@@ -59,6 +60,7 @@ def invariant_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -71,7 +73,7 @@ def invariant_attention(
         first = 0 if window is None else max(0, length - (own.stop - own.start) - window + 1)
         slots = _slots(page_table[int(rows[i])], length, page_size)[first:]
         keys, values = k_cache[slots].to(q.dtype) * k_scale, v_cache[slots].to(q.dtype) * v_scale
-        out[own] = _attend(q[own], keys, values, scale, window, softcap)
+        out[own] = _attend(q[own], keys, values, scale, window, softcap, sinks)
     return out
 
 
@@ -106,6 +108,7 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -117,7 +120,7 @@ def prefill_attention(
         slots = _slots(page_table[int(rows[i])], context, page_size)
         keys = torch.cat((k_cache[slots].to(q.dtype) * k_scale, k[own]))
         values = torch.cat((v_cache[slots].to(q.dtype) * v_scale, v[own]))
-        out[own] = _attend(q[own], keys, values, scale, window, softcap)
+        out[own] = _attend(q[own], keys, values, scale, window, softcap, sinks)
     return out
 
 
@@ -128,7 +131,13 @@ def _slots(pages: torch.Tensor, count: int, page_size: int) -> torch.Tensor:
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None, softcap: float | None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """One row, whose last query sees its last key."""
     length, grouped = len(keys), q.reshape(len(q), keys.shape[1], -1, q.shape[2])
@@ -136,11 +145,16 @@ def _attend(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~_visible(length - len(q), length, window).to(q.device), float("-inf"))
-    return torch.einsum("kgmn,nkd->mkgd", torch.softmax(scores, dim=-1), values).flatten(1, 2)
+    total = torch.logsumexp(scores, dim=-1, keepdim=True)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.to(q.dtype).view(*scores.shape[:2], 1, 1))
+    return torch.einsum("kgmn,nkd->mkgd", torch.exp(scores - total), values).flatten(1, 2)
 
 
-def _visible(context: int, length: int, window: int | None) -> torch.Tensor:
+def _visible(context: int, length: int, window: int | None, chunked: bool = False) -> torch.Tensor:
     """[queries, keys]: a query sees itself and what came before, at most `window` tokens in all."""
-    distance = torch.arange(context, length)[:, None] - torch.arange(length)[None, :]
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+    query, key = torch.arange(context, length)[:, None], torch.arange(length)[None, :]
+    seen = query >= key
+    if window is None:
+        return seen
+    return seen & (query // window == key // window if chunked else query - key < window)

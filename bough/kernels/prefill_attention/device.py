@@ -14,16 +14,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from bough.kernels.decode_attention.work import oldest_seen
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 # The heads of a block are neighbours in the grid, so that those with the same keys run at the same time.
 @triton.jit
 def attend(
-    q, k, v, k_desc, v_desc, k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, out,
+    q, k, v, k_desc, v_desc, k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, sinks, out,
     q_token_stride: int, q_head_stride: int, k_token_stride: int, v_token_stride: int, table_stride: int,
     fresh_scale: float, cached_scale: float, v_scale: float, softcap: float,
-    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, DESCRIPTORS: tl.constexpr, PACK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    PACK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries, for PACK heads."""
     first_head = tl.program_id(0) * PACK
@@ -51,23 +55,27 @@ def attend(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if sinks is not None:  # as if a key of this score, without a value, had come first
+        top = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        norm += 1.0
 
     # The prefix: blocks that lie wholly inside it, then the rest. With a window every block is masked, and the first
     # is the one that holds the oldest key that the first query sees.
-    position = context + query
+    oldest = context + query  # key that each line sees; only windows ask for it
     begin = 0
     if WINDOW:
-        begin = tl.maximum(0, context + first - (WINDOW - 1)) // BLOCK_N * BLOCK_N
+        oldest = oldest_seen(context + query, WINDOW, CHUNKED)
+        begin = oldest_seen(context + first, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
     else:
         inside = context // BLOCK_N * BLOCK_N
         acc, norm, top = _over_prefix(
-            acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, 0, inside,
+            acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, 0, inside,
             cached_scale, softcap,
             False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         begin = inside
     acc, norm, top = _over_prefix(
-        acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, begin, context,
+        acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, begin, context,
         cached_scale, softcap,
         True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
@@ -79,18 +87,18 @@ def attend(
     end = tl.minimum(first + BLOCK_M // PACK, queries)
     begin = 0
     if WINDOW:
-        begin = tl.maximum(0, first - (WINDOW - 1)) // BLOCK_N * BLOCK_N
+        begin = tl.maximum(0, oldest_seen(context + first, WINDOW, CHUNKED) - context) // BLOCK_N * BLOCK_N
     else:
         inside = (first + 1) // BLOCK_N * BLOCK_N
         acc, norm, top = _over_fresh(
-            acc, norm, top, tile, query, k_row, v_row, k_desc, v_desc, row_start, kv_head, 0, inside, queries,
+            acc, norm, top, tile, query, oldest, k_row, v_row, k_desc, v_desc, row_start, kv_head, 0, inside, queries,
             k_token_stride, v_token_stride, fresh_scale, softcap,
             False, HAS_SOFTCAP, WINDOW, HEAD_DIM, DESCRIPTORS, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         begin = inside
     acc, norm, top = _over_fresh(
-        acc, norm, top, tile, query, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end, queries,
-        k_token_stride, v_token_stride, fresh_scale, softcap,
+        acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end,
+        queries, k_token_stride, v_token_stride, fresh_scale, softcap,
         True, HAS_SOFTCAP, WINDOW, HEAD_DIM, False, BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
 
@@ -100,7 +108,7 @@ def attend(
 
 @triton.jit
 def _over_prefix(
-    acc, norm, top, tile, position, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
+    acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -120,15 +128,15 @@ def _over_prefix(
         v = fetch(v_cache + offsets, held, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
         visible = held[None, :]
         if WINDOW:
-            visible = visible & (position[:, None] - key[None, :] < WINDOW)
+            visible = visible & (key[None, :] >= oldest[:, None])
         acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP, PRECISION)
     return acc, norm, top
 
 
 @triton.jit
 def _over_fresh(
-    acc, norm, top, tile, query, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end, queries, k_token_stride,
-    v_token_stride, scale, softcap,
+    acc, norm, top, tile, query, oldest, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end, queries,
+    k_token_stride, v_token_stride, scale, softcap,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr,
     DESCRIPTORS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -143,10 +151,9 @@ def _over_fresh(
         else:
             k = fetch(k_row + key[:, None] * k_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
             v = fetch(v_row + key[:, None] * v_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
-        distance = query[:, None] - key[None, :]
-        visible = distance >= 0
+        visible = query[:, None] >= key[None, :]
         if WINDOW:
-            visible = visible & (distance < WINDOW)
+            visible = visible & (key[None, :] >= oldest[:, None])
         acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP, PRECISION)
     return acc, norm, top
 

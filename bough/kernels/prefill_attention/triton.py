@@ -71,7 +71,10 @@ def config_for(
     group = heads // kv_heads
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
-        return PrefillConfig(block_m=32, block_n=16, pack=pack, num_warps=8, num_stages=2)
+        lines, stages = (16, 1) if head_dim > 256 and room < PLENTY else (32, 2)
+        return PrefillConfig(block_m=lines, block_n=16, pack=pack, num_warps=8, num_stages=stages)
+    if head_dim > 256:
+        return PrefillConfig(block_m=32, block_n=16 if room < PLENTY else 32, pack=pack, num_warps=8, num_stages=2)
     if head_dim > 128 and room < PLENTY:
         return PrefillConfig(block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
     if head_dim > 128:
@@ -95,7 +98,9 @@ def prefill_attention(
     page_size: int,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,  # the window is one of those that stand side by side
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -117,12 +122,12 @@ def prefill_attention(
     unit = LOG2_E if softcap is None else 1 / softcap
     attend[(heads // chosen.pack, blocks.shape[0])](
         q, k, v, _describe(k, chosen.block_n) if descriptors else k, _describe(v, chosen.block_n) if descriptors else v,
-        k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, out, q.stride(0), q.stride(1),
-        k.stride(0), v.stride(0), page_table.stride(0), scale * unit, scale * k_scale * unit, v_scale,
+        k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, sinks, out, q.stride(0),
+        q.stride(1), k.stride(0), v.stride(0), page_table.stride(0), scale * unit, scale * k_scale * unit, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
-        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
-        PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
-        BLOCK_D=block_d,
+        HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, CHUNKED=chunked, HEADS=heads, KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, BLOCK_M=chosen.block_m,
+        BLOCK_N=chosen.block_n, BLOCK_D=block_d,
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.decode_attention.device import absorb, hand_in, scaled
+from bough.kernels.decode_attention.device import absorb, hand_in, join_sink, scaled
 from bough.kernels.decode_attention.triton import LOG2_E, MIN_DOT, DecodeConfig, parts_at_once
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
@@ -64,6 +64,7 @@ def projected_decode(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     config: DecodeConfig | None = None,
     ahead: bool | None = None,  # whether the first keys are fetched before its turn; None: where launches overlap
 ) -> torch.Tensor:
@@ -82,7 +83,7 @@ def projected_decode(
     chosen, early = config or config_for(head_dim), overlap(batch)
     _attend_projected[(kv_heads, work.max_items(batch))](
         qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, work.items,
-        work.first_item, out, work.partial, work.log_sums, work.arrivals, batch, page_table.stride(0),
+        work.first_item, sinks, out, work.partial, work.log_sums, work.arrivals, batch, page_table.stride(0),
         scale * LOG2_E if softcap is None else scale / softcap, 0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, PLUS_ONE=plus_one, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
         PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
@@ -96,7 +97,7 @@ def projected_decode(
 @triton.jit(do_not_specialize=["batch"])
 def _attend_projected(
     qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, items, first_item,
-    out, partial, log_sums, arrivals, batch, table_stride, scale, softcap,
+    sinks, out, partial, log_sums, arrivals, batch, table_stride, scale, softcap,
     HAS_SOFTCAP: tl.constexpr, PLUS_ONE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
@@ -167,6 +168,8 @@ def _attend_projected(
         k, v = _cached(k_cache, v_cache, here, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
         top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
 
+    if sinks is not None:
+        top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)
     hand_in(
         acc / norm[:, None], top + tl.log2(norm), place, item, parts, kv_head,
         out, partial, log_sums, arrivals, first_item,

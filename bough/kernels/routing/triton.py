@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from bough.core.model_config import MoEConfig
-from bough.kernels.ops import Norm
+from bough.kernels.ops import Norm, Router
 from bough.kernels.overlap import overlap, take_turn
 
 MAX_EXPERTS = 1024
@@ -57,8 +57,7 @@ def norm_route(
     x: torch.Tensor,  # [rows, hidden], at most 1,024
     residual: torch.Tensor | None,  # like x
     norm: Norm,
-    router: torch.Tensor,  # [experts, hidden], contiguous
-    bias: torch.Tensor | None,
+    router: Router,  # contiguous
     moe: MoEConfig,
     *,
     count: bool,
@@ -70,7 +69,7 @@ def norm_route(
     normed, stream = x.new_empty((rows, hidden)), x if residual is None else x.new_empty((rows, hidden))
     logits = torch.empty((rows, moe.experts), dtype=torch.float32, device=x.device)
     strides = (x.stride(0), 0 if residual is None else residual.stride(0))
-    common = (x, residual, norm.weight, router, bias, logits, _arrivals(x.device), stream, normed)
+    common = (x, residual, norm.weight, *router, logits, _arrivals(x.device), stream, normed)
     if rows <= FEW_ROWS and not count:
         _norm_route[(triton.cdiv(moe.experts, PART), rows)](
             *common, routed.ids, routed.weights, *strides, norm.eps, moe.scale,
@@ -99,8 +98,9 @@ def _constants(moe: MoEConfig) -> dict[str, Any]:
         "K": moe.per_token,
         "BLOCK_K": triton.next_power_of_2(moe.per_token + moe.appended),
         "APPENDED": moe.appended,
-        "SIGMOID": moe.scores == "sigmoid",
-        "RENORMALISE": moe.renormalise,
+        "SCORES": moe.scores,
+        "JITTER": moe.jitter,
+        "RENORMALISE": moe.renormalise and moe.scores != "sparsemixer",
         "GROUPS": moe.groups,
         "TOP_GROUPS": moe.top_groups,
         "BEST_TWO": moe.group_score == "best_two",
@@ -143,26 +143,26 @@ def _arrivals(device: torch.device) -> torch.Tensor:
 def _route(
     logits, bias, ids, weights, ranks, counts, stride, scale,
     E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
-    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    SCORES: tl.constexpr, JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, expert = tl.program_id(0) + tl.arange(0, 1), tl.arange(0, BLOCK_E)[None, :]
     take_turn(OVERLAP)
     values = tl.load(logits + row.to(tl.int64)[:, None] * stride + expert, mask=expert < E, other=float("-inf"))
     _choose(
         values, row, row >= 0, bias, ids, weights, ranks, counts, scale,
-        E, BLOCK_E, K, BLOCK_K, APPENDED, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+        E, BLOCK_E, K, BLOCK_K, APPENDED, SCORES, JITTER, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
     )  # fmt: skip
 
 
 @triton.jit
 def _norm_route(
-    x, residual, norm_weight, router, bias, logits, arrivals, stream, normed, ids, weights, x_stride, residual_stride,
-    eps, scale,
+    x, residual, norm_weight, router, bias, logit_bias, logits, arrivals, stream, normed, ids, weights, x_stride,
+    residual_stride, eps, scale,
     H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, PART: tl.constexpr, E: tl.constexpr,
-    BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr, SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
-    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr, SCORES: tl.constexpr,
+    JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has a part of the experts for one token; the last to arrive chooses among all."""
     part, row = tl.program_id(0), tl.program_id(1)
@@ -182,6 +182,8 @@ def _norm_route(
     values = (wide * tl.rsqrt(tl.sum(wide * wide) / H + eps) * gain).to(values.dtype)
     tl.store(normed + row * H + h, values, mask=(h < H) & (part == 0))
     product = tl.sum(w.to(tl.float32) * values.to(tl.float32)[None, :], axis=1)
+    if logit_bias is not None:
+        product += tl.load(logit_bias + own, mask=own < E, other=0.0).to(tl.float32)
     tl.store(logits + row * E + own, product, mask=own < E)
     tl.debug_barrier()  # all threads of the program have written before one of them says so
     if tl.atomic_add(arrivals + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
@@ -191,18 +193,18 @@ def _norm_route(
         all_values = tl.load(places, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
         _choose(
             all_values, rows, rows >= 0, bias, ids, weights, None, None, scale,
-            E, BLOCK_E, K, BLOCK_K, APPENDED, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+            E, BLOCK_E, K, BLOCK_K, APPENDED, SCORES, JITTER, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_route_tiles(
-    x, residual, norm_weight, router, bias, logits, arrivals, stream, normed, ids, weights, ranks, counts, rows,
-    x_stride, residual_stride, eps, scale,
+    x, residual, norm_weight, router, bias, logit_bias, logits, arrivals, stream, normed, ids, weights, ranks, counts,
+    rows, x_stride, residual_stride, eps, scale,
     H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
     E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
-    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    SCORES: tl.constexpr, JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The same for a tile of tokens, on tensor cores."""
     part, tile = tl.program_id(0), tl.program_id(1)
@@ -228,6 +230,8 @@ def _norm_route_tiles(
         values = (values.to(tl.float32) * shrink * gain).to(values.dtype)
         tl.store(normed + row[:, None] * H + h, values, mask=there & (h < H) & (part == 0))
         acc = tl.dot(values, w.T, acc, input_precision="ieee")
+    if logit_bias is not None:
+        acc += tl.load(logit_bias + own, mask=own < E, other=0.0).to(tl.float32)[None, :]
     tl.store(logits + row[:, None] * E + own[None, :], acc, mask=there & (own < E)[None, :])
     tl.debug_barrier()  # all threads of the program have written before one of them says so
     if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == tl.num_programs(0) - 1:
@@ -239,7 +243,7 @@ def _norm_route_tiles(
         all_values = tl.where(there, all_values, 0.0)
         _choose(
             all_values, row, row < rows, bias, ids, weights, ranks, counts, scale,
-            E, BLOCK_E, K, BLOCK_K, APPENDED, SIGMOID, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
+            E, BLOCK_E, K, BLOCK_K, APPENDED, SCORES, JITTER, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
         )  # fmt: skip
 
 
@@ -257,8 +261,8 @@ def _summed(x, residual, row, h, x_stride, residual_stride, mask):
 def _choose(
     values, row, there, bias, ids, weights, ranks, counts, scale,
     E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
-    SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr,
+    SCORES: tl.constexpr, JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr,
 ):  # fmt: skip
     """Writes the experts of tokens `row` where they are `there`, by their logits `values` [rows, experts]."""
     expert, slot = tl.arange(0, BLOCK_E)[None, :], tl.arange(0, BLOCK_K)[None, :]
@@ -271,7 +275,9 @@ def _choose(
         kept = tl.full(chosen.shape, 1.0 / K, dtype=tl.float32)
     else:
         values = values.to(tl.float32)
-        if SIGMOID:
+        if SCORES == "sparsemixer":
+            scores = tl.where(expert < E, values, float("-inf"))
+        elif SCORES == "sigmoid":
             scores = tl.where(expert < E, tl.sigmoid(values), 0.0)
         else:
             raised = tl.where(expert < E, tl.exp(values - tl.max(values, axis=1)[:, None]), 0.0)
@@ -287,7 +293,13 @@ def _choose(
         for k in tl.static_range(K):
             best = tl.argmax(choice, axis=1)[:, None]
             chosen = tl.where(slot == k, best, chosen)
-            kept = tl.where(slot == k, tl.sum(tl.where(expert == best, scores, 0.0), axis=1)[:, None], kept)
+            if SCORES == "sparsemixer":  # its weight among those near it that are left
+                top = tl.max(choice, axis=1)[:, None]
+                near = top - scores <= 2 * JITTER * tl.maximum(tl.abs(scores), top)
+                own = 1.0 / tl.sum(tl.where(near, tl.exp(choice - top), 0.0), axis=1)
+            else:
+                own = tl.sum(tl.where(expert == best, scores, 0.0), axis=1)
+            kept = tl.where(slot == k, own[:, None], kept)
             choice = tl.where(expert == best, float("-inf"), choice)
         if RENORMALISE:
             kept = kept / tl.sum(kept, axis=1)[:, None]

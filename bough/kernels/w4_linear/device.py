@@ -254,7 +254,9 @@ def w4_tile(
     packed, scales, zeros, first, start, inside,
     K: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The values of rows from `first` on and of the block of inputs from `start` on. [BLOCK, 128] float32"""
+    """The values of rows from `first` on and of the block of inputs from `start` on. [BLOCK, 128] float32
+
+    Where the scales are bytes, they stand for powers of two, and the nibbles are floats (E2M1) without zero points."""
     COUNT: tl.constexpr = (K + 127) // 128
     rows = (first + tl.arange(0, BLOCK)).to(tl.int64)[:, None, None]
     half, span, byte = tl.arange(0, 2), tl.arange(0, 2), tl.arange(0, 32)  # spans of 32 inputs are within a group
@@ -262,8 +264,14 @@ def w4_tile(
     codes = tl.load(lines + span[None, :, None] * 32 + byte[None, None, :], mask=inside[:, None, None], other=0)
     group = (start + half[:, None] * 64 + span[None, :] * 32)[None, :, :] // GROUP
     held, place = inside[:, None, None] & (group < K // GROUP), rows * (K // GROUP) + group
-    zero = tl.load(zeros + place, mask=held, other=0).to(tl.float32)
-    scale = tl.load(scales + place, mask=held, other=0.0).to(tl.float32)
     nibbles = (codes[:, None, :, :] >> (half * 4)[None, :, None, None].to(tl.uint8)) & 15
-    values = (nibbles.to(tl.float32) - zero[:, :, :, None]) * scale[:, :, :, None]
+    if scales.dtype.element_ty == tl.uint8:
+        power = tl.load(scales + place, mask=held, other=0).to(tl.int32)
+        half_scale = (tl.maximum(power - 1, 0) << 23).to(tl.float32, bitcast=True)
+        doubled = ((0xC8643210 >> (nibbles.to(tl.uint32) & 7) * 4) & 15).to(tl.float32)  # one of eight magnitudes
+        values = tl.where(nibbles < 8, doubled, -doubled) * half_scale[:, :, :, None]
+    else:
+        zero = tl.load(zeros + place, mask=held, other=0).to(tl.float32)
+        scale = tl.load(scales + place, mask=held, other=0.0).to(tl.float32)
+        values = (nibbles.to(tl.float32) - zero[:, :, :, None]) * scale[:, :, :, None]
     return tl.reshape(values, (BLOCK, 128))

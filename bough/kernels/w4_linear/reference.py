@@ -58,17 +58,26 @@ def words_of(inputs: int) -> int:
 
 
 def pack(rows: IntegerRows) -> W4Rows:
-    count, inputs = rows.codes.shape
-    halves = F.pad(rows.codes, (0, -inputs % BLOCK)).view(count, -1, 2, HALF)
-    packed = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
-    return W4Rows(packed.view(torch.int32), rows.scales.half(), rows.zeros)
+    return W4Rows(pack_codes(rows.codes), rows.scales.half(), rows.zeros)
+
+
+def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """The words of rows of nibbles [rows, inputs]."""
+    count, inputs = codes.shape
+    halves = F.pad(codes, (0, -inputs % BLOCK)).view(count, -1, 2, HALF)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1).view(torch.int32)
+
+
+def codes_of(words: torch.Tensor, inputs: int) -> torch.Tensor:
+    """The nibbles that were packed. [rows, inputs] int32"""
+    packed = words.view(torch.uint8).view(len(words), -1, HALF)
+    return torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)[:, :inputs].int()
 
 
 def dequantize(weight: W4Rows, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     """The values that the packed rows stand for. [rows, inputs]"""
     count, groups = weight.scales.shape
-    packed = weight.words.view(torch.uint8).view(count, -1, HALF)
-    codes = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)[:, :inputs].reshape(count, groups, -1).int()
+    codes = codes_of(weight.words, inputs).reshape(count, groups, -1)
     values = (codes - weight.zeros.int()[:, :, None]) * weight.scales.float()[:, :, None]
     return values.view(count, inputs).to(dtype)
 

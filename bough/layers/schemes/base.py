@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.ops import Activation, Norm
+from bough.core.errors import ModelError
+from bough.core.model_config import MoEConfig
+from bough.kernels.ops import Activation, Norm, Router
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
 
@@ -68,14 +70,6 @@ class LinearWeight(Protocol):
         ...
 
 
-class Router(NamedTuple):
-    """What chooses the experts of a row."""
-
-    weight: torch.Tensor  # [experts, hidden]
-    bias: torch.Tensor | None  # [experts], counts when choosing only
-    logit_bias: torch.Tensor | None = None  # [experts]
-
-
 class ExpertWeights(Protocol):
     """The matrices of a layer's experts, of each this rank's share."""
 
@@ -99,6 +93,12 @@ class ExpertWeights(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for the norm of x + residual; that norm; and the sum."""
         ...
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        """The same for a router's logits [rows, experts]; each expert's weight is multiplied with its `scale`."""
+        raise ModelError(f"{type(self).__name__} cannot take the logits of a router that is not theirs.")
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills the experts, by their numbers under `prefix`."""
@@ -132,6 +132,16 @@ def bias_slots(prefix: str, parts: Sequence[Part], bias: torch.Tensor | None) ->
     if bias is not None:
         for part, rows in bands(parts):
             yield WeightSlot(f"{prefix}{part.name}.bias", bias[rows], part.index[:1])
+
+
+def expert_biases(
+    hidden_size: int, inner: int, moe: MoEConfig, rank: int, empty: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Memory for those of gate and up and of down, if there are any. Only the first rank adds down's: the sum over
+    ranks then has it once."""
+    if not moe.biases:
+        return None, None
+    return empty(moe.experts, 2 * inner), empty(moe.experts, hidden_size) if rank == 0 else None
 
 
 def expert_bias_slots(

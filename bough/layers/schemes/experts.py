@@ -9,17 +9,18 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
+from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation, ExpertMatrices, Norm, Router
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import W4Rows
-from bough.layers.schemes.base import Router
+from bough.layers.schemes.base import expert_bias_slots, expert_biases
 from bough.layers.weights import Form, WeightSlot
 
 if TYPE_CHECKING:
     from bough.layers.placement import Placement
 
-Quantized = QuantizedRows | W4Rows
+Quantized = QuantizedRows | W4Rows | Fp4Rows
 Empty = Callable[[tuple[int, ...], Form | None], Quantized]  # matrices [experts, outputs, inputs], not yet filled
 # What fills rows of one matrix: its name, they, which part of the tensor they are, and the form to read them in.
 Slot = Callable[[str, Matrices, tuple[slice, ...], Form | None], WeightSlot]
@@ -43,12 +44,14 @@ class QuantizedExperts:
         self._moe, self._ops, self._forms, self._slot = moe, placement.ops, forms, slot
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
         self._inner = self._held.stop - self._held.start
+        rank = placement.topology.tp_rank
+        self._biases = expert_biases(hidden_size, self._inner, moe, rank, placement.empty)
         self._gate_up = empty((moe.experts, 2 * self._inner, hidden_size), forms[0])
         self._down = empty((moe.experts, hidden_size, self._inner), forms[1])
+        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate)
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
-        return self._ops.routed_experts(x, *settings)
+        return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
 
     def after_norm(
         self,
@@ -59,8 +62,12 @@ class QuantizedExperts:
         activation: Activation,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
-        return self._ops.normed_experts(x, residual, norm, *settings)
+        return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         rows, columns = (self._held,), (slice(None), self._held)
@@ -72,3 +79,4 @@ class QuantizedExperts:
             ):
                 part = type(matrices)(*(held[expert, own] for held in matrices))
                 yield self._slot(f"{prefix}{expert}.{name}.weight", part, index, form)
+        yield from expert_bias_slots(prefix, *self._biases, self._held)

@@ -23,7 +23,7 @@ from bough.kernels.scaled_linear.library import fits
 from bough.kernels.scaled_linear.reference import FEW_ROWS
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
-from bough.layers.schemes.plain import PlainExperts, PlainWeight
+from bough.layers.schemes.plain import PlainWeight
 from bough.layers.weights import Form, KeptRows, WeightSlot
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ def fp8_experts(
     hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form] | None = None
 ) -> ExpertWeights:
     """Experts that are quantised while they are loaded, or, with the `forms` of gate and up and of down, that the
-    checkpoint has so. Those without a kernel for it stay plain."""
-    if not moe.has_kernels:
-        return PlainExperts(hidden_size, moe, placement)
+    checkpoint has so."""
     ops = fp8_ops_for(placement.device)
 
     def empty(shape: tuple[int, ...], form: Form | None) -> QuantizedRows:

@@ -12,13 +12,12 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
-from bough.kernels.ops import Activation, Norm, PackedExpertWeights, PackedOps
+from bough.kernels.ops import Activation, Norm, PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.filling import FillingWeight, of_tables
 from bough.layers.schemes.base import (
     ExpertWeights,
     LinearWeight,
     Part,
-    Router,
     Rows,
     TableWeight,
     bias_slots,
@@ -76,7 +75,7 @@ class PackedLinear(LinearWeight):
         yield from bias_slots(prefix, self._parts, self._bias)
 
 
-class PackedExperts:
+class PackedExperts(ExpertWeights):
     """The experts of a layer: a packed weight for each of their matrices."""
 
     has_shared = False

@@ -12,10 +12,8 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
-from bough.kernels.experts.reference import experts
-from bough.kernels.ops import Activation, Norm, Ops
-from bough.kernels.routing.reference import route
-from bough.layers.schemes.base import Gate, Part, Router, Rows, bands, bias_slots, expert_bias_slots
+from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
+from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots, expert_biases
 from bough.layers.weights import WeightSlot
 
 
@@ -74,31 +72,26 @@ class PlainExperts:
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
-        # Shared experts join them, which saves launches, unless their results are scaled.
-        joins = not (moe.shared_gate or moe.biases or moe.shared_size % moe.intermediate_size)
+        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled.
+        scaled = moe.shared_gate or moe.scales_inputs
+        joins = not (scaled or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
         self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
         self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
         self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")
-        self._gate_up = placement.empty(moe.experts + self._appended, 2 * inner, hidden_size)
-        self._down = placement.empty(moe.experts + self._appended, hidden_size, inner)
-        self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
-        # Only the first rank adds it: the sum over ranks then has it once.
-        biased = moe.biases and placement.topology.tp_rank == 0
-        self._down_bias = placement.empty(moe.experts, hidden_size) if biased else None
+        count, rank = moe.experts + self._appended, placement.topology.tp_rank
+        self._gate_up = placement.empty(count, 2 * inner, hidden_size)
+        self._down = placement.empty(count, hidden_size, inner)
+        self._biases = expert_biases(hidden_size, inner, moe, rank, placement.empty)
+        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate)
 
     @property
     def has_shared(self) -> bool:
         return self._appended > 0
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        moe, matrices = self._moe, (self._gate_up, self._down)
-        if moe.has_kernels:
-            return self._ops.routed_experts(x, router.weight, router.bias, moe, *matrices, activation)
-        ids, weights = route(self._ops.linear(x, router.weight, router.logit_bias), moe, router.bias)
-        biases = (self._gate_up_bias, self._down_bias)
-        return experts(x, *matrices, ids, weights, activation, *biases, moe.clamped_gate)
+        return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
 
     def after_norm(
         self,
@@ -109,11 +102,12 @@ class PlainExperts:
         activation: Activation,
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if self._moe.has_kernels:
-            settings = (router.weight, router.bias, self._moe, self._gate_up, self._down, activation)
-            return self._ops.normed_experts(x, residual, norm, *settings)
-        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
-        return self(normed, router, activation, ctx), normed, stream
+        return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held
@@ -121,7 +115,7 @@ class PlainExperts:
             yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
             yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
             yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
-        yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias, held)
+        yield from expert_bias_slots(prefix, *self._biases, held)
         if self._appended:
             yield from self._shared_slots(prefix.removesuffix("experts.") + "shared_experts.")
 

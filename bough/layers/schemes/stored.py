@@ -1,10 +1,11 @@
-"""Weights of a quantised checkpoint in the numbers that it has, on a GPU: 8-bit floats and 4-bit integers. Weights that
-have no product in their own numbers, and those that the checkpoint has not quantised, are kept by another scheme.
+"""Weights of a quantised checkpoint in the numbers that it has, on a GPU: 8-bit floats, 4-bit integers, and experts of
+4-bit floats. Weights that have no product in their own numbers, and those that the checkpoint has not quantised, are
+kept by another scheme.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -13,13 +14,15 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
+from bough.kernels.experts import fp4
+from bough.kernels.experts.fp4 import FloatRows, Fp4Rows
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation, Norm, Router
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Router, Rows, bands, bias_slots
+from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
@@ -64,12 +67,14 @@ class StoredScheme:
         kinds = [{self._form_of(name.format(part)) for name in names for part in parts} for parts in PARTS]
         gate_up, down = (forms.pop() if len(forms) == 1 else None for forms in kinds)
         inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
-        if moe.has_kernels and gate_up is not None and down is not None:
+        if gate_up is not None and down is not None:
             whole = (gate_up.inputs, down.inputs) == (hidden_size, inner)
             if whole and gate_up.kind == down.kind == "fp8":
                 return fp8_experts(hidden_size, moe, placement, (gate_up, down))
             if whole and all(form.kind == "int4" and fits_w4(form.inputs, form.group) for form in (gate_up, down)):
                 return w4_experts(hidden_size, moe, placement, (gate_up, down))
+            if whole and gate_up.kind == down.kind == "fp4":
+                return fp4_experts(hidden_size, moe, placement, (gate_up, down))
         return self._other_experts(hidden_size, moe, placement)
 
 
@@ -107,6 +112,11 @@ class StoredExperts(Named[ExpertWeights]):
         ctx: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self._weight.after_norm(x, residual, norm, router, activation, ctx)
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._weight.by_logits(x, logits, scale, activation, ctx)
 
 
 class StoredWeight(Named[LinearWeight], LinearWeight):
@@ -199,7 +209,7 @@ def make_w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> E
     """The same for experts."""
     inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
     groups = group_for(hidden_size), group_for(inner)
-    if not moe.has_kernels or groups[0] is None or groups[1] is None:
+    if groups[0] is None or groups[1] is None:
         return PlainExperts(hidden_size, moe, placement)
     forms = (Form("int4", hidden_size, groups[0]), Form("int4", inner, groups[1]))
     return w4_experts(hidden_size, moe, placement, forms, stored=False)
@@ -221,6 +231,33 @@ def w4_experts(
     return QuantizedExperts(hidden_size, moe, placement, forms, empty, slot)
 
 
+def fp4_experts(hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form]) -> ExpertWeights:
+    """Experts of 4-bit floats."""
+
+    def empty(shape: tuple[int, ...], form: Form | None) -> Fp4Rows:
+        words = torch.empty((*shape[:-1], words_of(shape[-1])), dtype=torch.int32, device=placement.device)
+        powers = torch.empty((*shape[:-1], shape[-1] // fp4.GROUP), dtype=torch.uint8, device=placement.device)
+        return Fp4Rows(words, powers)
+
+    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
+        assert isinstance(own, Fp4Rows) and form is not None
+
+        def keep(first: int, band: KeptRows) -> None:
+            assert isinstance(band, FloatRows)
+            _copy(own, first, fp4.pack(band))
+
+        shape = torch.empty(len(own.words), form.inputs, device="meta")
+        return WeightSlot(name, shape, index, form=form, keep=keep, held=tuple(own))
+
+    return QuantizedExperts(hidden_size, moe, placement, forms, empty, slot)
+
+
+def _copy(own: Iterable[torch.Tensor], first: int, band: Iterable[torch.Tensor]) -> None:
+    """Rows of several tensors to their places from `first` on."""
+    for held, given in zip(own, band, strict=True):
+        held[first : first + len(given)].copy_(given)
+
+
 def _empty(shape: tuple[int, ...], form: Form, device: torch.device) -> W4Rows:
     outputs, groups = shape[:-1], shape[-1] // form.group
     return W4Rows(
@@ -235,8 +272,7 @@ def _slot(name: str, own: W4Rows, index: tuple[slice, ...], form: Form, stored: 
 
     def keep(first: int, band: KeptRows) -> None:
         assert isinstance(band, IntegerRows)
-        for held, packed in zip(own, pack(band), strict=True):
-            held[first : first + len(packed)].copy_(packed)
+        _copy(own, first, pack(band))
 
     shape = torch.empty(len(own.words), form.inputs, device="meta")
     if stored:

@@ -12,7 +12,7 @@ from bough.loader.source import SafetensorsSource
 MARK = ".qweight"
 PER_WORD = 8
 # Where in a word the outputs stand that come first, second and so on.
-ORDER = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqTensor(IntegerTensor):
@@ -21,7 +21,7 @@ class AwqTensor(IntegerTensor):
     bits = 4
 
     def __init__(self, files: SafetensorsSource, module: str) -> None:
-        self._weight, self._zeros, self._scales = parts = tuple(
+        self._weight, self._zero_points, self._scales = parts = tuple(
             f"{module}.{part}" for part in ("qweight", "qzeros", "scales")
         )
         inputs, words = files.shape(self._weight)
@@ -33,15 +33,18 @@ class AwqTensor(IntegerTensor):
 
     def integers(self, rows: slice) -> IntegerRows:
         scales = self.files.read(self._scales, (WHOLE, rows)).float()
-        return IntegerRows(self._outputs(self._weight, rows), scales.T.contiguous(), self._outputs(self._zeros, rows))
+        return IntegerRows(self._outputs(self._weight, rows), scales.T.contiguous(), self.zeros(rows))
+
+    def zeros(self, rows: slice) -> torch.Tensor:
+        return self._outputs(self._zero_points, rows)
 
     def _outputs(self, name: str, rows: slice) -> torch.Tensor:
         """The integers of some outputs, a row for each."""
         start, stop = self._bounds(rows)
         first = start // PER_WORD
         words = self.files.read(name, (WHOLE, slice(first, -(-stop // PER_WORD))))
-        codes = unpacked(words, self.bits, dim=1).view(len(words), -1, PER_WORD)[:, :, ORDER].flatten(1)
-        return codes[:, start - first * PER_WORD : stop - first * PER_WORD].T.contiguous()
+        codes = unpacked(words.T.contiguous(), self.bits, dim=0, order=ORDER)  # whole words are the less to transpose
+        return codes[start - first * PER_WORD : stop - first * PER_WORD]
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> AwqTensor | None:

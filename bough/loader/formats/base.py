@@ -45,7 +45,7 @@ class QuantizedTensor(ABC):
         """The numbers that a layer on a GPU may keep; None: there is no product for them."""
         return None
 
-    def read_kept(self, rows: slice) -> KeptRows:
+    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
         raise AssertionError(f"{self.name} has no form to be kept in")
 
     def _bounds(self, rows: slice) -> tuple[int, int]:
@@ -64,6 +64,10 @@ class IntegerTensor(QuantizedTensor):
     @abstractmethod
     def integers(self, rows: slice) -> IntegerRows: ...
 
+    @abstractmethod
+    def zeros(self, rows: slice) -> torch.Tensor:
+        """The zero points alone."""
+
     @cached_property
     def input_groups(self) -> torch.Tensor | None:
         """The group of each input; None: groups stand one after the other."""
@@ -80,7 +84,7 @@ class IntegerTensor(QuantizedTensor):
     @cached_property
     def symmetric(self) -> bool:
         """Whether all zero points are in the middle."""
-        return bool((self.integers(WHOLE).zeros == self.middle).all())
+        return bool((self.zeros(WHOLE) == self.middle).all())
 
     @property
     def middle(self) -> int:
@@ -97,7 +101,7 @@ class IntegerTensor(QuantizedTensor):
         regular = self.bits == 4 and self.input_groups is None
         return Form("int4", self.shape[1], self.group_size) if regular else None
 
-    def read_kept(self, rows: slice) -> KeptRows:
+    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
         return self.integers(rows)
 
     def stored_type(self) -> GGMLQuantizationType | None:
@@ -122,9 +126,9 @@ class IntegerTensor(QuantizedTensor):
         return torch.cat([halves.view(torch.uint8), content], dim=2).view(count, -1).numpy(), kind
 
 
-def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """The small integers in 32-bit words, the lowest bits first, along a side."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+def unpacked(words: torch.Tensor, bits: int, dim: int, order: Sequence[int] | None = None) -> torch.Tensor:
+    """The small integers in 32-bit words along a side, the lowest bits first, or in the `order` of their places."""
+    shifts = torch.tensor(order or range(32 // bits), dtype=torch.int32) * bits
     if dim == 0:
         return (words[:, None, :] >> shifts[:, None]).bitwise_and_((1 << bits) - 1).to(torch.uint8).flatten(0, 1)
     return (words[:, :, None] >> shifts).bitwise_and_((1 << bits) - 1).to(torch.uint8).flatten(1, 2)

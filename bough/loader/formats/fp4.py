@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import torch
 
+from bough.kernels.experts.fp4 import GROUP, VALUES, FloatRows, powers_of_two
+from bough.layers.weights import Form, KeptRows
 from bough.loader.formats.base import QuantizedTensor
 from bough.loader.quantization import Quantization
 from bough.loader.source import Index, SafetensorsSource
 
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-VALUES = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)])
-POWER_BIAS = 127
-
 
 def fp4_values(packed: torch.Tensor) -> torch.Tensor:
     """The numbers in bytes, the lower half of each first: twice as many along the last side. float32"""
-    pairs = torch.stack([packed & 15, packed >> 4], dim=-1)
-    return VALUES[pairs.flatten(-2).int()]
+    return VALUES[_codes(packed).int()]
 
 
-def powers(exponents: torch.Tensor) -> torch.Tensor:
-    """The powers of two that bytes stand for. float32"""
-    return torch.exp2(exponents.float() - POWER_BIAS)
+def _codes(packed: torch.Tensor) -> torch.Tensor:
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
 
 
 class Fp4Tensor(QuantizedTensor):
@@ -44,7 +40,7 @@ class Fp4Tensor(QuantizedTensor):
     def _scales(self, rows: slice) -> torch.Tensor:
         scales = self.files.read(self._scale, (rows,))
         if self._whole is None:
-            return powers(scales.view(torch.uint8))
+            return powers_of_two(scales.view(torch.uint8))
         whole = self.files.read(self._whole).float()
         return scales.float() / whole if self._whole.endswith(".weight_global_scale") else scales.float() * whole
 
@@ -63,19 +59,30 @@ class Mxfp4Experts(QuantizedTensor):
 
     def read(self, index: Index) -> torch.Tensor:
         experts, inputs, outputs = (*index, *(slice(None),) * (3 - len(index)))
-        scales = powers(self.files.read(self._scales, (experts, outputs)))
+        scales = powers_of_two(self.files.read(self._scales, (experts, outputs)))
         values = fp4_values(self.files.read(self._blocks, (experts, outputs))).mul_(scales[..., None])
         return values.flatten(2).transpose(1, 2)[:, inputs].contiguous()
 
+    def form(self) -> Form | None:
+        """Of the matrix of one expert."""
+        return Form("fp4", self.shape[1], GROUP)
+
+    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
+        assert plane is not None, "experts are kept one by one"
+        index = (slice(plane, plane + 1), rows)
+        codes = _codes(self.files.read(self._blocks, index)[0]).flatten(1)
+        return FloatRows(codes, self.files.read(self._scales, index)[0])
+
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> Fp4Tensor | None:
-    """compressed-tensors' and ModelOpt's."""
+    """compressed-tensors', ModelOpt's and Quark's."""
     module, _, part = name.rpartition(".")
     if part == "weight_packed" and files.dtype(name) == "U8":
         whole = f"{module}.weight_global_scale"
         return Fp4Tensor(files, module, name, whole if whole in files else None)
-    if part == "weight" and files.dtype(name) == "U8" and f"{module}.weight_scale_2" in files:
-        return Fp4Tensor(files, module, name, f"{module}.weight_scale_2")
+    if part == "weight" and files.dtype(name) == "U8" and f"{module}.weight_scale" in files:
+        whole = f"{module}.weight_scale_2"
+        return Fp4Tensor(files, module, name, whole if whole in files else None)
     return None
 
 

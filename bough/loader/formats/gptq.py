@@ -21,12 +21,12 @@ class GptqTensor(IntegerTensor):
     """qweight [inputs / 8, outputs], qzeros [groups, outputs / 8], scales [groups, outputs], g_idx [inputs]."""
 
     def __init__(self, files: SafetensorsSource, module: str, bits: int, zero_shift: int) -> None:
-        self._weight, self._zeros, self._scales, self._index = (
+        self._weight, self._zero_points, self._scales, self._index = (
             f"{module}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")
         )
         self.bits, self._zero_shift = bits, zero_shift
         packed, outputs = files.shape(self._weight)
-        parts = (self._weight, self._zeros, self._scales, self._index)
+        parts = (self._weight, self._zero_points, self._scales, self._index)
         super().__init__(files, f"{module}.weight", parts, (outputs, packed * 32 // bits))
 
     @property
@@ -41,12 +41,15 @@ class GptqTensor(IntegerTensor):
         return None if torch.equal(groups, torch.arange(self.shape[1]) // self.group_size) else groups
 
     def integers(self, rows: slice) -> IntegerRows:
-        codes = unpacked(self.files.read(self._weight, (WHOLE, rows)), self.bits, dim=0)
-        zeros = unpacked(self.files.read(self._zeros), self.bits, dim=1)[:, rows]
+        words = self.files.read(self._weight, (WHOLE, rows)).T.contiguous()  # the less to transpose
+        scales = self.files.read(self._scales, (WHOLE, rows)).float()
+        return IntegerRows(unpacked(words, self.bits, dim=1), scales.T.contiguous(), self.zeros(rows))
+
+    def zeros(self, rows: slice) -> torch.Tensor:
+        zeros = unpacked(self.files.read(self._zero_points), self.bits, dim=1)[:, rows]
         # Stored zero points are one less than they are, within their bits.
         zeros = (zeros + self._zero_shift) & ((1 << self.bits) - 1) if self._zero_shift else zeros
-        scales = self.files.read(self._scales, (WHOLE, rows)).float()
-        return IntegerRows(codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous())
+        return zeros.T.contiguous()
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> GptqTensor | None:

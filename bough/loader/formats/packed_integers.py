@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from bough.kernels.w4_linear.reference import IntegerRows
-from bough.loader.formats.base import WHOLE, IntegerTensor, unpacked
+from bough.loader.formats.base import IntegerTensor, unpacked
 from bough.loader.quantization import Quantization
 from bough.loader.source import SafetensorsSource
 
@@ -21,7 +21,7 @@ class PackedIntegers(IntegerTensor):
 
     def __init__(self, files: SafetensorsSource, module: str) -> None:
         parts = tuple(f"{module}.{part}" for part in PARTS)
-        self._packed, self._scales, self._zeros, self._index, shape = parts
+        self._packed, self._scales, self._zero_points, self._index, shape = parts
         outputs, inputs = (int(side) for side in files.read(shape))
         self.bits = next((bits for bits in (4, 8) if -(-inputs * bits // 32) == files.shape(self._packed)[1]), 0)
         super().__init__(files, f"{module}.weight", parts, (outputs, inputs))
@@ -34,7 +34,7 @@ class PackedIntegers(IntegerTensor):
 
     @cached_property
     def symmetric(self) -> bool:
-        return self._zeros not in self.files
+        return self._zero_points not in self.files
 
     @cached_property
     def input_groups(self) -> torch.Tensor | None:
@@ -47,11 +47,13 @@ class PackedIntegers(IntegerTensor):
     def integers(self, rows: slice) -> IntegerRows:
         codes = unpacked(self.files.read(self._packed, (rows,)), self.bits, dim=1)[:, : self.shape[1]]
         scales = self.files.read(self._scales, (rows,)).float()
+        return IntegerRows(codes.contiguous(), scales, self.zeros(rows))
+
+    def zeros(self, rows: slice) -> torch.Tensor:
         if self.symmetric:
-            zeros = torch.full(scales.shape, self.middle, dtype=torch.uint8)
-        else:
-            zeros = unpacked(self.files.read(self._zeros, (WHOLE, WHOLE)), self.bits, dim=0)[: self.shape[0]][rows]
-        return IntegerRows(codes.contiguous(), scales, zeros)
+            start, stop = self._bounds(rows)
+            return torch.full((stop - start, self.groups), self.middle, dtype=torch.uint8)
+        return unpacked(self.files.read(self._zero_points), self.bits, dim=0)[: self.shape[0]][rows]
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> PackedIntegers | None:

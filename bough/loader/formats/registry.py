@@ -19,6 +19,7 @@ FINDERS: Mapping[str, tuple[Finder, ...]] = {
     "mxfp4": (fp4.find_experts,),
     "modelopt": (scaled.find, fp4.find),
     "bitsandbytes": (bitsandbytes.find,),
+    "quark": (scaled.find, fp4.find),
 }
 NUMBERS = ("F8_E4M3", "F8_E5M2", "I8", "U8")  # which a weight cannot have without a scale
 FOLDED = ("pre_quant_scale",)  # activations would have to be multiplied with it

@@ -53,7 +53,7 @@ class ScaledTensor(QuantizedTensor):
             return Form("fp8", inputs)
         return Form("fp8", inputs, width) if width == KEPT_GROUP else None
 
-    def read_kept(self, rows: slice) -> KeptRows:
+    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
         return QuantizedRows(self.files.read(self.name, (rows,)), self._row_scales(rows))
 
     @property

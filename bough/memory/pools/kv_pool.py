@@ -3,7 +3,11 @@
 The pool owns memory, its number format and its scales; it does not know which pages are in use. Page 0 is scratch,
 where padding is written. Memory is never filled: readers must not rely on what a page held before it was written.
 
-Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale.
+Layers of one group may have heads of different width, and a layer may read what an earlier one keeps.
+
+Of latent attention a layer has one tensor: its values are the first columns of its keys, and have their scale. Where
+it is sparse, layers that choose tokens have a second tensor, of the keys by which they choose. These have at least 16
+bits: a query that attends to other tokens is further off than one that attends to rounded ones.
 
 In an 8-bit format a value is stored divided by its layer's scale, and saturated; readers multiply with the scale. A
 prompt computed in one go attends with its keys as they were computed, one with a cached prefix to rounded ones, so
@@ -12,6 +16,7 @@ results may differ a little with what happens to be cached.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +25,7 @@ import torch
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.memory.pools.state_pool import StatePool
 
 FORMATS = {
     "bf16": torch.bfloat16,
@@ -32,6 +38,11 @@ FORMATS = {
 def cache_dtype(name: str, activations: torch.dtype) -> torch.dtype:
     """The type that `--kv-cache-dtype` names; `auto` is that of the activations."""
     return activations if name == "auto" else FORMATS[name]
+
+
+def index_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of index keys in a cache of this type."""
+    return dtype if dtype.itemsize > 1 else torch.bfloat16
 
 
 class GroupPool(Protocol):
@@ -61,29 +72,32 @@ class GroupPool(Protocol):
 
 
 class AttentionPool:
-    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each, or keys alone, of which
-    the first `latent` columns are the values. A window group has fewer pages than one of full attention, and is
-    otherwise the same."""
+    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each of `shapes`, or keys
+    alone, of which the first `latent` columns are the values. `index` says how many layers have index keys too, and
+    how wide. A window group has fewer pages than one of full attention, and is otherwise the same."""
 
     def __init__(
         self,
-        layers: int,
+        shapes: Sequence[tuple[int, int]],
         pages: int,
         page_size: int,
-        shape: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
         latent: int | None = None,
+        index: tuple[int, int] = (0, 0),
     ) -> None:
         slots = (pages + 1) * page_size
         self._page_size = page_size
-        self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
+        self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
         if latent is None:
-            self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for _ in range(layers)]
+            self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
             self._tensors = (*self.keys, *self.values)
         else:
             self.values = [keys[..., :latent] for keys in self.keys]
             self._tensors = tuple(self.keys)
+        count, width = index
+        self.index_keys = [torch.empty((slots, width), dtype=index_dtype(dtype), device=device) for _ in range(count)]
+        self._tensors += tuple(self.index_keys)
         self._clear_scratch()
 
     @property
@@ -141,22 +155,33 @@ class KVPool:
     ) -> None:
         self.page_size = page_size
         self.dtype = dtype
-        group_of = [config.kv_group(layer) for layer in range(config.num_layers)]
-        shape, latent = (_local_kv_heads(config, topology), config.head_dim), None
-        if config.latent is not None:
-            shape, latent = (1, config.latent.width), config.latent.rank
+        latent = None if config.latent is None else config.latent.rank
+        layers = _layers(config, topology)
         attention = [
-            AttentionPool(group_of.count(group), pages[group], page_size, shape, dtype, device, latent)
-            for group in range(len(config.kv_groups))
+            AttentionPool(list(shapes.values()), pages[group], page_size, dtype, device, latent, _index(config))
+            for group, shapes in enumerate(layers)
         ]
-        self.groups: tuple[GroupPool, ...] = tuple(attention)
-        places = [group_of[:layer].count(group) for layer, group in enumerate(group_of)]
-        self.keys = [attention[group].keys[place] for group, place in zip(group_of, places, strict=True)]
-        self.values = [attention[group].values[place] for group, place in zip(group_of, places, strict=True)]
+        self.states = None if config.states is None else StatePool(config.states, pages[-1], device)
+        self.groups: tuple[GroupPool, ...] = (*attention, *(() if self.states is None else (self.states,)))
+        kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for shapes, pool in zip(layers, attention, strict=True):
+            kept.update(zip(shapes, zip(pool.keys, pool.values, strict=True), strict=True))
+        sources = [config.kv_source(layer) for layer in range(config.num_layers)]
+        nothing = (torch.empty(0, dtype=dtype, device=device),) * 2  # of layers that do not attend
+        self.keys = [kept.get(source, nothing)[0] for source in sources]
+        self.values = [kept.get(source, nothing)[1] for source in sources]
+        self.index_keys = dict(zip(config.choosing_layers, attention[0].index_keys, strict=True))  # by layer
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
-        self.key_scales = [key for key, _ in pairs]
-        self.value_scales = [value for _, value in pairs] if latent is None else self.key_scales
+        self.key_scales = [pairs[source][0] for source in sources]
+        self.value_scales = [pairs[source][1] for source in sources] if latent is None else self.key_scales
+
+    def read_tokens(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of these slots [tokens]. [tokens, heads, head_dim] each"""
+        stored = ((self.keys[layer], self.key_scales[layer]), (self.values[layer], self.value_scales[layer]))
+        found = ((_take(cache, slots).to(dtype), scale) for cache, scale in stored)
+        key, value = (tokens if scale == 1.0 else tokens * scale for tokens, scale in found)
+        return key, value
 
     def release(self) -> None:
         """Gives the memory of all groups back."""
@@ -174,14 +199,32 @@ class KVPool:
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
-        """What one token costs on this rank, over all layers of each KV group."""
-        groups = [config.kv_group(layer) for layer in range(config.num_layers)]
-        of_layer = 2 * _local_kv_heads(config, topology) * config.head_dim
-        if config.latent is not None:
-            of_layer = config.latent.width
-        return tuple(groups.count(group) * of_layer * dtype.itemsize for group in range(len(config.kv_groups)))
+        """What one token costs on this rank, over all layers of each group of attention."""
+        tensors = 2 if config.latent is None else 1
+        of_index = math.prod(_index(config)) * index_dtype(dtype).itemsize
+        of_groups = (sum(map(math.prod, own.values())) for own in _layers(config, topology))
+        return tuple(tensors * numbers * dtype.itemsize + of_index for numbers in of_groups)
 
 
-def _local_kv_heads(config: ModelConfig, topology: Topology) -> int:
-    held = topology.kv_slice_of(config.num_kv_heads)
-    return int(held.stop) - int(held.start)
+def _index(config: ModelConfig) -> tuple[int, int]:
+    """How many layers have index keys, and how wide these are. Such models have one KV group."""
+    index = None if config.latent is None else config.latent.index
+    return (0, 0) if index is None else (len(config.choosing_layers), index.head_dim)
+
+
+def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    if cache.itemsize > 1:
+        return cache.index_select(0, slots)
+    return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype)  # torch cannot index float8 everywhere
+
+
+def _layers(config: ModelConfig, topology: Topology) -> list[dict[int, tuple[int, int]]]:
+    """Of each group of attention the layers that keep something, with the heads of this rank and their width."""
+    groups: list[dict[int, tuple[int, int]]] = [{} for _ in config.attention_groups]
+    for layer in range(config.num_layers):
+        kv_heads, width = config.kv_shape(layer)
+        held = topology.kv_slice_of(kv_heads)
+        shape = (held.stop - held.start, width) if config.latent is None else (1, config.latent.width)
+        if config.attends(layer) and config.kv_source(layer) == layer:
+            groups[config.kv_group(layer)][layer] = shape
+    return groups

@@ -36,6 +36,7 @@ class Match(NamedTuple):
     pages: IntArray
     length: int  # tokens
     group_pages: tuple[IntArray, ...] = ()  # of each further group: as long as `pages`, 0 for what is not read
+    known: int = 0  # tokens that the tree has, though a further group may lack what a request needs to go on there
 
 
 class Inserted(NamedTuple):
@@ -87,12 +88,13 @@ class RadixTree:
     def match(self, key: IntArray, namespace: Namespace = "", *, touch: bool = True) -> Match:
         """The longest cached prefix of `key` that a request can go on behind, in whole pages. With `touch`, it counts
         as used."""
-        data = self._encode(key)
+        data, known = self._encode(key), 0
         if self._groups:
-            data = data[: self._usable_length(*self._walk(data, namespace))]
+            walked = self._walk(data, namespace)
+            known, data = (walked[1] + walked[2]) // TOKEN_BYTES, data[: self._usable_length(*walked)]
         path, length = self._descend(data, namespace)
         if not path:
-            return Match(self._root, NO_PAGES.copy(), 0, tuple(NO_PAGES.copy() for _ in self._groups))
+            return Match(self._root, NO_PAGES.copy(), 0, tuple(NO_PAGES.copy() for _ in self._groups), known)
         if touch:
             self._clock += 1
             for node in path:
@@ -101,7 +103,7 @@ class RadixTree:
             self._victims.offer(path[-1])
         pages = np.concatenate([node.pages for node in path])
         others = tuple(group.needed(_names(path, index)) for index, group in enumerate(self._groups))
-        return Match(path[-1], pages, length // TOKEN_BYTES, others)
+        return Match(path[-1], pages, length // TOKEN_BYTES, others, known)
 
     def match_length(self, key: IntArray, namespace: Namespace = "") -> int:
         """How many tokens `match` would find; changes nothing."""

@@ -9,17 +9,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_QUERIES = 32, BOUGH_LEVELS = 9 };
+enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_LATENT_DIM = 576, BOUGH_MAX_QUERIES = 32, BOUGH_LEVELS = 9 };
 /* Keys are scored in blocks and gathered in runs that begin at multiples of these, whoever asks and whatever else is
  * in the step: so a token's result is the same to the last bit, alone or among others, decoded or prefilled. */
 enum { BOUGH_BLOCK_KEYS = 64, BOUGH_RUN_KEYS = 128 };
+enum bough_activation { BOUGH_SILU, BOUGH_GELU_TANH, BOUGH_GELU, BOUGH_RELU, BOUGH_SQUARE };
 enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 
 /* Attention of some queries of one sequence, with the heads that share a key head, to its keys or one run of them. */
 typedef struct {
     const float *q;   /* the first query's first head */
     int64_t q_stride; /* from query to query */
-    int queries, group, dim; /* queries * group is at most BOUGH_MAX_QUERIES, dim at most BOUGH_MAX_HEAD_DIM */
+    int queries, group, dim; /* queries * group is at most BOUGH_MAX_QUERIES, dim at most BOUGH_MAX_HEAD_DIM; of latents,
+                              * whose keys are their values, BOUGH_MAX_LATENT_DIM */
     const void *keys, *values; /* of the head, in slot 0 */
     int number;                /* enum bough_number: their type */
     int64_t slot_stride;       /* numbers from slot to slot */
@@ -43,13 +45,17 @@ typedef struct bough_ops {
     /* out = norm(x + residual) * weight, sum = x + residual; residual and sum may both be NULL; a head norm in place. */
     void (*rms_norm)(const float *x, const float *residual, const float *weight, float eps, bool plus_one, int64_t size,
                      float *out, float *sum);
+    /* The same centred, and without a residual; weight and bias may be NULL. */
+    void (*layer_norm)(const float *x, const float *weight, const float *bias, float eps, int64_t size, float *out);
     /* Rotates the pairs (i, i + half) of a head. */
     void (*rotate)(float *head, const float *cos, const float *sin, int64_t half);
+    void (*activate)(const float *x, enum bough_activation activation, float *out, int64_t size);
     void (*silu_mul)(const float *gate, const float *up, float *out, int64_t size);
     void (*gelu_tanh_mul)(const float *gate, const float *up, float *out, int64_t size);
     /* gate * sigmoid(slope * gate) * (up + 1), both kept within the limit. Of all three, out may be gate. */
     void (*clamped_mul)(const float *gate, const float *up, float *out, int64_t size, float slope, float limit);
     float (*dot)(const float *a, const float *b, int64_t size);
+    void (*add_scaled)(float *out, const float *x, float scale, int64_t size);
     void (*softcap)(float *x, int64_t size, float cap);
     void (*attend)(const bough_attend *task);
     /* Puts the runs of one task together that lie `floats` apart: outputs, then maxima and sums. */

@@ -35,6 +35,25 @@ static void rms_norm(const float *x, const float *residual, const float *weight,
         out[i] = x[i] * inverse * (weight[i] + one);
 }
 
+static void layer_norm(const float *x, const float *weight, const float *bias, float eps, int64_t size, float *out) {
+    int64_t whole = size - size % LANES;
+    vec sums = {0}, squares = {0};
+    float rest = 0.0f;
+    for (int64_t i = 0; i < whole; i += LANES)
+        sums += load(x + i);
+    for (int64_t i = whole; i < size; i++)
+        rest += x[i];
+    float mean = (sum_of(sums) + rest) / (float)size;
+    rest = 0.0f;
+    for (int64_t i = 0; i < whole; i += LANES)
+        squares += (load(x + i) - mean) * (load(x + i) - mean);
+    for (int64_t i = whole; i < size; i++)
+        rest += (x[i] - mean) * (x[i] - mean);
+    float inverse = 1.0f / sqrtf((sum_of(squares) + rest) / (float)size + eps);
+    for (int64_t i = 0; i < size; i++)
+        out[i] = (x[i] - mean) * inverse * (weight == NULL ? 1.0f : weight[i]) + (bias == NULL ? 0.0f : bias[i]);
+}
+
 static void rotate(float *head, const float *cos, const float *sin, int64_t half) {
     int64_t whole = half - half % LANES;
     for (int64_t i = 0; i < whole; i += LANES) {
@@ -54,6 +73,37 @@ INLINE vec silu(vec x) { return x / (1.0f + exp_(-x)); }
 INLINE vec gelu_tanh(vec x) {
     vec inner = 0.7978845608f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.0f + tanh_(inner));
+}
+
+INLINE vec gelu(vec x) {
+    vec y;
+    for (int i = 0; i < LANES; i++)
+        y[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
+    return y;
+}
+
+INLINE vec relu(vec x) { return select_(x < 0.0f, (vec){0}, x); } /* NaN stays */
+
+INLINE vec square(vec x) { return x * x; }
+
+INLINE void each(vec (*activation)(vec), const float *x, float *out, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        float part[LANES] = {0};
+        size_t bytes = (size_t)(size - i < LANES ? size - i : LANES) * sizeof(float);
+        memcpy(part, x + i, bytes);
+        store(part, activation(load(part)));
+        memcpy(out + i, part, bytes);
+    }
+}
+
+static void activate(const float *x, enum bough_activation activation, float *out, int64_t size) {
+    switch (activation) {
+    case BOUGH_SILU: each(silu, x, out, size); break;
+    case BOUGH_GELU_TANH: each(gelu_tanh, x, out, size); break;
+    case BOUGH_GELU: each(gelu, x, out, size); break;
+    case BOUGH_RELU: each(relu, x, out, size); break;
+    case BOUGH_SQUARE: each(square, x, out, size); break;
+    }
 }
 
 INLINE void gated(vec (*activation)(vec), const float *gate, const float *up, float *out, int64_t size) {
@@ -103,6 +153,14 @@ static float dot(const float *a, const float *b, int64_t size) {
     return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
 }
 
+static void add_scaled(float *out, const float *x, float scale, int64_t size) {
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(out + i, load(out + i) + load(x + i) * scale);
+    for (int64_t i = whole; i < size; i++)
+        out[i] += x[i] * scale;
+}
+
 static void softcap(float *x, int64_t size, float cap) {
     int64_t whole = size - size % LANES;
     for (int64_t i = 0; i < whole; i += LANES)
@@ -113,7 +171,7 @@ static void softcap(float *x, int64_t size, float cap) {
 
 /* ---- attention: a block of keys after the other, with running maxima and sums of the scores' exponentials */
 
-enum { KEYS = BOUGH_BLOCK_KEYS, MAX_DIM = BOUGH_MAX_HEAD_DIM };
+enum { KEYS = BOUGH_BLOCK_KEYS, MAX_DIM = BOUGH_MAX_LATENT_DIM };
 #define LEAST (-1e30f) /* of a key that a query does not see; finite, so that differences are numbers */
 
 typedef struct {
@@ -127,7 +185,8 @@ typedef struct {
     float peak[BOUGH_MAX_QUERIES], total[BOUGH_MAX_QUERIES]; /* of the run in hand, as `out` */
     _Alignas(64) float before[BOUGH_MAX_QUERIES * MAX_DIM];   /* the same of all runs before it */
     float peak_before[BOUGH_MAX_QUERIES], total_before[BOUGH_MAX_QUERIES];
-    _Alignas(64) float copies[2][KEYS * MAX_DIM]; /* of keys and values that are not whole vectors of float32 */
+    /* Of keys and values that are not whole vectors of float32; of latents, which are both, once. */
+    _Alignas(64) float copies[KEYS * (MAX_DIM > 2 * BOUGH_MAX_HEAD_DIM ? MAX_DIM : 2 * BOUGH_MAX_HEAD_DIM)];
 } attending;
 
 static void widen(const void *from, int number, int dim, int64_t padded, float *to) {
@@ -188,8 +247,10 @@ static void find_block(attending *a, int64_t first, int count) {
             a->keys[j] = (const float *)k;
             a->values[j] = (const float *)v;
         } else {
-            float *wide_k = a->copies[0] + j * a->dim, *wide_v = a->copies[1] + j * a->dim;
-            if (halves) {
+            float *wide_k = a->copies + j * a->dim, *wide_v = k == v ? wide_k : a->copies + (KEYS + j) * a->dim;
+            if (k == v) {
+                widen(k, t->number, t->dim, a->dim, wide_k);
+            } else if (halves) {
                 for (int64_t d = 0; d < a->dim; d += LANES) {
                     store(wide_k + d, load_half((const uint16_t *)k + d));
                     store(wide_v + d, load_half((const uint16_t *)v + d));
@@ -566,6 +627,6 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
     return last;
 }
 
-static const bough_ops OPS = {rms_norm, rotate, silu_mul, gelu_tanh_mul, clamped_mul, dot,
-                              softcap,  attend, join,     narrow,        forbid,      best,
+static const bough_ops OPS = {rms_norm, layer_norm, rotate, activate, silu_mul, gelu_tanh_mul, clamped_mul,
+                              dot, add_scaled, softcap, attend, join, narrow, forbid, best,
                               find_above, sum_levels, weigh_all, sum_weights, find_weight};

@@ -3,6 +3,7 @@
 #include "numbers.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { AT_ONCE = 16 /* experts whose logits of one token a thread computes */ };
 
@@ -77,6 +78,20 @@ static void choose(const bough_routing *r, const float *scores, int32_t *ids, fl
         weights[i] = (r->renormalise ? weights[i] / sum : weights[i]) * r->scale;
 }
 
+/* Experts one after the other, each weighed among those near it that are left. */
+static void mix_sparsely(const bough_routing *r, const float *logits, int32_t *ids, float *weights) {
+    float left[BOUGH_MAX_EXPERTS];
+    memcpy(left, logits, (size_t)r->experts * sizeof(float));
+    for (int i = 0; i < r->per_token; i++) {
+        ids[i] = take_best(left, r->experts);
+        float best = logits[ids[i]], sum = 1.0f;
+        for (int j = 0; j < r->experts; j++)
+            if (!((best - logits[j]) / fmaxf(fabsf(logits[j]), best) > 2.0f * r->jitter))
+                sum += expf(left[j] - best); /* of those that are taken, nothing */
+        weights[i] = r->scale / sum;
+    }
+}
+
 /* Experts drawn evenly, by a hash of the token's place in the step. */
 static void draw_evenly(const bough_routing *r, int64_t row, int32_t *ids, float *weights) {
     uint32_t mixed = (uint32_t)(row + 1) * 0x9E3779B1u;
@@ -97,6 +112,10 @@ void bough_route(const bough_routing *r, const float *x, int64_t rows, float *sc
         int64_t at = row * r->per_token;
         if (r->simulate) {
             draw_evenly(r, row, ids + at, weights + at);
+            continue;
+        }
+        if (r->scores == 2) {
+            mix_sparsely(r, own, ids + at, weights + at);
             continue;
         }
         score(r, own, ops);

@@ -13,11 +13,12 @@ typedef struct {
     const float *bias, *correction;   /* [experts] or NULL: of the logits; of the scores, when choosing only */
     int64_t size;
     int experts, per_token;
-    int scores; /* 0 softmax, 1 sigmoid */
+    int scores; /* 0 softmax, 1 sigmoid, 2 SparseMixer */
     int groups, top_groups;
     bool best_two; /* a group counts as its best two experts together, not as its best */
     bool renormalise, simulate;
     float scale;
+    float jitter; /* SparseMixer weighs an expert among those whose logits are not further below its own */
 } bough_routing;
 
 /* Called by all threads of a pool; ends with a barrier. `scores` [rows][experts] is memory to work in; ids and weights

@@ -31,7 +31,7 @@ static void run_rms_norm(const bough_operation *op, int64_t rows, const running 
     __typeof__(&op->rms_norm) o = &op->rms_norm;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         int64_t at = row * o->size;
-        r->ops->rms_norm(o->x + at, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
+        r->ops->rms_norm(o->x + row * o->x_stride, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
                          o->size, o->out + at, o->sum == NULL ? NULL : o->sum + at);
     }
     bough_barrier(thread);
@@ -43,20 +43,36 @@ static void run_linear(const bough_operation *op, int64_t rows, const running *r
                  op->on_logits ? r->step->logits_prompts : r->step->prompts, false, r->linear_scratch, thread);
 }
 
+static void run_layer_norm(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->layer_norm) o = &op->layer_norm;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
+        r->ops->layer_norm(o->x + row * o->size, o->weight, o->bias, o->eps, o->size, o->out + row * o->size);
+    bough_barrier(thread);
+}
+
+static void norm_heads(__typeof__(&((bough_operation *)0)->norm_rope_store) o, float *token, const bough_ops *ops) {
+    const float *norms[] = {o->q_norm, o->k_norm};
+    int64_t sizes[] = {(int64_t)o->heads * o->dim, (int64_t)o->kv_heads * o->dim};
+    for (int part = 0; part < 2; token += sizes[part++]) {
+        int64_t size = o->whole ? sizes[part] : o->dim;
+        for (float *at = token; norms[part] != NULL && at < token + sizes[part]; at += size)
+            ops->rms_norm(at, NULL, norms[part], o->eps, o->plus_one, size, at, NULL);
+    }
+}
+
 static void run_norm_rope_store(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
     __typeof__(&op->norm_rope_store) o = &op->norm_rope_store;
-    int64_t half = o->dim / 2, stored = (int64_t)o->kv_heads * o->dim;
+    int64_t half = o->half, stored = (int64_t)o->kv_heads * o->dim;
     const int64_t *slots = r->step->slots + o->group * r->step->slots_stride;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         float *token = o->qkv + row * (o->heads + 2 * o->kv_heads) * o->dim;
         int64_t position = r->step->positions[row], slot = slots[row];
-        for (int head = 0; head < o->heads + o->kv_heads; head++) {
-            float *at = token + (int64_t)head * o->dim;
-            const float *norm = head < o->heads ? o->q_norm : o->k_norm;
-            if (norm != NULL)
-                r->ops->rms_norm(at, NULL, norm, o->eps, o->plus_one, o->dim, at, NULL);
-            r->ops->rotate(at, o->cos + position * half, o->sin + position * half, half);
-        }
+        if (!o->last)
+            norm_heads(o, token, r->ops);
+        for (int head = 0; head < o->heads + o->kv_heads; head++)
+            r->ops->rotate(token + (int64_t)head * o->dim, o->cos + position * half, o->sin + position * half, half);
+        if (o->last)
+            norm_heads(o, token, r->ops);
         const float *keys = token + (int64_t)o->heads * o->dim;
         int64_t at = slot * stored * (o->number == BOUGH_FLOAT32 ? 4 : 2);
         r->ops->narrow(keys, o->number, stored, (char *)o->keys + at);
@@ -74,25 +90,28 @@ static void run_attention(const bough_operation *op, int64_t rows, const running
                     r->attention_scratch, r->ops, thread);
 }
 
-static void run_gate(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->gate) o = &op->gate;
+static void run_activate(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->activate) o = &op->activate;
     enum { PIECE = 1024 };
     int64_t pieces = (o->size + PIECE - 1) / PIECE;
     for (int64_t tile; (tile = bough_tile(thread, rows * pieces)) < rows * pieces;) {
         int64_t row = tile / pieces, at = tile % pieces * PIECE;
         int64_t size = o->size - at < PIECE ? o->size - at : PIECE;
-        const float *gate = o->x + row * 2 * o->size + at;
-        (o->activation == 0 ? r->ops->silu_mul : r->ops->gelu_tanh_mul)(gate, gate + o->size,
-                                                                       o->out + row * o->size + at, size);
+        const float *x = o->x + row * (o->gated ? 2 : 1) * o->size + at;
+        float *out = o->out + row * o->size + at;
+        if (!o->gated)
+            r->ops->activate(x, o->activation, out, size);
+        else
+            (o->activation == BOUGH_SILU ? r->ops->silu_mul : r->ops->gelu_tanh_mul)(x, x + o->size, out, size);
     }
     bough_barrier(thread);
 }
 
 static void run_take_rows(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
     __typeof__(&op->take_rows) o = &op->take_rows;
+    const int64_t *places = o->by_position ? r->step->positions : r->step->logits_indices;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
-        memcpy(o->out + row * o->size, o->x + r->step->logits_indices[row] * o->x_stride,
-               (size_t)o->size * sizeof(float));
+        memcpy(o->out + row * o->size, o->x + places[row] * o->x_stride, (size_t)o->size * sizeof(float));
     bough_barrier(thread);
 }
 
@@ -124,18 +143,88 @@ static void run_add_gated(const bough_operation *op, int64_t rows, const running
     bough_barrier(thread);
 }
 
+static void run_scale_shift(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->scale_shift) o = &op->scale_shift;
+    (void)r;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
+        for (int64_t i = 0, at = row * o->size; i < o->size; i++)
+            o->out[at + i] = o->x[at + i] * o->scale + (o->shift == NULL ? 0.0f : o->shift[i]);
+    bough_barrier(thread);
+}
+
+static void run_grow_queries(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->grow_queries) o = &op->grow_queries;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
+        float factor = 1.0f + o->rate * log1pf((float)((r->step->positions[row] + o->offset) / o->span));
+        for (int64_t i = row * o->stride; i < row * o->stride + o->size; i++)
+            o->qkv[i] *= factor;
+    }
+    bough_barrier(thread);
+}
+
+static void run_latent_store(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->latent_store) o = &op->latent_store;
+    int64_t half = o->rope_dim / 2, width = o->rank + o->rope_dim;
+    const int64_t *slots = r->step->slots + o->group * r->step->slots_stride;
+    for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
+        const float *cos = o->cos + r->step->positions[row] * half, *sin = o->sin + r->step->positions[row] * half;
+        float *latent = o->latents + row * o->latent_stride;
+        r->ops->rms_norm(latent, NULL, o->norm, o->eps, false, o->rank, latent, NULL);
+        r->ops->rotate(latent + o->rank, cos, sin, half);
+        for (int head = 0; head < o->heads; head++)
+            r->ops->rotate(o->q + row * o->q_stride + (head + 1) * (int64_t)o->dim - o->rope_dim, cos, sin, half);
+        int64_t at = slots[row] * width * (o->number == BOUGH_FLOAT32 ? 4 : 2);
+        r->ops->narrow(latent, o->number, width, (char *)o->cache + at);
+    }
+    bough_barrier(thread);
+}
+
+/* Some tokens of one head, and some of its outputs: weights are read once for them. Each output is summed in the same
+ * order whatever else is computed. */
+static void run_by_head(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
+    __typeof__(&op->by_head) o = &op->by_head;
+    enum { TOKENS = 16, OUTPUTS = 64 };
+    int64_t blocks = ceil_div(rows, TOKENS), pieces = ceil_div(o->outputs, OUTPUTS), tiles = o->heads * pieces * blocks;
+    for (int64_t tile; (tile = bough_tile(thread, tiles)) < tiles;) {
+        int64_t first = tile % blocks * TOKENS, end = first + TOKENS < rows ? first + TOKENS : rows;
+        int64_t at = tile / blocks % pieces * OUTPUTS, head = tile / blocks / pieces;
+        int64_t size = o->outputs - at < OUTPUTS ? o->outputs - at : OUTPUTS;
+        const float *x = o->x + head * o->x_dim, *weight = o->weight + head * o->weight_stride;
+        float *y = o->y + head * o->y_dim;
+        for (int64_t row = first; row < end; row++) {
+            memset(y + row * o->y_stride + at, 0, (size_t)size * sizeof(float));
+            if (at == 0)
+                memcpy(y + row * o->y_stride + o->outputs, x + row * o->x_stride + o->inputs,
+                       (size_t)o->extra * sizeof(float));
+        }
+        for (int64_t i = 0; o->by_inputs && i < o->inputs; i++)
+            for (int64_t row = first; row < end; row++)
+                r->ops->add_scaled(y + row * o->y_stride + at, weight + i * o->outputs + at, x[row * o->x_stride + i],
+                                   size);
+        for (int64_t i = at; !o->by_inputs && i < at + size; i++)
+            for (int64_t row = first; row < end; row++)
+                y[row * o->y_stride + i] = r->ops->dot(x + row * o->x_stride, weight + i * o->inputs, o->inputs);
+    }
+    bough_barrier(thread);
+}
+
 static void (*const RUNNERS[])(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) = {
     [BOUGH_EMBEDDING] = run_embedding,
     [BOUGH_RMS_NORM] = run_rms_norm,
     [BOUGH_LINEAR] = run_linear,
     [BOUGH_NORM_ROPE_STORE] = run_norm_rope_store,
     [BOUGH_ATTENTION] = run_attention,
-    [BOUGH_GATE] = run_gate,
+    [BOUGH_ACTIVATE] = run_activate,
     [BOUGH_TAKE_ROWS] = run_take_rows,
     [BOUGH_SOFTCAP] = run_softcap,
     [BOUGH_ROUTE] = run_route,
     [BOUGH_EXPERTS] = run_experts,
     [BOUGH_ADD_GATED] = run_add_gated,
+    [BOUGH_LAYER_NORM] = run_layer_norm,
+    [BOUGH_SCALE_SHIFT] = run_scale_shift,
+    [BOUGH_GROW_QUERIES] = run_grow_queries,
+    [BOUGH_LATENT_STORE] = run_latent_store,
+    [BOUGH_BY_HEAD] = run_by_head,
 };
 
 static void run_all(bough_thread *thread, void *argument) {

@@ -20,12 +20,17 @@ enum bough_kind {
     BOUGH_LINEAR,
     BOUGH_NORM_ROPE_STORE,
     BOUGH_ATTENTION,
-    BOUGH_GATE,
+    BOUGH_ACTIVATE,
     BOUGH_TAKE_ROWS,
     BOUGH_SOFTCAP,
     BOUGH_ROUTE,
     BOUGH_EXPERTS,
     BOUGH_ADD_GATED,
+    BOUGH_LAYER_NORM,
+    BOUGH_SCALE_SHIFT,
+    BOUGH_GROW_QUERIES,
+    BOUGH_LATENT_STORE,
+    BOUGH_BY_HEAD,
 };
 
 typedef struct {
@@ -40,7 +45,7 @@ typedef struct {
             const float *x, *residual, *weight; /* residual and sum may both be NULL */
             float eps;
             bool plus_one;
-            int64_t size;
+            int64_t size, x_stride;
             float *out, *sum;
         } rms_norm;
         struct {
@@ -57,7 +62,8 @@ typedef struct {
             int heads, kv_heads, dim;
             const float *q_norm, *k_norm; /* or NULL */
             float eps;
-            bool plus_one;
+            bool plus_one, whole, last; /* norms of all heads at once; norms that follow the rotation */
+            int half;                   /* of a head's coordinates that rotate, which come first */
             const float *cos, *sin;
             void *keys, *values;
             int number; /* enum bough_number: the type of the caches */
@@ -71,14 +77,16 @@ typedef struct {
             float *out;
         } attention;
         struct {
-            const float *x; /* gate | up */
-            int activation; /* 0 silu, 1 gelu with tanh */
+            const float *x; /* if it is gated, gate | up */
+            int activation; /* enum bough_activation, of which the first two may be gated */
+            bool gated;
             int64_t size;
             float *out;
-        } gate;
+        } activate;
         struct {
             const float *x;
             int64_t x_stride, size;
+            bool by_position; /* the rows at the tokens' positions, not those whose logits are asked for */
             float *out;
         } take_rows;
         struct {
@@ -105,6 +113,49 @@ typedef struct {
             int64_t size;
             float *out;
         } add_gated;
+        struct {
+            const float *x, *weight, *bias; /* weight and bias may be NULL */
+            float eps;
+            int64_t size;
+            float *out;
+        } layer_norm;
+        struct {
+            const float *x;
+            float scale;
+            const float *shift; /* [size] or NULL */
+            int64_t size;
+            float *out;
+        } scale_shift;
+        struct {
+            float *qkv;
+            int64_t stride, size; /* from token to token; of the queries */
+            float rate;
+            int64_t span, offset; /* a query is multiplied with 1 + rate * ln(1 + (position + offset) / span) */
+        } grow_queries;
+        struct {
+            float *q;
+            int64_t q_stride;
+            int heads, dim; /* of q, whose heads end in what rotates */
+            float *latents; /* what is normalised, then what rotates */
+            int64_t latent_stride;
+            int rank, rope_dim;
+            const float *norm;
+            float eps;
+            const float *cos, *sin;
+            void *cache;
+            int number; /* enum bough_number */
+            int group;
+        } latent_store;
+        struct { /* y = x · w of each head, and behind it the `extra` numbers that follow in x */
+            const float *x;
+            int64_t x_stride, x_dim; /* from token to token, from head to head */
+            const float *weight;
+            int64_t weight_stride; /* from head to head */
+            int heads, inputs, outputs, extra;
+            bool by_inputs; /* w is [inputs][outputs], or else [outputs][inputs] */
+            float *y;
+            int64_t y_stride, y_dim;
+        } by_head;
     };
 } bough_operation;
 

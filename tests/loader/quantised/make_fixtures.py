@@ -2,13 +2,15 @@
 """Writes the files beside this script: one small matrix of each quantised format, packed by the public tool, with the
 values that the tool itself dequantises it to (`expected`) and the quantization_config in the file's metadata.
 
-Needs compressed-tensors 0.20, bitsandbytes 0.50, nvidia-modelopt 0.47, gptqmodel 7.7 and AutoAWQ 0.2.9 (of which only
-the packing is imported), none of which Bough uses: `python make_fixtures.py path/to/autoawq`.
+Needs compressed-tensors 0.20, bitsandbytes 0.50, nvidia-modelopt 0.47, gptqmodel 7.7, auto-round 0.16, amd-quark 0.13
+and AutoAWQ 0.2.9 (of which only the packing is imported), none of which Bough uses: `python make_fixtures.py
+path/to/autoawq`.
 """
 
 import importlib.util
 import json
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -184,6 +186,68 @@ def awq(path):
     write("awq", config, tensors, expected)
 
 
+def auto_round():
+    """Its two ways to pack zero points; the third is AWQ's."""
+    from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
+
+    linear = torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
+    linear.weight.data = weights()
+    scale, zero = grouped_parameters(linear.weight.data, 32, symmetric=False)
+    scale = scale.half().float()
+    kinds = {"auto_round": ("auto_round", qlinear_torch), "auto_round_gptq": ("auto_round:auto_gptq", qlinear_torch_zp)}
+    for name, (packing, module) in kinds.items():
+        packed = module.QuantLinear(4, 32, INPUTS, OUTPUTS, bias=False)
+        packed.device = "cpu"
+        packed.pack(linear, scale, zero)
+        tensors = {key: getattr(packed, key) for key in ("qweight", "qzeros", "scales")}
+        packed.scales = packed.scales.float()
+        expected = packed(torch.eye(INPUTS)).T
+        config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "packing_format": packing}
+        write(name, config, tensors, expected)
+
+
+def quark():
+    """Exports models of one layer, of which one projection is kept."""
+    from quark.torch import ModelQuantizer, export_safetensors
+    from quark.torch.quantization.config import config as kinds
+    from safetensors.torch import load_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": INPUTS, "intermediate_size": 64, "num_attention_heads": 3, "num_key_value_heads": 1}
+    shape = LlamaConfig(**sizes, vocab_size=64, num_hidden_layers=1, head_dim=OUTPUTS)
+    rounding = {"symmetric": True, "scale_type": "float", "round_method": "half_even"}
+    specs = {
+        "quark_fp8": kinds.FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=False),
+        "quark_fp8_channel": kinds.FP8E4M3PerChannelSpec(is_dynamic=False, ch_axis=0),
+        "quark_int8": kinds.Int8PerChannelSpec(**rounding, ch_axis=0, is_dynamic=False),
+        "quark_mxfp4": kinds.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False),
+    }
+    for name, spec in specs.items():
+        model = LlamaForCausalLM(shape).float().eval()
+        model.model.layers[0].self_attn.k_proj.weight.data = weights()
+        layer = kinds.QLayerConfig(weight=spec.to_quantization_spec())
+        quantizer = ModelQuantizer(kinds.QConfig(global_quant_config=layer, exclude=["lm_head"]))
+        model = quantizer.freeze(quantizer.quantize_model(model, [torch.arange(16)[None]]))
+        expected = model.model.layers[0].self_attn.k_proj.weight.detach().clone()
+        with tempfile.TemporaryDirectory() as folder:
+            export_safetensors(model, folder)
+            config = json.loads(Path(folder, "config.json").read_text())["quantization_config"]
+            held = load_file(Path(folder, "model.safetensors"))
+        prefix = "model.layers.0.self_attn.k_proj."
+        tensors = {key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)}
+        write(name, config, tensors, expected)
+
+
+def fbgemm():
+    """By the format's definition, as Transformers' module for it computes."""
+    weight = weights()
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    numbers = (weight / scale).to(torch.float8_e4m3fn)
+    tensors = {"weight": numbers, "weight_scale": scale, "input_scale_ub": torch.tensor([1200.0])}
+    config = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    write("fbgemm_fp8", config, tensors, numbers.float() * scale)
+
+
 def experts():
     """gpt_oss's fused experts, packed here by the format's definition and dequantised by Transformers."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -201,5 +265,8 @@ if __name__ == "__main__":
     bitsandbytes()
     modelopt()
     compressed_tensors()
+    fbgemm()
+    auto_round()
+    quark()
     awq(sys.argv[1])
     gptq()

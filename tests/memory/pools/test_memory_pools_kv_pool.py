@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bough.core.errors import ResourceError
-from bough.core.model_config import LatentConfig, ModelConfig, RopeConfig
+from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
@@ -74,6 +74,28 @@ def test_pages_move_with_all_their_layers(dtype: torch.dtype, page_size: int) ->
     )
 
 
+def test_layers_have_heads_of_their_own_or_read_those_of_others() -> None:
+    config = replace(
+        CONFIG,
+        num_layers=5,
+        sliding_window=16,
+        sliding_layers=(True, False, True, True, False),
+        full_kv_heads=1,
+        full_head_dim=6,
+        shared_kv_layers=2,
+    )
+    scales = [(float(layer), layer + 0.5) for layer in range(1, 6)]
+    pool = KVPool(config, (5, 3), 16, torch.float8_e4m3fn, torch.device("cpu"), Topology(), scales)
+    assert pool.keys[1].shape == (6 * 16, 1, 6) and pool.keys[0].shape == pool.keys[2].shape == (4 * 16, 2, 4)
+    assert pool.keys[3] is pool.keys[2] and pool.values[4] is pool.values[1]
+    assert pool.key_scales == [1.0, 2.0, 3.0, 3.0, 2.0] and pool.value_scales == [1.5, 2.5, 3.5, 3.5, 2.5]
+    assert [group.page_bytes for group in pool.groups] == [16 * 2 * 6, 16 * 2 * 2 * 8]
+    assert KVPool.bytes_per_token(config, torch.float8_e4m3fn, Topology()) == (2 * 6, 2 * 2 * 8)
+    pool.keys[2].view(torch.uint8)[:] = torch.full((), 2.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    keys, values = pool.read_tokens(3, torch.tensor([5, 1]), torch.float32)
+    assert keys.shape == values.shape == (2, 2, 4) and (keys == 2.0 * 3.0).all()
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_of_latents_there_is_one_line_a_token_on_every_rank(ranks: int) -> None:
     config = replace(CONFIG, num_kv_heads=1, latent=LatentConfig(rank=6, rope_dim=2, nope_dim=3, value_dim=5))
@@ -94,6 +116,25 @@ def test_of_latents_there_is_one_line_a_token_on_every_rank(ranks: int) -> None:
     pool.restore()
     pool.keys[1].fill_(3.0)
     assert bool((pool.values[1] == 3.0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_layers_that_choose_tokens_keep_index_keys_in_the_same_pages(dtype: torch.dtype) -> None:
+    index = IndexConfig(heads=3, head_dim=5, top=4, layers=(True, False, True))
+    latent = LatentConfig(rank=6, rope_dim=2, nope_dim=3, value_dim=5, index=index)
+    config = replace(CONFIG, num_kv_heads=1, latent=latent)
+    pool, other = (KVPool(config, (5,), 4, dtype, torch.device("cpu"), Topology()) for _ in range(2))
+    wide = torch.bfloat16 if dtype.itemsize == 1 else dtype
+    assert {layer: keys.dtype for layer, keys in pool.index_keys.items()} == {0: wide, 2: wide}
+    for layer, keys in pool.index_keys.items():
+        keys.copy_(torch.arange(keys.numel()).view(24, 5) % 50 + layer)
+    per_token = 3 * 8 * dtype.itemsize + 2 * 5 * wide.itemsize
+    assert KVPool.bytes_per_token(config, dtype, Topology()) == (per_token,)
+    assert pool.groups[0].page_bytes == 4 * per_token
+    pages = torch.tensor([3, 1])
+    other.groups[0].write_pages(pages, pool.groups[0].read_pages(pages))
+    for layer, mine in pool.index_keys.items():
+        assert torch.equal(mine.view(6, -1)[pages], other.index_keys[layer].view(6, -1)[pages])
 
 
 def test_memory_is_given_back_and_taken_again() -> None:

@@ -1,0 +1,1 @@
+"""The index of sparse attention: which tokens a query attends to."""

@@ -1,0 +1,62 @@
+"""The states of recurrent layers: for each page, what all layers keep of one sequence.
+
+Numbers are float32, whatever the model computes in: a state is added to once for each token. Page 0 is scratch, where
+padding is written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bough.core.errors import ResourceError
+from bough.core.model_config import RecurrentConfig
+
+COPIED_BYTES = 64 << 20  # most that is held twice while pages are copied, unless one page has more
+
+
+class StatePool:
+    """A `GroupPool` of recurrent layers."""
+
+    def __init__(self, config: RecurrentConfig, pages: int, device: torch.device) -> None:
+        layers = sum(config.layers)
+        self._memory = torch.empty((pages + 1, layers, config.size), dtype=torch.float32, device=device)
+        tails = (config.conv_width - 1) * config.channels
+        matrices = (config.heads, config.key_dim, config.value_dim)
+        places = {layer: sum(config.layers[:layer]) for layer, recurs in enumerate(config.layers) if recurs}
+        # By layer: the last inputs of its convolution, and the matrices of its heads.
+        self.tails = {
+            layer: self._memory[:, place, :tails].view(pages + 1, config.conv_width - 1, config.channels)
+            for layer, place in places.items()
+        }
+        self.matrices = {
+            layer: self._memory[:, place, tails:].view(pages + 1, *matrices) for layer, place in places.items()
+        }
+
+    @property
+    def page_bytes(self) -> int:
+        return self._memory[0].nbytes
+
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Gives pages what others hold, one after the other: a source may be a later target. Source 0 stands for the
+        state of an empty sequence. [n] int64 each"""
+        some = max(1, COPIED_BYTES // self.page_bytes)
+        for begin in range(0, len(sources), some):
+            taken = sources[begin : begin + some]
+            held = self._memory.index_select(0, taken).masked_fill_((taken == 0)[:, None, None], 0.0)
+            self._memory.index_copy_(0, targets[begin : begin + some], held)
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        return self._memory.index_select(0, pages).flatten(1).view(torch.uint8)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        held = content.contiguous().view(torch.float32)
+        self._memory.index_copy_(0, pages, held.view(-1, *self._memory.shape[1:]))
+
+    def release(self) -> None:
+        self._memory.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        try:
+            self._memory.untyped_storage().resize_(self._memory.nbytes)
+        except RuntimeError as error:
+            raise ResourceError(f"There is not enough free memory for the states: {error}") from None

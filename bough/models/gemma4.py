@@ -1,0 +1,113 @@
+"""Gemma 4: heads that are wider where layers see everything, values with a norm, and in small models layers that read
+the keys and values of earlier ones and get a vector of each token for themselves. Some have experts beside the MLP.
+
+Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.names import NESTED, Names, fused_experts, nested
+from bough.models.rope_config import read_local_rope
+
+ROPE = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+MOVED = {
+    "post_feedforward_layernorm_1": "mlp_norm",
+    "pre_feedforward_layernorm_2": "experts_input_norm",
+    "post_feedforward_layernorm_2": "experts_norm",
+    "router.scale": "router_norm.weight",
+    "router.proj": "gate",
+    "router.per_expert_scale": "gate.expert_scale",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Config(ModelConfig):
+    doubled_mlp: bool = False  # in layers that read the keys and values of others
+
+
+class Gemma4(ModelFamily):
+    architectures = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+    model_types = ("gemma4", "gemma4_text")
+    config_type = Gemma4Config
+    activation_field = "hidden_activation"
+    partial_rotation = pairs_apart = True
+    defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 262_144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "max_position_embeddings": 131_072,
+        "rope_parameters": ROPE,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        windows = window_fields(config, lambda layer: (layer + 1) % 6 != 0)
+        if windows:  # the last layer sees everything, whatever the file says
+            windows["sliding_layers"] = (*windows["sliding_layers"][:-1], False)
+        one_projection = config.boolean("attention_k_eq_v")
+        return {
+            **windows,
+            **_full_heads(config, windows.get("sliding_layers", ()), one_projection),
+            "full_keys_as_values": one_projection,
+            "local_rope": read_local_rope(config),
+            "qk_norm": True,
+            "value_norm": True,
+            "shared_kv_layers": config.count("num_kv_shared_layers", 0),
+            "doubled_mlp": config.boolean("use_double_wide_mlp"),
+            "query_scale": 1.0,
+            "logit_softcap": config.optional_number("final_logit_softcapping"),
+            "embedding_scale": config.integer("hidden_size") ** 0.5,
+            "layer_inputs": config.count("hidden_size_per_layer_input"),
+            "layer_scales": True,
+            "moe": _experts(config) if config.boolean("enable_moe_block") else None,
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        if config.moe is None:
+            return NESTED
+        moved = {f"model.layers.*.{name}": f"model.layers.*.mlp.{ours}" for name, ours in MOVED.items()}
+        return nested({**moved, **fused_experts("model.layers.*.experts", config.moe)})
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SandwichBlock:
+        if isinstance(config, Gemma4Config) and config.doubled_mlp and config.kv_source(layer) != layer:
+            config = replace(config, intermediate_size=2 * config.intermediate_size)
+        return layers.SandwichBlock(config, layer, placement)
+
+
+def _full_heads(config: Fields, sliding: tuple[bool, ...], one_projection: bool) -> dict[str, Any]:
+    """The heads of layers that see everything. Transformers writes them once for each such layer."""
+    by_layer = config.section("per_layer_config")
+    if by_layer is not None:
+        own = by_layer.section(str(sliding.index(False) if sliding else 0)) or Fields(by_layer.where, {})
+        return {
+            "full_kv_heads": own.optional_integer("num_key_value_heads"),
+            "full_head_dim": own.optional_integer("head_dim"),
+        }
+    fewer = config.optional_integer("num_global_key_value_heads") if one_projection else None
+    return {"full_kv_heads": fewer, "full_head_dim": config.integer("global_head_dim")}
+
+
+def _experts(config: Fields) -> MoEConfig:
+    return MoEConfig(
+        experts=config.integer("num_experts"),
+        per_token=config.integer("top_k_experts"),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        beside_mlp=True,
+    )

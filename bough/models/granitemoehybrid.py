@@ -1,0 +1,112 @@
+"""Granite 4: Granite with Mamba 2 in most layers, and a shared expert in all, beside others or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.errors import ModelError
+from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
+from bough.models.family import layers_of_type
+from bough.models.fields import Fields
+from bough.models.granite import Granite
+from bough.models.granitemoe import expert_names
+from bough.models.names import Names, fused
+
+KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
+MAMBA_PARTS = ("conv1d", "norm", "out_proj", "A_log", "D", "dt_bias")
+
+
+class GraniteMoeHybrid(Granite):
+    architectures = ("GraniteMoeHybridForCausalLM",)
+    model_types = ("granitemoehybrid",)
+    gguf_architecture = None
+    renamed_fields: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
+    defaults: ClassVar[dict[str, Any]] = {
+        **Granite.defaults,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        position = config.text("position_embedding_type", "nope")
+        if position not in ("rope", "nope"):
+            raise ModelError(f"{config.where}: position_embedding_type {position!r} is not supported.")
+        count, shared = config.integer("num_hidden_layers"), config.integer("shared_intermediate_size")
+        found = super().fields(config)
+        recurs = (True,) * count if config.values.get("layer_types") is None else layers_of_type(config, KINDS)
+        found["recurrent"] = mamba(config, recurs, config.integer("mamba_expand") * config.integer("hidden_size"))
+        if config.count("num_local_experts"):
+            found["moe"] = MoEConfig(
+                experts=config.integer("num_local_experts"),
+                per_token=config.integer("num_experts_per_tok"),
+                intermediate_size=config.integer("intermediate_size"),
+                shared_size=shared,
+            )
+        else:
+            found["intermediate_size"] = shared
+        return found if position == "rope" else {**found, "rope": NO_ROPE}
+
+    def names(self, config: ModelConfig) -> Names:
+        theirs, shared = "model.layers.*", "model.layers.*.mlp.shared_experts"
+        found: dict[str, Any] = {f"{theirs}.mamba.{part}": f"{theirs}.self_attn.{part}" for part in MAMBA_PARTS}
+        if config.moe is not None:
+            found.update(expert_names(config.moe))
+            inner = config.moe.shared_size
+        else:
+            shared, inner = "model.layers.*.mlp", config.intermediate_size
+        parts = [f"{shared}.gate_proj", f"{shared}.up_proj"]
+        return {
+            **found,
+            f"{theirs}.mamba.in_proj": mamba_projections(config, f"{theirs}.self_attn"),
+            f"{theirs}.shared_mlp.input_linear": fused(parts, (inner, inner)),
+            f"{theirs}.shared_mlp.output_linear": f"{shared}.down_proj",
+        }
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
+        return layers.PreNormBlock(config, layer, placement, layers.Mamba2)
+
+
+def mamba(config: Fields, recurs: tuple[bool, ...], inner: int) -> RecurrentConfig:
+    """Layers of Mamba 2, by the names that most configurations have for them."""
+    heads = config.integer("mamba_n_heads")
+    if inner % heads or heads % config.integer("mamba_n_groups"):
+        raise ModelError(f"{config.where}: {heads} Mamba heads fit neither {inner} columns nor their groups.")
+    return RecurrentConfig(
+        layers=recurs,
+        heads=heads,
+        value_dim=inner // heads,
+        conv_width=config.integer("mamba_d_conv"),
+        key_heads=config.integer("mamba_n_groups"),
+        key_dim=config.integer("mamba_d_state"),
+        conv_bias=config.boolean("mamba_conv_bias"),
+        bias=config.boolean("mamba_proj_bias"),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        step_limits=_step_limits(config),
+    )
+
+
+def _step_limits(config: Fields) -> tuple[float, float]:
+    """Two numbers; Transformers may write what JSON has no number for as an object."""
+    given = config.values.get("time_step_limit") or (0.0, float("inf"))
+    try:
+        least, most = (float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in given)
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(f"{config.where}: time_step_limit must be two numbers, got {given!r}.") from None
+    return least, most
+
+
+def mamba_projections(config: ModelConfig, module: str) -> Any:
+    """What one matrix holds: the gates, what is convolved, and the rates."""
+    shape = config.recurrent
+    assert shape is not None
+    parts = [f"{module}.{part}" for part in ("z_proj", "x_proj", "dt_proj")]
+    return fused(parts, (shape.heads * shape.value_dim, shape.channels, shape.heads))

@@ -1,0 +1,82 @@
+"""Llama 4: most layers attend within chunks of the sequence, the others to all of it and without rotating; one expert
+of each token, which is given the token times its score, beside one that all pass.
+
+Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import ModelFamily, window_fields
+from bough.models.fields import Fields
+from bough.models.names import Names, fused_experts, nested, projections_apart
+from bough.models.smollm3 import unrotated_layers
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+class Llama4(ModelFamily):
+    architectures = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
+    model_types = ("llama4", "llama4_text")
+    pairs_apart = True
+    renamed_fields: ClassVar[dict[str, str]] = {"attention_chunk_size": "sliding_window"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+        "rms_norm_eps": 1e-5,
+        "intermediate_size_mlp": 16_384,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "interleave_moe_layer_step": 1,
+        "use_qk_norm": True,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        unrotated, step = unrotated_layers(config), config.integer("interleave_moe_layer_step")
+        sparse, layers = config.token_ids("moe_layers"), range(len(unrotated))
+        dense = tuple(layer not in sparse if sparse else (layer + 1) % step != 0 for layer in layers)
+        grows = bool(config.values["attn_temperature_tuning"])  # some files have a number there
+        return {
+            "intermediate_size": config.integer("intermediate_size_mlp"),
+            "moe": _experts(config, dense),
+            "qk_unit_norm": config.boolean("use_qk_norm"),
+            "query_growth": (config.number("attn_scale"), config.integer("floor_scale"), 1) if grows else None,
+            "unrotated_layers": unrotated,
+            "chunked": True,
+            **window_fields(config, lambda layer: not unrotated[layer]),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        theirs, ours = "model.layers.*.feed_forward", "model.layers.*.mlp"
+        dense = {f"{theirs}.{part}": f"{ours}.{part}" for part in PARTS}
+        shared = {f"{theirs}.shared_expert.{part}": f"{ours}.shared_experts.{part}" for part in PARTS}
+        assert config.moe is not None
+        experts = fused_experts(f"{theirs}.experts", config.moe, transposed=True)
+        heads = projections_apart(config, neighbours=True)
+        return nested({**heads, **dense, **shared, **experts, f"{theirs}.router": f"{ours}.gate"})
+
+
+def _experts(config: Fields, dense: tuple[bool, ...]) -> MoEConfig:
+    if config.integer("num_experts_per_tok") != 1:
+        raise ModelError(f"{config.where}: num_experts_per_tok must be 1, as in the models that there are.")
+    return MoEConfig(
+        experts=config.integer("num_local_experts"),
+        per_token=1,
+        intermediate_size=config.integer("intermediate_size"),
+        scores="sigmoid",
+        renormalise=False,
+        scales_inputs=True,
+        shared_size=config.integer("intermediate_size"),
+        dense_layers=dense if any(dense) else (),
+    )

@@ -1,0 +1,94 @@
+"""Nemotron-H: Mamba 2, attention without positions, or a plain MLP in each layer, one of them alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.errors import ModelError
+from bough.core.model_config import NO_ROPE, ModelConfig
+from bough.models.family import PLAIN, ModelFamily, layers_of_type
+from bough.models.fields import Fields
+from bough.models.granitemoehybrid import mamba, mamba_projections
+from bough.models.names import Names
+
+KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+class NemotronH(ModelFamily):
+    architectures = ("NemotronHForCausalLM",)
+    model_types = ("nemotron_h",)
+    activations = PLAIN
+    activation_field = "mlp_hidden_act"
+    renamed_fields: ClassVar[dict[str, str]] = {
+        "layers_block_type": "layer_types",
+        "n_groups": "mamba_n_groups",
+        "conv_kernel": "mamba_d_conv",
+        "use_conv_bias": "mamba_conv_bias",
+        "use_bias": "mamba_proj_bias",
+        "ssm_state_size": "mamba_d_state",
+        "mamba_num_heads": "mamba_n_heads",
+        "layer_norm_epsilon": "rms_norm_eps",
+    }
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "mlp_hidden_act": "relu2",
+        "layer_norm_epsilon": 1e-5,
+        "ssm_state_size": 128,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+    def read_config(self, config: Fields) -> ModelConfig:
+        kinds = _kinds(config.renamed(self.renamed_fields))
+        stated = {"layer_types": kinds, "layers_block_type": kinds, "num_hidden_layers": len(kinds)}
+        return super().read_config(Fields(config.where, {**config.values, **stated}))
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        all_others = dict.fromkeys(KINDS.values(), False)
+        recurs, attends = (
+            layers_of_type(config, {**all_others, kind: True}) for kind in ("linear_attention", "full_attention")
+        )
+        recurrent = mamba(config, recurs, config.integer("mamba_n_heads") * config.integer("mamba_head_dim"))
+        return {
+            "recurrent": replace(recurrent, norm_groups=recurrent.key_heads),
+            "attention_layers": attends,
+            "rope": NO_ROPE,
+            "mlp": "plain",
+            "mlp_bias": config.boolean("mlp_bias"),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        mixer = "model.layers.*.mixer"
+        projections = mamba_projections(config, mixer)
+        return {
+            **{f"{mixer.replace('model', outer)}.in_proj": projections for outer in ("model", "backbone")},
+            **{f"{outer}.{name}": f"model.{own}" for outer in ("model", "backbone") for name, own in ENDS.items()},
+            "backbone.": "model.",
+        }
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SingleBlock:
+        return layers.SingleBlock(config, layer, placement, layers.Mamba2)
+
+
+ENDS = {"embeddings": "embed_tokens", "norm_f": "norm"}
+
+
+def _kinds(config: Fields) -> list[str]:
+    """What each layer is, by a list or by a word of one letter for each."""
+    given = config.values.get("layer_types") or list(config.text("hybrid_override_pattern", ""))
+    kinds = [OLD_KINDS.get(str(kind), KINDS.get(str(kind), str(kind))) for kind in given]
+    if "moe" in kinds:
+        raise ModelError(f"{config.where}: layers with experts that have no gate are not supported.")
+    if not kinds:
+        raise ModelError(f"{config.where}: layers_block_type is missing.")
+    return kinds

@@ -1,0 +1,61 @@
+"""Qwen3.5: Qwen3-Next with its projections side by side, with a plain MLP or with experts.
+
+Checkpoints are multimodal; here the language model answers to text alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough.core.model_config import ModelConfig
+from bough.models.fields import Fields
+from bough.models.names import Names, fused, nested, planes
+from bough.models.qwen2_moe import shared_experts, shared_names
+from bough.models.qwen3_next import ATTENTION, NET, UNCHANGED, Qwen3Next, attention_names, net_fields, projections
+
+
+class Qwen35(Qwen3Next):
+    architectures = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+    model_types = ("qwen3_5", "qwen3_5_text")
+    defaults: ClassVar[dict[str, Any]] = {**Qwen3Next.defaults, "num_key_value_heads": 4}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return net_fields(config)
+
+    def names(self, config: ModelConfig) -> Names:
+        net = config.recurrent
+        assert net is not None
+        keys = net.key_heads * net.key_dim
+        return nested(
+            {
+                **attention_names(config),
+                **{f"{NET}.{part}": f"{ATTENTION}.{part}" for part in UNCHANGED},
+                f"{NET}.in_proj_qkv": fused(projections("qkv"), (keys, keys, net.heads * net.value_dim)),
+                **dict(zip((f"{NET}.in_proj_{part}" for part in "zba"), projections("zba"), strict=True)),
+            }
+        )
+
+
+class Qwen35Moe(Qwen35):
+    architectures = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
+    model_types = ("qwen3_5_moe", "qwen3_5_moe_text")
+    defaults: ClassVar[dict[str, Any]] = {
+        **Qwen3Next.defaults,
+        "intermediate_size": 1,  # of dense layers, which it has not
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**net_fields(config), "moe": shared_experts(config)}
+
+    def names(self, config: ModelConfig) -> Names:
+        assert config.moe is not None
+        experts, inner = config.moe.experts, config.moe.intermediate_size
+        gates, ups = slice(0, inner), slice(inner, 2 * inner)
+        side_by_side = {
+            "model.layers.*.mlp.experts.gate_up_proj": planes("gate_proj.weight", experts, gates)
+            + planes("up_proj.weight", experts, ups),
+            "model.layers.*.mlp.experts.down_proj": planes("down_proj.weight", experts),
+        }
+        return nested({**super().names(config), **shared_names(), **side_by_side})

@@ -1,0 +1,100 @@
+"""Qwen3-Next: gated delta nets in most layers and gated attention in the others, before experts with a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig, RecurrentConfig
+from bough.models.family import ModelFamily, layers_of_type
+from bough.models.fields import Fields
+from bough.models.names import Names, Piece, fused, pairs_apart
+from bough.models.qwen2_moe import Qwen2Moe, shared_experts, shared_names
+
+ATTENTION, NET = "model.layers.*.self_attn", "model.layers.*.linear_attn"
+UNCHANGED = ("conv1d", "norm", "out_proj", "A_log", "dt_bias")
+KINDS = {"linear_attention": True, "full_attention": False}
+
+
+class Qwen3Next(ModelFamily):
+    architectures: tuple[str, ...] = ("Qwen3NextForCausalLM",)
+    model_types: tuple[str, ...] = ("qwen3_next",)
+    partial_rotation = pairs_apart = True
+    renamed_fields = Qwen2Moe.renamed_fields
+    defaults: ClassVar[dict[str, Any]] = {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**net_fields(config), "moe": shared_experts(config)}
+
+    def names(self, config: ModelConfig) -> Names:
+        net = config.recurrent
+        assert net is not None
+        shared = net.heads // net.key_heads
+        sizes = (net.key_dim, net.key_dim, shared * net.value_dim, shared * net.value_dim)
+        return {
+            **attention_names(config),
+            **shared_names(),
+            **{f"{NET}.{part}": f"{ATTENTION}.{part}" for part in UNCHANGED},
+            f"{NET}.in_proj_qkvz": fused(projections("qkvz"), sizes, groups=net.key_heads),
+            f"{NET}.in_proj_ba": fused(projections("ba"), (shared, shared), groups=net.key_heads),
+        }
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
+        return layers.PreNormBlock(config, layer, placement, layers.GatedDeltaNet)
+
+
+def net_fields(config: Fields) -> dict[str, Any]:
+    """What all of Qwen's models with gated delta nets have."""
+    interval, count = config.integer("full_attention_interval"), config.integer("num_hidden_layers")
+    recurs = tuple((layer + 1) % interval != 0 for layer in range(count))
+    net = RecurrentConfig(
+        layers=recurs if config.values.get("layer_types") is None else layers_of_type(config, KINDS),
+        heads=config.integer("linear_num_value_heads"),
+        value_dim=config.integer("linear_value_head_dim"),
+        conv_width=config.integer("linear_conv_kernel_dim"),
+        key_heads=config.integer("linear_num_key_heads"),
+        key_dim=config.integer("linear_key_head_dim"),
+    )
+    if net.heads % net.key_heads:
+        raise ModelError(f"{config.where}: {net.heads} value heads cannot share {net.key_heads} key heads evenly.")
+    return {
+        "recurrent": net,
+        "attention_gate": True,
+        "qk_norm": True,
+        "norm_plus_one": True,
+        "output_bias": config.boolean("attention_bias"),
+    }
+
+
+def attention_names(config: ModelConfig) -> Names:
+    """Queries with their gates, keys, and the norms of their heads, of which the first part rotates."""
+    parts, dim = [f"{ATTENTION}.{part}" for part in ("q_proj", "gate_proj")], config.head_dim
+    query, gate = fused(parts, (dim, dim), groups=config.num_heads)
+    key, query_norm, key_norm = (Piece(f"{ATTENTION}.{part}") for part in ("k_proj", "q_norm", "k_norm"))
+    norms = pairs_apart(query_norm, key_norm, replace(config, num_heads=1, num_kv_heads=1))
+    query, key = pairs_apart(query, key, config)
+    return {query.module: [query, gate], **{piece.module: piece for piece in (key, *norms)}}
+
+
+def projections(parts: str) -> list[str]:
+    """Of the layer, by their letters."""
+    return [f"{ATTENTION}.{part}_proj" for part in parts]

@@ -50,9 +50,10 @@ class Forward:
         rows: int = 8,
         dtype: torch.dtype = torch.float32,
         scales: Sequence[tuple[float, float]] | None = None,
+        topology: Topology | None = None,
     ) -> None:
         self.model = model
-        self.pool = KVPool(model.config, (pages, pages), page_size, dtype, CPU, Topology(), scales)
+        self.pool = KVPool(model.config, (pages, pages), page_size, dtype, CPU, topology or Topology(), scales)
         states = self.pool.states
         matrices = () if states is None else (*states.tails.values(), *states.matrices.values())
         for tensor in (*self.pool.keys, *self.pool.values, *self.pool.index_keys.values(), *matrices):

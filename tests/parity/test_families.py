@@ -15,8 +15,10 @@ import torch
 import transformers
 
 import bough
+from bough.core.errors import SettingsError
 from bough.core.model_config import ModelConfig
-from bough.distributed.topology import Topology
+from bough.distributed.group import ALONE, RankGroup
+from bough.executor.load_model import check_split
 from bough.executor.native_tapes import why_not_recorded
 from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
@@ -24,6 +26,7 @@ from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import BUILT_IN, build_model
 from tests.fakes.forward import CPU, Forward
+from tests.fakes.ranks import on_ranks
 from tests.parity.engines import LocalEngine
 
 VOCAB, NEW, TOLERANCE = 97, 6, 1e-4
@@ -422,11 +425,11 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def forward(model: Model, dtype: torch.dtype = torch.float32) -> Forward:
-    ours = build_model(model.config, Topology(), dtype, CPU)
+def forward(model: Model, dtype: torch.dtype = torch.float32, group: RankGroup = ALONE) -> Forward:
+    ours = build_model(model.config, group.topology, dtype, CPU, group)
     source = open_source(locate(str(model.folder)), model.config)
     load_weights(ours.slots(), source, progress=False, device=CPU)
-    return Forward(ours, page_size=4, dtype=dtype)
+    return Forward(ours, page_size=4, dtype=dtype, topology=group.topology)
 
 
 def in_chunks(forward: Forward, tokens: list[int], cuts: tuple[int, ...]) -> torch.Tensor:
@@ -439,6 +442,19 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
     tokens = prompt(50, seed=2)
     found = in_chunks(forward(model), tokens, (13, 14, 33, 48, 49))
     torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_same_or_the_reason_why_they_cannot(model: Model) -> None:
+    try:
+        check_split(model.config, 2)
+    except SettingsError as error:
+        assert "one rank alone can" in str(error) and str(error).endswith("Sizes that fit this model: 1.")
+        assert model.config.qk_norm_whole or model.config.recurrent is not None
+        return
+    tokens = prompt(50, seed=2)
+    for found in on_ranks(2, lambda group: in_chunks(forward(model, group=group), tokens, (13, 14, 33, 48, 49))):
+        torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.slow

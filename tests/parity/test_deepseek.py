@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import bough
 from bough.core.settings import Settings
-from bough.distributed.topology import Topology
+from bough.distributed.group import ALONE, RankGroup
 from bough.executor.load_model import resolve_config
 from bough.executor.native_tapes import why_not_recorded
 from bough.loader.load import load_weights, open_source
@@ -22,6 +22,7 @@ from bough.loader.locate import locate
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
 from tests.fakes.forward import Forward
+from tests.fakes.ranks import ThreadGroup, on_ranks
 
 VOCAB = 211
 TOLERANCE = 1e-4
@@ -114,10 +115,10 @@ def checkpoint(
     return theirs, folder
 
 
-def load(folder: Path) -> CausalLM:
+def load(folder: Path, group: RankGroup = ALONE) -> CausalLM:
     files = locate(str(folder))
     config = resolve_config(files, Settings())
-    model = build_model(config, Topology(), torch.float32, torch.device("cpu"))
+    model = build_model(config, group.topology, torch.float32, torch.device("cpu"), group)
     load_weights(model.slots(), open_source(files, config), progress=False, device=torch.device("cpu"))
     return model
 
@@ -164,6 +165,18 @@ def test_logits_are_theirs_however_the_text_is_cut(
     check({0: 1, 1: 1, 2: 1, 3: 1})
     check({1: 1, 0: 40})
     check({0: 2, 1: 2, 2: 3, 3: 2})
+
+
+def test_ranks_that_share_the_heads_give_the_same(checkpoint: tuple[transformers.PreTrainedModel, Path]) -> None:
+    theirs, folder = checkpoint
+    text = draw(80, 1)
+
+    def logits(group: ThreadGroup) -> torch.Tensor:
+        forward = Forward(load(folder, group), topology=group.topology)
+        return torch.cat([forward.step({0: part})[0] for part in (text[:60], text[60:61], text[61:])])
+
+    for found in on_ranks(2, logits):
+        torch.testing.assert_close(found, their_logits(theirs, text), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_layers_behind_the_last_are_not_looked_at(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import torch
-
-from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation, ExpertMatrices, Norm, Router
+from bough.kernels.ops import ExpertMatrices
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import W4Rows
 from bough.layers.schemes.base import expert_bias_slots, expert_biases
+from bough.layers.schemes.plain import MatrixExperts
 from bough.layers.weights import Form, WeightSlot
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ Empty = Callable[[tuple[int, ...], Form | None], Quantized]  # matrices [experts
 Slot = Callable[[str, Matrices, tuple[slice, ...], Form | None], WeightSlot]
 
 
-class QuantizedExperts:
+class QuantizedExperts(MatrixExperts):
     """The matrices of one kind behind each other, in the `forms` of gate and up and of down, which are None where no
     checkpoint has given them. Experts that every token passes are a layer of their own."""
 
@@ -49,25 +47,6 @@ class QuantizedExperts:
         self._gate_up = empty((moe.experts, 2 * self._inner, hidden_size), forms[0])
         self._down = empty((moe.experts, hidden_size, self._inner), forms[1])
         self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate)
-
-    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
-
-    def after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
-
-    def by_logits(
-        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
-    ) -> torch.Tensor:
-        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         rows, columns = (self._held,), (slice(None), self._held)

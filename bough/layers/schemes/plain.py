@@ -68,7 +68,34 @@ class PlainWeight:
         yield from bias_slots(prefix, self._parts, self._bias)
 
 
-class PlainExperts:
+class MatrixExperts:
+    """Experts whose matrices the device's table of operations takes as they are kept."""
+
+    _moe: MoEConfig
+    _ops: Ops
+    _matrices: ExpertMatrices
+
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
+
+    def after_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
+
+    def by_logits(
+        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+    ) -> torch.Tensor:
+        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
+
+
+class PlainExperts(MatrixExperts):
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
@@ -89,25 +116,6 @@ class PlainExperts:
     @property
     def has_shared(self) -> bool:
         return self._appended > 0
-
-    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
-
-    def after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._ops.normed_experts(x, residual, norm, router, self._moe, self._matrices, activation)
-
-    def by_logits(
-        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
-    ) -> torch.Tensor:
-        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,28 @@ def engine_of(model: Path, **settings: Any) -> Engine:
     return Engine(model, **{**base, **settings})
 
 
-def my_children() -> dict[str, psutil.Process]:
-    """By title; an engine that another test keeps alive has no ranks."""
-    found = psutil.Process(os.getpid()).children()
-    titles = {" ".join(process.cmdline()).strip(): process for process in found}
-    return {title: process for title, process in titles.items() if title.startswith("bough::")}
+def own_children() -> list[psutil.Process]:
+    return psutil.Process(os.getpid()).children()
 
 
-def wait_gone(children: dict[str, psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(children.values(), timeout=PATIENCE_S)
+Children = Callable[[], dict[str, psutil.Process]]
+
+
+@pytest.fixture
+def children() -> Children:
+    """What the test itself has started and still runs, by title: other tests' engines may live in this process too."""
+    before = {process.pid for process in own_children()}
+
+    def started() -> dict[str, psutil.Process]:
+        found = [process for process in own_children() if process.pid not in before]
+        titles = {" ".join(process.cmdline()).strip(): process for process in found}
+        return {title: process for title, process in titles.items() if title.startswith("bough::")}
+
+    return started
+
+
+def wait_gone(processes: dict[str, psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes.values(), timeout=PATIENCE_S)
     assert not alive
 
 
@@ -75,27 +89,28 @@ def mixed_load(engine: Engine) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("llama", 2), ("llama", 4), ("moe", 2), ("latent", 2)])
-def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(folder: Path, name: str, size: int) -> None:
+def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
+    folder: Path, children: Children, name: str, size: int
+) -> None:
     small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
     with engine_of(folder / name, attention_backend="torch", **small) as engine:
         expected = mixed_load(engine)
-    before = set(my_children())
     with engine_of(folder / name, tp_size=size, **small) as engine:
-        children = {title: child for title, child in my_children().items() if title not in before}
+        processes = children()
         ranks = range(1, size)
-        assert {f"bough::executor TP{rank}" for rank in ranks} < set(children)
+        assert {f"bough::executor TP{rank}" for rank in ranks} < set(processes)
         assert mixed_load(engine) == expected
         info = engine.get_server_info()
         assert info["tp_size"] == size and info["internal_states"][0]["num_retractions"] > 0
         if Path("/proc/net/unix").exists():
-            listeners = inet_listeners(list(children.values()))
+            listeners = inet_listeners(list(processes.values()))
             assert len(listeners) == size and {address for address, _ in listeners} == {LOOPBACK}
             names = {"scheduler", "detokenizer", *(f"rank{rank}" for rank in ranks)}
-            assert private_names(list(children.values())) == names
+            assert private_names(list(processes.values())) == names
         engine.release_memory_occupation()
         engine.resume_memory_occupation()
         assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
-    wait_gone(children)
+    wait_gone(processes)
 
 
 def generate_until_it_dies(engine: Engine, begun: threading.Event) -> str:
@@ -107,34 +122,34 @@ def generate_until_it_dies(engine: Engine, begun: threading.Event) -> str:
     return str(caught.value)
 
 
-def disturb(engine: Engine, blow: signal.Signals, title: str = "executor TP1") -> str:
+def disturb(engine: Engine, children: Children, blow: signal.Signals, title: str = "executor TP1") -> str:
     """What callers are told when a rank is hit in the middle of steps."""
     begun, told = threading.Event(), []
     caller = threading.Thread(target=lambda: told.append(generate_until_it_dies(engine, begun)))
     caller.start()
     assert begun.wait(PATIENCE_S)
-    my_children()[f"bough::{title}"].send_signal(blow)
+    children()[f"bough::{title}"].send_signal(blow)
     caller.join(PATIENCE_S)
     return str(told[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["executor TP1", "scheduler"])
-def test_a_killed_rank_ends_the_engine_with_the_reason(model: Path, title: str) -> None:
+def test_a_killed_rank_ends_the_engine_with_the_reason(model: Path, children: Children, title: str) -> None:
     with engine_of(model, tp_size=2) as engine:
-        children = my_children()
-        told = disturb(engine, signal.SIGKILL, title)
+        processes = children()
+        told = disturb(engine, children, signal.SIGKILL, title)
         assert told.startswith(f"The {title} process (pid ") and told.endswith(" was killed by SIGKILL.")
-        wait_gone(children)
+        wait_gone(processes)
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_ends_the_engine_by_the_timeout(model: Path) -> None:
+def test_a_rank_that_hangs_ends_the_engine_by_the_timeout(model: Path, children: Children) -> None:
     with engine_of(model, tp_size=2, dist_timeout=3.0) as engine:
-        children = my_children()
-        told = disturb(engine, signal.SIGSTOP)
+        processes = children()
+        told = disturb(engine, children, signal.SIGSTOP)
         assert "The scheduler process" in told and "Rank 0 of 2 could not" in told and "in step " in told
-        wait_gone(children)
+        wait_gone(processes)
 
 
 @pytest.mark.slow

@@ -231,9 +231,23 @@ class ParallelSettings:
     """One model on several devices."""
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
+    dp_size: int = setting(
+        1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
+    )
+    load_balance_method: str = setting(
+        "auto",
+        "which replica gets a request; auto goes by what each has cached and by their loads",
+        choices=("auto", "round_robin", "total_requests", "total_tokens"),
+        instead={"follow_bootstrap_room": "This engine does not split prompts from answers, so there are no rooms."},
+    )
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute, in all replicas."""
+        return self.tp_size * self.dp_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +332,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    dp_size: int = unbuilt(1)
     pp_size: int = unbuilt(1)
     ep_size: int = unbuilt(1)
     nnodes: int = unbuilt(1)

@@ -14,7 +14,7 @@ from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.errors import BoughError, EngineDeadError, RequestError, SettingsError
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup, open_group
+from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
@@ -24,11 +24,19 @@ log = logging.getLogger(__name__)
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
-def join_ranks(settings: Settings, rank: int, folder: Path) -> RankGroup:
-    """This process as one rank of the engine that owns the folder."""
+def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) -> RankGroup:
+    """This process as one rank of the replica that owns the folder, on a GPU of its own where there are any."""
     size, device = settings.parallel.tp_size, resolve_device(settings.model)
-    if device.type == "cuda" and size > torch.cuda.device_count():
-        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
+    if device.type == "cuda":
+        wanted, there = settings.parallel.ranks, torch.cuda.device_count()
+        if wanted > there:
+            raise SettingsError(
+                f"--tp-size {size} and --dp-size {settings.parallel.dp_size}: each rank needs a GPU, which makes "
+                f"{wanted}, and there are {there}."
+            )
+        torch.cuda.set_device(dp_rank * size + rank)
+    if size == 1:
+        return ALONE
     return open_group(Topology(rank, size), device, folder, settings.parallel.dist_timeout)
 
 

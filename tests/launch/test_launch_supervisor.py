@@ -91,13 +91,13 @@ def test_a_child_that_leaves_when_endings_are_expected_has_not_died(
 
 
 def test_a_link_can_be_closed_in_any_state(tmp_path: Path) -> None:
-    Link(Addresses.in_folder(tmp_path)).close()
-    opened = Link(Addresses.in_folder(tmp_path))
+    Link([Addresses.in_folder(tmp_path)]).close()
+    opened = Link([Addresses.in_folder(tmp_path)])
     opened.open()
     assert not opened.runs_here()
     opened.send_shutdown()
     opened.close()
-    failing = Link(Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", ("ipc:///no/such/folder/c",)))
+    failing = Link([Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", ("ipc:///no/such/folder/c",))])
     with pytest.raises(zmq.ZMQError, match="No such file"):
         failing.open()
     failing.send_shutdown()

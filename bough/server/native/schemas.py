@@ -91,9 +91,6 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     return_routed_experts: Any = None
     return_sampling_mask: Any = None
     custom_labels: Any = None
-    # 0 is this engine's only rank.
-    routed_dp_rank: Any = None
-    data_parallel_rank: Any = None
     disagg_prefill_dp_rank: Any = None
     bootstrap_host: Any = None
     bootstrap_port: Any = None
@@ -143,6 +140,8 @@ class GenerateBody(IdleFields, kw_only=True):
     cache_salt: str | list[str | None] | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
+    routed_dp_rank: int | None = None  # the replica that gets it
+    data_parallel_rank: int | None = None  # the same by its older name
     ignore_eos: bool | None = None  # of every prompt whose sampling_params do not say
     log_metrics: bool | None = None  # false: the request does not count in the metrics
     no_logs: bool | None = None  # true: the request is neither logged nor traced
@@ -172,6 +171,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     weight_version: str
     queue_time: float
     e2e_latency: float
+    dp_rank: int | None = None  # of the replica, where there are several
     warnings: list[str] | None = None
     prompt_token_ids: list[int] | None = None
     input_token_logprobs: list[Logprob] | None = None
@@ -371,7 +371,7 @@ class ProfileBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Load(msgspec.Struct):
-    """How busy the engine is."""
+    """How busy a replica is."""
 
     dp_rank: int
     num_running_reqs: int
@@ -385,7 +385,7 @@ class Load(msgspec.Struct):
 
 
 class Loads(msgspec.Struct):
-    """The loads of all replicas of this server: one."""
+    """The loads of all replicas of this server."""
 
     timestamp: float
     version: str

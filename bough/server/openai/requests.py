@@ -93,6 +93,8 @@ class EngineFields(SamplingFields, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     custom_logit_processor: str | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
@@ -123,8 +125,6 @@ class EngineFields(SamplingFields, kw_only=True):
     bootstrap_host: Any = None
     bootstrap_port: Any = None
     bootstrap_room: Any = None
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None
     disagg_prefill_dp_rank: int | None = None
 
 
@@ -236,7 +236,7 @@ UNSUPPORTED: Harmless = {
     "custom_labels": (),
     "add_special_tokens": (True, None),
     **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"), ()),
-    **dict.fromkeys(("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"), ()),
+    "disagg_prefill_dp_rank": (),
     "audio": (),
     "modalities": (["text"],),
     "web_search_options": (None,),
@@ -382,6 +382,8 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
         "extra_key": request.extra_key,
         "cache_salt": request.cache_salt,
         "custom_logit_processor": request.custom_logit_processor,
+        "routed_dp_rank": request.routed_dp_rank,
+        "data_parallel_rank": request.data_parallel_rank,
     }
 
 

@@ -122,7 +122,7 @@ class ScriptedEngine:
 
     def context(self, **settings: Any) -> ServerContext:
         path, limits = "/models/tiny", {"startup_time": {"load_weight": 1.5}, "memory_usage": MEMORY}
-        model = ModelInfo("tiny", path, path, "LlamaForCausalLM", 512, 258, 1_700_000_000, limits=limits)
+        model = ModelInfo("tiny", path, path, "LlamaForCausalLM", 512, 258, 1_700_000_000, limits, [limits, limits])
         return ServerContext(self.client, self.reader, self.tokenizer, model, Settings.from_flat(settings))
 
     @property

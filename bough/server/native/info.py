@@ -79,10 +79,9 @@ async def metrics(context: ServerContext, request: Request) -> Response:
 
 def _replica_limits(context: ServerContext) -> list[dict[str, Any]]:
     """What each replica announced when it was ready, with its number where there are several."""
-    several = context.model.replica_limits
-    if len(several) < 2:
+    if context.settings.parallel.dp_size == 1:
         return [context.model.limits]
-    return [{**limits, "dp_rank": rank} for rank, limits in enumerate(several)]
+    return [{**limits, "dp_rank": rank} for rank, limits in enumerate(context.model.replica_limits)]
 
 
 async def known_states(context: ServerContext) -> list[State]:

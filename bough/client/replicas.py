@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from bough.client.inputs import Prompt
 from bough.client.outputs import RequestOutput
 from bough.core.errors import EngineDeadError, RequestError
@@ -21,7 +19,7 @@ from bough.gateway.policies import RoutingRequest, build_policy
 from bough.messages.outputs import Reply
 from bough.messages.requests import Abort, Command, Generate
 
-LAST_CHARACTER = 0x10FFFF  # beyond every vocabulary
+CHARACTER_BITS = 0xFFFFF  # more than any vocabulary needs, and less than the last character
 # The policies behind `--load-balance-method`.
 POLICIES = {
     "auto": "cost",
@@ -106,7 +104,7 @@ class Replicas:
             request = RoutingRequest(
                 model="",
                 text=prompt.namespace + _as_text(prompt),
-                token_ids=tuple(prompt.ids.tolist()),
+                token_ids=prompt.ids.data,
                 session=None,
                 target=None if prompt.dp_rank is None else str(prompt.dp_rank),
             )
@@ -139,7 +137,7 @@ class Replicas:
 
 def _as_text(prompt: Prompt) -> str:
     """A character for each token: what policies compare."""
-    return np.clip(prompt.ids, 0, LAST_CHARACTER).astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    return (prompt.ids & CHARACTER_BITS).astype("<i4", copy=False).tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def merge_replies(replies: Mapping[int, Reply]) -> Reply:

@@ -226,14 +226,15 @@ class EngineClient:
         self._answers |= {answer.handle: answer for answer in answers}
 
     def _lose(self, rank: int, error: EngineDeadError) -> None:
-        """A replica has died. Requests of which nothing has come back begin again elsewhere, unless they chose it."""
+        """A replica has died. Requests of which nothing has come back begin again elsewhere, unless they chose it. Each
+        does so once: it may be what the replica died of."""
         alive = [replica for replica in self._replicas.alive if replica.number != rank]
         for answer in self._replicas.lose(rank, error):
-            if answer.started or answer.ids or answer.prompt.dp_rank is not None or not alive:
+            if answer.started or answer.ids or answer.moved or answer.prompt.dp_rank is not None or not alive:
                 answer.fail(error)
                 continue
             del self._answers[answer.handle]
-            answer.handle = next(self._handles)  # so that nothing can still come from the dead one
+            answer.handle, answer.moved = next(self._handles), True  # nothing can still come from the dead one
             self._send([answer], stream=answer.stream)
 
     async def _call_all(self, command: Callable[[int], Command], timeout_s: float | None = None) -> dict[int, Reply]:

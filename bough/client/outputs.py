@@ -216,6 +216,7 @@ class RequestOutput:
         self.ids: list[int] = []
         self.stream = False  # its reader wants what there is, not only the whole
         self.dp_rank: int | None = None  # of the replica that has it, where there are several
+        self.moved = False  # from a replica that died
         self.prefill_tokens = 0.0  # that its replica is expected to compute before its first token
         self.finish: FinishReason | None = None
         self.error: Exception | None = None

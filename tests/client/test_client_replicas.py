@@ -235,6 +235,21 @@ def test_a_death_fails_what_has_begun_and_moves_the_rest() -> None:
     played(part)
 
 
+def test_a_request_whose_replica_died_twice_may_be_the_reason() -> None:
+    async def part(bench: Bench) -> None:
+        task = await bench.ask(READER.read(input_ids=[1]))
+        for _ in range(2):
+            (rank,) = [n for n, port in enumerate(bench.ports) if port.requests]
+            bench.ports[rank].sent.clear()
+            bench.client.receive(ReplicaLost(rank, f"Replica {rank} was killed."))
+        with pytest.raises(EngineDeadError, match=f"Replica {rank} was killed"):
+            await task
+        assert not any(port.requests for port in bench.ports)
+        assert len(bench.client.dead_replicas) == 2
+
+    played(part, replicas=3)
+
+
 def test_a_request_that_chose_a_replica_dies_with_it() -> None:
     async def part(bench: Bench) -> None:
         task = await bench.ask(READER.read(input_ids=[1], routed_dp_rank=1))

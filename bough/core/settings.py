@@ -234,6 +234,9 @@ class ParallelSettings:
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
+    check_ranks: bool = setting(
+        False, "have ranks compare their page tables and sampled tokens in every step, which is slow; for debugging"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from bough.executor.machine import compute_cores, free_memory_bytes
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes, why_not_recorded
+from bough.executor.rank_check import make_check
 from bough.executor.sizing import CPU_POOL_SHARE, CacheShape, default_rows, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
@@ -198,7 +199,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, native.threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
-    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group)
+    check = make_check(settings.parallel.check_ranks, group, device)
+    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group, check)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 from bough.core.control import CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
-from bough.core.errors import ModelError, RankLostError, RequestError, SettingsError
-from bough.core.plan import Executor
+from bough.core.errors import EngineDeadError, ModelError, RankLostError, RequestError, SettingsError
+from bough.core.plan import BatchPlan, Executor, PageSwap
+from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.distributed.group import RankGroup
 from bough.executor.build import build_executor
@@ -73,9 +75,11 @@ def build(folder: Path, group: RankGroup | None = None, **flags: Any) -> Executo
     return build_executor(files, settings, group).executor
 
 
-def with_ranks(folder: Path, size: int, use: Callable[[Executor], T], **flags: Any) -> T:
+def with_ranks(
+    folder: Path, size: int, use: Callable[[Executor], T], way: Callable[[], Orders] = Orders, **flags: Any
+) -> T:
     """What `use` makes of several ranks as one executor."""
-    ways = [Orders() for _ in range(1, size)]
+    ways = [way() for _ in range(1, size)]
 
     def work(group: ThreadGroup) -> list[T]:
         executor, rank = build(folder, group, **flags), group.topology.tp_rank
@@ -123,7 +127,45 @@ def mixed_load(executor: Executor) -> dict[int, list[int]]:
     ("model", "size"), [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4)]
 )
 def test_ranks_give_the_tokens_of_one_under_a_mixed_load(folders: dict[str, Path], model: str, size: int) -> None:
-    assert with_ranks(folders[model], size, mixed_load) == alone(folders[model], mixed_load)
+    assert with_ranks(folders[model], size, mixed_load, check_ranks=True) == alone(folders[model], mixed_load)
+
+
+def other_page(plan: BatchPlan) -> BatchPlan:
+    swap = PageSwap(row=0, group=0, first=2, pages=np.array([90], dtype=np.int32))
+    return replace(plan, edits=(swap,)) if plan.step == 1 else plan
+
+
+def other_row(plan: BatchPlan) -> BatchPlan:
+    return replace(plan, rows=plan.rows + 1)
+
+
+def other_prompt(plan: BatchPlan) -> BatchPlan:
+    return replace(plan, tokens=plan.tokens + 1)
+
+
+def other_sampling(plan: BatchPlan) -> BatchPlan:
+    biased = SamplingParams(temperature=0.0, logit_bias={17: 100.0})
+    return replace(plan, setups=tuple(replace(setup, sampling=biased) for setup in plan.setups))
+
+
+@pytest.mark.parametrize(
+    ("disturb", "words"),
+    [
+        (other_page, r"step 1: the digest of the page tables is \d+, not \d+ \(--check-ranks\)\."),
+        (other_row, "step 0: the digest of the rows is"),
+        (other_prompt, "step 0: the digest of the given tokens is"),
+        (other_sampling, r"step 0: sampled token 0 is 17, not \d+ \(--check-ranks\)"),
+    ],
+)
+def test_a_rank_that_goes_its_own_way_is_found(
+    folders: dict[str, Path], disturb: Callable[[BatchPlan], BatchPlan], words: str
+) -> None:
+    class Disturbed(Orders):
+        def send(self, message: ToRank) -> None:
+            super().send(LaunchPlan(disturb(message.plan)) if isinstance(message, LaunchPlan) else message)
+
+    with pytest.raises(EngineDeadError, match=f"Rank 1 differs from rank 0 in {words}"):
+        with_ranks(folders["llama"], 2, tokens_of, Disturbed, check_ranks=True)
 
 
 def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from bough.core.errors import RankLostError
+from bough.core.errors import EngineDeadError, RankLostError
 from bough.distributed.group import RankGroup
 from bough.distributed.topology import Topology
 
@@ -95,8 +95,9 @@ def on_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     def run(group: ThreadGroup) -> T:
         try:
             return work(group)
-        except BaseException:
-            group._place.barrier.abort()
+        except BaseException as error:
+            if type(error) is not EngineDeadError:  # which every rank finds by itself
+                group._place.barrier.abort()
             raise
 
     with ThreadPoolExecutor(size) as threads:

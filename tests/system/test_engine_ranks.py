@@ -95,7 +95,7 @@ def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
     small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
     with engine_of(folder / name, attention_backend="torch", **small) as engine:
         expected = mixed_load(engine)
-    with engine_of(folder / name, tp_size=size, **small) as engine:
+    with engine_of(folder / name, tp_size=size, check_ranks=True, **small) as engine:
         processes = children()
         ranks = range(1, size)
         assert {f"bough::executor TP{rank}" for rank in ranks} < set(processes)

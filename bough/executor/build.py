@@ -163,12 +163,13 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
     free = free_memory_bytes() // topology.tp_size  # the ranks share the host's memory
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
+    held = topology.held(config)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
     # Weights that are mapped still count as free, as cached files do; but every step reads them.
     left = max(0, min(free_memory_bytes() // topology.tp_size, free - loaded.weight_bytes))
     (left,) = group.minimum([left])
-    rows = settings.scheduler.max_running_requests or default_rows(config, rows, int(left * CPU_POOL_SHARE))
-    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
+    rows = settings.scheduler.max_running_requests or default_rows(held, rows, int(left * CPU_POOL_SHARE))
+    shape = CacheShape.of(held, per_token, settings.memory, rows, chunk)
     size = size_cpu_cache(
         settings.memory,
         free_bytes=left,

@@ -124,7 +124,8 @@ def mixed_load(executor: Executor) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "size"), [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4)]
+    ("model", "size"),
+    [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4), ("states", 2)],
 )
 def test_ranks_give_the_tokens_of_one_under_a_mixed_load(folders: dict[str, Path], model: str, size: int) -> None:
     assert with_ranks(folders[model], size, mixed_load, check_ranks=True) == alone(folders[model], mixed_load)

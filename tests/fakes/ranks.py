@@ -46,7 +46,17 @@ LATENT = {
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
 }
-MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT}
+STATES = {
+    **LLAMA,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+}
+MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT, "states": STATES}
 
 
 class MeetingPlace:

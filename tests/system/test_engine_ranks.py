@@ -88,7 +88,7 @@ def mixed_load(engine: Engine) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("llama", 2), ("llama", 4), ("moe", 2), ("latent", 2)])
+@pytest.mark.parametrize(("name", "size"), [("llama", 2), ("llama", 4), ("moe", 2), ("latent", 2), ("states", 2)])
 def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
     folder: Path, children: Children, name: str, size: int
 ) -> None:

@@ -55,6 +55,16 @@ class RankGroup:
 ALONE = RankGroup()
 
 
+class SimulatedGroup(RankGroup):
+    """The first of ranks of which the others are not there: shapes are right, values are not."""
+
+    def __init__(self, size: int) -> None:
+        self.topology = Topology(0, size)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(1, self.topology.tp_size)
+
+
 class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
 

@@ -15,12 +15,13 @@ import pytest
 
 from bough.core.control import CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
 from bough.core.errors import EngineDeadError, ModelError, RankLostError, RequestError, SettingsError
-from bough.core.plan import BatchPlan, Executor, PageSwap
+from bough.core.plan import BatchPlan, Executor, Limits, PageSwap
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.distributed.group import RankGroup
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
+from bough.executor.load_model import LoadedModel
 from bough.executor.ranks import LeadingExecutor, follow
 from bough.loader.locate import locate
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
@@ -280,6 +281,33 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
 def test_one_process_cannot_be_several_ranks(folders: dict[str, Path]) -> None:
     with pytest.raises(SettingsError, match="--tp-size 2: this command runs the model in one process"):
         build_executor(locate(str(folders["llama"])), Settings.from_flat({**FLAGS, "tp_size": 2}))
+
+
+@pytest.mark.parametrize(("model", "size"), [("untied", 4), ("moe", 2), ("latent", 8), ("states", 2)])
+def test_a_simulated_rank_has_the_memory_of_a_real_one(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture, model: str, size: int
+) -> None:
+    def measure(loaded: LoadedModel) -> tuple[int, Limits]:
+        loaded.executor.close()
+        return loaded.weight_bytes, replace(loaded.executor.limits(), note="")
+
+    files = locate(str(folders[model]))
+
+    def real(group: ThreadGroup) -> tuple[int, Limits]:
+        return measure(build_executor(files, Settings.from_flat({**FLAGS, "tp_size": size}), group))
+
+    loaded = build_executor(files, Settings.from_flat({**FLAGS, "simulate_tp": size}))
+    if model != "states":  # whose plans would have to name pages of states too
+        assert all(0 <= token < VOCAB for token in tokens_of(loaded.executor))
+    assert measure(loaded) == on_ranks(size, real)[0]
+    assert f"--simulate-tp {size}: this is one rank's share" in caplog.text
+
+
+def test_a_simulated_rank_is_refused_beside_others_and_where_it_does_not_fit(folders: dict[str, Path]) -> None:
+    with pytest.raises(SettingsError, match="--simulate-tp runs one rank alone: leave out --tp-size"):
+        build(folders["llama"], thread_groups(2)[0], simulate_tp=2)
+    with pytest.raises(SettingsError, match=r"--simulate-tp 3: num_heads \(8\) cannot be divided among 3 ranks"):
+        build(folders["llama"], simulate_tp=3)
 
 
 def test_what_the_native_kernels_do_is_refused_with_the_reason(folders: dict[str, Path]) -> None:

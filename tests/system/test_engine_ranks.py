@@ -101,6 +101,8 @@ def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
         assert {f"bough::executor TP{rank}" for rank in ranks} < set(processes)
         assert mixed_load(engine) == expected
         info = engine.get_server_info()
+        weights = info["memory_usage"]["weight_of_ranks"]
+        assert len(weights) == size and weights[0] == info["memory_usage"]["weight"]
         assert info["tp_size"] == size and info["internal_states"][0]["num_retractions"] > 0
         if Path("/proc/net/unix").exists():
             listeners = inet_listeners(list(processes.values()))

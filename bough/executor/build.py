@@ -200,6 +200,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         note=size.note,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        ranks=topology.tp_size,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)

@@ -86,6 +86,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         late_plans=True,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        ranks=loaded.topology.tp_size,
     )
     weights = WeightStore(loaded, files, settings)
     executor = assemble(loaded, settings, limits, graphs, weights)

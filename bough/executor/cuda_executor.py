@@ -94,7 +94,7 @@ class CudaExecutor:
         self._pool = pool
         self._attention = attention
         self._limits = limits
-        self._check = check
+        self._check, self._group = check, group
         self._inputs = inputs
         self._mixed = mixed
         self._staging = staging
@@ -130,7 +130,7 @@ class CudaExecutor:
         later steps wait for it."""
         self._finish_command()
         if isinstance(command, CopyPagesOut | CopyPagesIn):
-            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device)
+            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device, self._group)
             return self._copies.start(command)
         torch.cuda.synchronize()
         self._command = self._commands.submit(self._control.run, command)

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from bough.core.control import CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
-from bough.core.errors import EngineDeadError, ModelError, RankLostError, RequestError, SettingsError
+from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
+from bough.core.errors import EngineDeadError, ModelError, RankLostError, SettingsError
 from bough.core.plan import BatchPlan, Executor, Limits, PageSwap
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
@@ -28,7 +28,7 @@ from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleT
 from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
-from tests.fakes.one_row import tokens_of
+from tests.fakes.one_row import PROMPT, go_on, tokens_of
 from tests.fakes.ranks import LLAMA, MODELS, VOCAB, ThreadGroup, on_ranks, thread_groups
 from tests.fakes.scheduler_bench import Bench
 
@@ -187,13 +187,22 @@ def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str,
     assert expected[0] != expected[2] and with_ranks(folders["llama"], 2, use) == expected
 
 
-def test_pages_of_several_ranks_are_not_copied(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("model", "size"), [("llama", 2), ("untied", 4), ("latent", 2)])
+def test_pages_of_all_ranks_are_copied_out_and_into_others(folders: dict[str, Path], model: str, size: int) -> None:
     def use(executor: Executor) -> None:
-        pages = np.ones(1, dtype=np.int32)
-        with pytest.raises(RequestError, match="each rank has a part"):
-            executor.control(CopyPagesOut(pages, np.zeros((1, 4), dtype=np.uint8)))
+        expected, used = tokens_of(executor), len(PROMPT)
+        pages, elsewhere = np.arange(1, 1 + used, dtype=np.int32), np.arange(60, 40, -1, dtype=np.int32)
+        buffer = np.zeros((used, executor.limits().copied_bytes(0)), dtype=np.uint8)
+        executor.control(CopyPagesOut(pages, buffer)).wait()
+        assert all(part.any() for part in np.split(buffer, size, axis=1))
+        executor.control(CopyPagesIn(elsewhere[:used].copy(), buffer)).wait()
+        assert go_on(executor, expected[0], elsewhere, used, 5) == expected[1:]
+        if model == "llama":  # of the others every rank has the same
+            swapped = np.concatenate(np.split(buffer, size, axis=1)[::-1], axis=1)
+            executor.control(CopyPagesIn(elsewhere[:used].copy(), swapped)).wait()
+            assert go_on(executor, expected[0], elsewhere, used, 5) != expected[1:]
 
-    with_ranks(folders["llama"], 2, use)
+    with_ranks(folders[model], size, use)
 
 
 def test_a_rank_that_fails_alone_ends_all() -> None:

@@ -99,7 +99,7 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not settings.model.enable_deterministic_inference:
         if names.prefills_capturable:
             chunk = shape.chunk_tokens
-            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
+            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config) // loaded.topology.tp_size)
         if loaded.config.latent is not None:
             mixed = [size for size in mixed if size <= MOST_ABSORBED]
         if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:

@@ -176,11 +176,9 @@ def _plan(settings: Settings, gpus: str, as_json: bool) -> int:
     from bough.executor.splits import outlooks, weight_bytes_of
 
     cluster, asked = Cluster.parse(gpus), settings.model.model_path
-    files = _files_on_disk(settings, None if asked is None else catalogue.find(asked))
+    files = _files_on_disk(settings, catalogue.DEFAULT if asked is None else catalogue.find(asked))
     if files is None:
-        raise ModelError(
-            f"{asked} is not on disk: give a folder with a config.json, that file, or the name of a shape."
-        )
+        raise ModelError("The model is not on disk: give a folder with a config.json, or that file.")
     config, numbers = resolve_config(files, settings), weight_bytes_of(files, settings)
     context = settings.model.context_length or min(USUAL_TOKENS, config.context_length)
     found = outlooks(config, settings, cluster, numbers, context)
@@ -343,7 +341,7 @@ def _gpus(torch: Any) -> tuple[str, ...]:
 def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFiles | None:
     model = settings.model.model_path
     shape = settings.model.model_shape or model
-    if shape is not None and (SHAPES / shape / "config.json").is_file():
+    if shape in {folder.name for folder in SHAPES.iterdir()}:
         return find_files(replace(settings.model, model_path=None, model_shape=shape))
     if entry is not None:
         return None if catalogue.local_path(entry) is None else locate(entry.name)

@@ -175,13 +175,11 @@ def stage_cost(share: ModelShare, cluster: Cluster, split: Split, load: Load) ->
         "attention": max(cache_s, pairs * share.decode_flops / (ATTENTION_SHARE * bf16))
         + prompt_flops / (ATTENTION_SHARE * bf16),
         "others": traffic / (MEMORY_SHARE * bandwidth) + constant_s + EXPERTS_S * with_experts,
-        "exchange": _exchange_s(share, cluster, split, with_experts, tokens, rows) if split.tp > 1 else 0.0,
+        "exchange": _exchange_s(share, cluster, split, tokens, rows) if split.tp > 1 else 0.0,
     }
 
 
-def _exchange_s(
-    share: ModelShare, cluster: Cluster, split: Split, with_experts: int, tokens: float, rows: float
-) -> float:
+def _exchange_s(share: ModelShare, cluster: Cluster, split: Split, tokens: float, rows: float) -> float:
     """An all-reduce behind attention and one behind the MLP. With DP attention the second is a gathering of all tokens
     before and a scattering of sums after it, or for experts that are spread, two all-to-alls."""
     hidden, layers, tp = tokens * share.hidden_size * ACTIVATION_BYTES, len(share.layers), split.tp
@@ -190,7 +188,7 @@ def _exchange_s(
     ends += cluster.all_gather_s(rows * share.vocab_size * ACTIVATION_BYTES, tp) * (share.head > 0)
     if split.groups == 1:
         return ends + 2 * layers * whole
-    spread = with_experts if split.ep > 1 else 0
+    spread = sum(layer[2] > 0 for layer in share.layers) if split.ep > 1 else 0
     sent = 2.0 * cluster.all_to_all_s(hidden / tp * share.per_token, tp)
     behind = 2.0 * cluster.all_gather_s(hidden / split.groups, tp // split.groups)
     return ends + layers * behind + spread * sent + (layers - spread) * whole

@@ -61,13 +61,17 @@ def weight_bytes_of(files: ModelFiles, settings: Settings) -> float:
 def outlooks(
     config: ModelConfig, settings: Settings, cluster: Cluster, weight_bytes: float, context: int
 ) -> list[Outlook]:
-    """All splits that fit, those with most tokens per second at the largest batch first; before them the one to take,
-    the simplest of those that are nearly as fast."""
+    """All splits that fit, the fastest first; before them the one to take, the simplest of those nearly as fast."""
     found = [_outlook(config, settings, cluster, weight_bytes, context, split) for split in _splits(config, cluster)]
-    fit = sorted((each for each in found if each is not None), key=lambda each: -each.paces[-1].tokens_per_s)
-    near = [each for each in fit if each.paces[-1].tokens_per_s >= ALIKE * fit[0].paces[-1].tokens_per_s]
+    fit = sorted((each for each in found if each is not None), key=_worth, reverse=True)
+    near = [each for each in fit if _worth(each) >= ALIKE * _worth(fit[0])]
     near.sort(key=lambda each: (each.split.tp * each.split.pp, each.split.pp, each.split.groups == 1, -each.kv_tokens))
     return near[:1] + [each for each in fit if each is not near[0]]
+
+
+def _worth(each: Outlook) -> float:
+    """Tokens per second at the largest batch, of requests that are half prompt and half answer."""
+    return 2.0 / (1.0 / each.prompt_tokens_per_s + 1.0 / each.paces[-1].tokens_per_s)
 
 
 def _splits(config: ModelConfig, cluster: Cluster) -> Iterator[Split]:

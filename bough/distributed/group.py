@@ -35,6 +35,10 @@ class RankGroup:
         """[n, width] of each rank, side by side in the order of ranks."""
         return x
 
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        """Rows for other ranks: the first `sent[0]` of x go to the first rank, and so on; `taken[0]` come from it."""
+        return x
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """What the first rank has; it may work in place."""
         return x
@@ -69,6 +73,11 @@ class TorchGroup(RankGroup):
         parts = [torch.empty_like(x) for _ in range(self.topology.tp_size)]
         self._exchange("gather", dist.all_gather, parts, x)
         return torch.cat(parts, dim=1)
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        out = x.new_empty((sum(taken), *x.shape[1:]))
+        self._exchange("swap rows", dist.all_to_all_single, out, x.contiguous(), list(taken), list(sent))
+        return out
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         self._exchange("share tokens", dist.broadcast, x, 0)

@@ -26,7 +26,9 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     """All ranks as one executor."""
     sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
     loaded = build(spec.files, settings, join_ranks(settings, 0, spec.addresses.folder))
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send))
+    parallel = settings.parallel
+    every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
+    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every))
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bough.core.control import ClientCommand, ProfileStart, ProfileStop
+from bough.core.control import ClientCommand, ProfileStart, ProfileStop, RebalanceExperts
 from bough.core.plan import BatchPlan, TokenMasks
 
 
@@ -25,7 +25,7 @@ class SupplyMasks(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunCommand(msgspec.Struct, frozen=True, tag=True):
-    command: ClientCommand | ProfileStart | ProfileStop
+    command: ClientCommand | ProfileStart | ProfileStop | RebalanceExperts
 
 
 class UseIdleTime(msgspec.Struct, frozen=True, tag=True):

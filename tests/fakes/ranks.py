@@ -67,7 +67,8 @@ class ThreadGroup(RankGroup):
         return torch.cat(self._meet(x), dim=1)
 
     def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
-        rows = [part.split(counts.tolist()) for part, counts in zip(self._meet(x), self._meet(torch.tensor(sent)))]
+        counts = [count.tolist() for count in self._meet(torch.tensor(sent))]
+        rows = [part.split(count) for part, count in zip(self._meet(x), counts, strict=True)]
         found = [parts[self.topology.tp_rank] for parts in rows]
         assert [len(part) for part in found] == list(taken)
         return torch.cat(found)

@@ -13,7 +13,7 @@ import torch
 from bough.core.errors import ModelError, ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import Executor
-from bough.core.settings import ModelSettings, ParallelSettings, Settings
+from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
 from bough.executor.machine import free_memory_bytes
@@ -115,7 +115,7 @@ def load_model(
     """Builds the model and reads its weights, or this rank's share of them, onto the device."""
     dtype = resolve_dtype(settings.model, config, device)
     topology = group.topology
-    check_experts(config, settings.parallel)
+    check_experts(config, settings)
     check_split(config, topology.tp_size, topology.ep_size)
     began = time.monotonic()
     load_format = initial_format(settings)
@@ -170,8 +170,9 @@ def load_model(
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s, group, spread)
 
 
-def check_experts(config: ModelConfig, parallel: ParallelSettings) -> None:
+def check_experts(config: ModelConfig, settings: Settings) -> None:
     """Raises if the model's experts cannot be spread as the settings say."""
+    parallel = settings.parallel
     ep_size, redundant = parallel.ep_size, parallel.ep_num_redundant_experts
     if ep_size == 1:
         given = {"--enable-eplb": parallel.enable_eplb, "--ep-num-redundant-experts": redundant > 0}
@@ -188,6 +189,12 @@ def check_experts(config: ModelConfig, parallel: ParallelSettings) -> None:
     if parallel.moe_a2a_backend == "torch" and ep_size != parallel.tp_size:
         raise SettingsError(
             f"--moe-a2a-backend torch sends tokens to whole experts; use --ep-size {parallel.tp_size}, or none."
+        )
+    copied = redundant or config.moe.experts % ep_size
+    if settings.model.enable_deterministic_inference and (copied or parallel.enable_eplb):
+        raise SettingsError(
+            "--enable-deterministic-inference: which rank computes an expert must not change the order of sums; leave "
+            "out --enable-eplb and --ep-num-redundant-experts, and use an --ep-size that divides the experts."
         )
     most = config.moe.experts * (ep_size - 1)  # then every rank has every expert
     if redundant > most:

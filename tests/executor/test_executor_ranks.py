@@ -280,6 +280,11 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
         ("moe", {"moe_a2a_backend": "torch"}, "--moe-a2a-backend torch is for experts that are spread"),
         ("moe", {"tp_size": 4, "ep_size": 2, "moe_a2a_backend": "torch"}, "use --ep-size 4, or none"),
         ("moe", {"tp_size": 2, "ep_size": 2, "ep_num_redundant_experts": 5}, "there is use for at most 4"),
+        (
+            "moe",
+            {"tp_size": 2, "ep_size": 2, "enable_eplb": True, "enable_deterministic_inference": True},
+            "which rank computes an expert must not change",
+        ),
     ],
 )
 def test_experts_that_cannot_be_spread_so_are_refused_with_the_reason(
@@ -287,7 +292,7 @@ def test_experts_that_cannot_be_spread_so_are_refused_with_the_reason(
 ) -> None:
     settings = Settings.from_flat({**FLAGS, **flags})
     with pytest.raises(SettingsError, match=words):
-        check_experts(resolve_config(locate(str(folders[model])), settings), settings.parallel)
+        check_experts(resolve_config(locate(str(folders[model])), settings), settings)
 
 
 def test_inner_widths_that_do_not_fit_all_ranks_may_fit_those_that_share_an_expert(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ class SpreadExperts:
 
     def better(self) -> list[Slots]:
         """Where the experts of each layer had better be, by the loads since the last time; all ranks find the same."""
+        if not self.layers:
+            return []
         found = self.group.all_reduce(torch.stack([layer.loads for layer in self.layers])).tolist()
         for layer in self.layers:
             layer.loads.zero_()

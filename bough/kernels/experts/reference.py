@@ -27,7 +27,7 @@ class Spread(NamedTuple):
 
     places: torch.Tensor  # [experts, most copies] int32: of each copy; -1: it is on another rank
     copies: torch.Tensor  # [experts] int32: a token takes that of its number in the step
-    ranks: int  # as many times more matrices than here
+    ranks: int  # that have as many matrices each
     loads: torch.Tensor | None = None  # [experts] int64: how often each was chosen
     # Where tokens go to the ranks that have their experts, which then have places of all ranks: what sends them there.
     dispatch: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Multiply], torch.Tensor] | None = None

@@ -73,7 +73,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     config = read_config(files, overrides, settings.model.model_impl)
     if runs_transformers(config):
         _check_fallback(settings.model)
-        if settings.parallel.tp_size > 1:
+        if max(settings.parallel.tp_size, settings.parallel.simulate_tp) > 1:
             raise SettingsError(
                 "--tp-size is for Bough's own layers, and this model runs through transformers' modules "
                 "(--model-impl); leave it out."
@@ -116,11 +116,13 @@ def load_model(
     dtype = resolve_dtype(settings.model, config, device)
     topology = group.topology
     check_experts(config, settings)
-    check_split(config, topology.tp_size, topology.ep_size)
+    flag = "--tp-size" if settings.parallel.simulate_tp == 1 else "--simulate-tp"
+    check_split(config, topology.tp_size, topology.ep_size, flag)
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
-    free = free_memory_bytes() // topology.tp_size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    on_cpu, sharing = device.type == "cpu", settings.parallel.tp_size
+    free = free_memory_bytes() // sharing if on_cpu else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))
@@ -147,7 +149,7 @@ def load_model(
         weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
-    if device.type == "cpu" and weight_bytes > free:
+    if on_cpu and weight_bytes > free:
         raise ResourceError(
             f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
             f"model or {instead}."
@@ -182,10 +184,9 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
         return
     if config.moe is None:
         raise SettingsError(f"--ep-size {ep_size}: {config.architecture} has no experts; leave it out.")
-    if parallel.tp_size % ep_size:
-        raise SettingsError(
-            f"--ep-size {ep_size} does not divide --tp-size {parallel.tp_size}: experts are spread over its ranks."
-        )
+    size = max(parallel.tp_size, parallel.simulate_tp)
+    if size % ep_size:
+        raise SettingsError(f"--ep-size {ep_size} does not divide --tp-size {size}: experts are spread over its ranks.")
     if parallel.moe_a2a_backend == "torch" and ep_size != parallel.tp_size:
         raise SettingsError(
             f"--moe-a2a-backend torch sends tokens to whole experts; use --ep-size {parallel.tp_size}, or none."
@@ -201,13 +202,13 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
         raise SettingsError(f"--ep-num-redundant-experts {redundant}: there is use for at most {most}.")
 
 
-def check_split(config: ModelConfig, tp_size: int, ep_size: int = 1) -> None:
+def check_split(config: ModelConfig, tp_size: int, ep_size: int = 1, flag: str = "--tp-size") -> None:
     """Raises, with the sizes that would do, if so many ranks cannot share the model."""
     why = _why_not_split(config, tp_size, ep_size)
     if why is not None:
         multiples = range(ep_size, config.num_heads + 1, ep_size)
         sizes = [size for size in multiples if _why_not_split(config, size, ep_size) is None]
-        raise SettingsError(f"--tp-size {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
+        raise SettingsError(f"{flag} {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
 
 
 def _why_not_split(config: ModelConfig, tp_size: int, ep_size: int) -> str | None:

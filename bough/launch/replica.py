@@ -81,6 +81,10 @@ class Replica:
 
     def wait_until_ready(self) -> None:
         self.limits = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
+        others = [child.ready for child in self.supervisor.children if child.role == "executor" and child.ready]
+        if others:
+            usage = self.limits["memory_usage"]
+            usage["weight_of_ranks"] = [usage["weight"], *(rank["weight"] for rank in others)]
 
     @property
     def served_model_name(self) -> str:

@@ -247,6 +247,15 @@ class ParallelSettings:
     enable_eplb: bool = setting(False, "count which experts are used, and move them so that ranks have equal loads")
     ep_num_redundant_experts: int = setting(0, "places for second copies of experts, over all ranks", low=0)
     eplb_rebalance_num_iterations: int = setting(1000, "steps between two looks at the loads of experts", low=1)
+    dp_size: int = setting(
+        1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
+    )
+    load_balance_method: str = setting(
+        "auto",
+        "which replica gets a request; auto goes by what each has cached and by their loads",
+        choices=("auto", "round_robin", "total_requests", "total_tokens"),
+        instead={"follow_bootstrap_room": "This engine does not split prompts from answers, so there are no rooms."},
+    )
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
@@ -256,6 +265,11 @@ class ParallelSettings:
     check_ranks: bool = setting(
         False, "have ranks compare their page tables and sampled tokens in every step, which is slow; for debugging"
     )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute, in all replicas."""
+        return self.tp_size * self.dp_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +354,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    dp_size: int = unbuilt(1)
     pp_size: int = unbuilt(1)
     nnodes: int = unbuilt(1)
     node_rank: int = unbuilt(0)

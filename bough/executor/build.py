@@ -165,7 +165,7 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
-    topology, sharing = group.topology, settings.parallel.tp_size  # the ranks share the host's cores and memory
+    topology, sharing = group.topology, settings.parallel.ranks  # the ranks share the host's cores and memory
     device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // sharing)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)

@@ -15,7 +15,7 @@ from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExpe
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup, open_group
+from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
 from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
@@ -26,11 +26,19 @@ NO_BUFFER = np.zeros((0, 0), dtype=np.uint8)  # what ranks copy out goes to that
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
-def join_ranks(settings: Settings, rank: int, folder: Path) -> RankGroup:
-    """This process as one rank of the engine that owns the folder."""
+def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) -> RankGroup:
+    """This process as one rank of the replica that owns the folder, on a GPU of its own where there are any."""
     size, device = settings.parallel.tp_size, resolve_device(settings.model)
-    if device.type == "cuda" and size > torch.cuda.device_count():
-        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
+    if device.type == "cuda":
+        wanted, there = settings.parallel.ranks, torch.cuda.device_count()
+        if wanted > there:
+            raise SettingsError(
+                f"--tp-size {size} and --dp-size {settings.parallel.dp_size}: each rank needs a GPU, which makes "
+                f"{wanted}, and there are {there}."
+            )
+        torch.cuda.set_device(dp_rank * size + rank)
+    if size == 1:
+        return ALONE
     topology = Topology(rank, size, settings.parallel.ep_size)
     return open_group(topology, device, folder, settings.parallel.dist_timeout)
 

@@ -24,8 +24,11 @@ BuildExecutor = Callable[..., LoadedModel]
 
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
+    group = join_ranks(settings, 0, spec.addresses.folder, spec.dp_rank or 0)
+    loaded = build(spec.files, settings, group)
+    if not spec.addresses.ranks:  # one of several replicas
+        return loaded
     sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
-    loaded = build(spec.files, settings, join_ranks(settings, 0, spec.addresses.folder))
     parallel = settings.parallel
     every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
     return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every))
@@ -40,7 +43,7 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder))
+    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder, spec.dp_rank or 0))
     settle_garbage()
     announce(ready={"weight": in_gib(loaded.weight_bytes)})
     follow(loaded.executor, orders)

@@ -29,6 +29,7 @@ class ServerSpec:
     number: int  # of its client
     listener_fd: int
     model: ModelInfo
+    replicas: tuple[Addresses, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,13 @@ class ChildSpec:
     server: ServerSpec | None = None
     executor: str = MODEL_EXECUTOR
     rank: int = 0  # of an executor beside the scheduler's own
+    dp_rank: int | None = None  # of a replica among several
 
     @property
     def title(self) -> str:
         """What the process is called."""
-        return f"{self.role} TP{self.rank}" if self.rank else self.role
+        replica = "" if self.dp_rank is None else f" DP{self.dp_rank}"
+        return self.role + replica + (f" TP{self.rank}" if self.rank else "")
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

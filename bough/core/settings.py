@@ -196,6 +196,11 @@ class SchedulerSettings:
     priority_scheduling_preemption_threshold: int = setting(
         10, "a waiting request preempts a running one whose priority is lower by more than this", low=0
     )
+    pp_max_micro_batch_size: int | None = setting(
+        None,
+        "most rows that decode in one step of a pipeline; those that run, divided by its stages, when left out",
+        low=1,
+    )
     disable_overlap_schedule: bool = setting(False, "commit each step before the next is launched")
     waiting_timeout_s: float | None = setting(None, "a request that waits longer ends with an error", low=0.0)
     running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
@@ -231,6 +236,7 @@ class ParallelSettings:
     """One model on several devices."""
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
+    pp_size: int = setting(1, "stages that the layers are cut into (pipeline parallel), each of tp_size ranks", low=1)
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
@@ -319,7 +325,6 @@ class UnbuiltSettings:
     SGLang's default, where they ask for nothing; the help does not show them."""
 
     dp_size: int = unbuilt(1)
-    pp_size: int = unbuilt(1)
     ep_size: int = unbuilt(1)
     nnodes: int = unbuilt(1)
     node_rank: int = unbuilt(0)

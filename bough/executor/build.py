@@ -91,8 +91,10 @@ CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while
 
 def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALONE) -> LoadedModel:
     """Loads the model, or this rank's share, onto the device and gives what memory is left to the cache."""
-    if settings.parallel.tp_size != group.topology.tp_size:
-        raise SettingsError(f"--tp-size {settings.parallel.tp_size}: this command runs the model in one process.")
+    for name, size in (("tp", group.topology.tp_size), ("pp", group.topology.pp_size)):
+        asked = getattr(settings.parallel, f"{name}_size")
+        if asked != size:
+            raise SettingsError(f"--{name}-size {asked}: this command runs the model in one process.")
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
     names = choose_backends(settings.model, device.type)
@@ -152,7 +154,7 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
     topology = group.topology
-    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // topology.tp_size)
+    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // topology.ranks)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
@@ -160,14 +162,14 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
-    free = free_memory_bytes() // topology.tp_size  # the ranks share the host's memory
+    free = free_memory_bytes() // topology.ranks  # which share the host's memory
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
     # Weights that are mapped still count as free, as cached files do; but every step reads them.
-    left = max(0, min(free_memory_bytes() // topology.tp_size, free - loaded.weight_bytes))
+    left = max(0, min(free_memory_bytes() // topology.ranks, free - loaded.weight_bytes))
     (left,) = group.minimum([left])
     rows = settings.scheduler.max_running_requests or default_rows(config, rows, int(left * CPU_POOL_SHARE))
-    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
+    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, topology)
     size = size_cpu_cache(
         settings.memory,
         free_bytes=left,
@@ -185,6 +187,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         note=size.note,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        stages=topology.pp_size,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
@@ -236,6 +239,8 @@ def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) ->
 def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
     if settings.parallel.tp_size > 1:
         return "they cannot add up the results of several ranks (--tp-size)"
+    if settings.parallel.pp_size > 1:
+        return "they do not pass hidden states from stage to stage (--pp-size)"
     if dtype != torch.float32:
         return f"they compute in float32, not in {dtype} (--dtype)"
     if cache_dtype(settings.memory.kv_cache_dtype, dtype) not in CACHE_NUMBERS:

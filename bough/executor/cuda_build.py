@@ -65,7 +65,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
     graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology)
-    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
+    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
@@ -83,9 +83,10 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         chunk,
         size.note,
         even_tokens=GPU_EVEN_TOKENS,
-        late_plans=True,
+        late_plans=loaded.topology.pp_size == 1,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        stages=loaded.topology.pp_size,
     )
     weights = WeightStore(loaded, files, settings)
     executor = assemble(loaded, settings, limits, graphs, weights)
@@ -144,7 +145,8 @@ def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     with torch.inference_mode():
         attention.prepare(batch)
         hidden = loaded.model.forward(ids, positions, ForwardContext(attention, pool, batch))
-        logits = loaded.model.logits(hidden[:rows])
-        del hidden, logits
+        if loaded.topology.is_last:
+            loaded.model.logits(hidden[:rows])
+        del hidden
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before

@@ -71,10 +71,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     config = read_config(files, overrides, settings.model.model_impl)
     if runs_transformers(config):
         _check_fallback(settings.model)
-        if settings.parallel.tp_size > 1:
+        if settings.parallel.tp_size * settings.parallel.pp_size > 1:
             raise SettingsError(
-                "--tp-size is for Bough's own layers, and this model runs through transformers' modules "
-                "(--model-impl); leave it out."
+                "--tp-size and --pp-size are for Bough's own layers, and this model runs through transformers' modules "
+                "(--model-impl); leave them out."
             )
     if settings.model.simulate_routing is not None:
         if config.moe is None:
@@ -113,11 +113,12 @@ def load_model(
     """Builds the model and reads its weights, or this rank's share of them, onto the device."""
     dtype = resolve_dtype(settings.model, config, device)
     topology = group.topology
+    topology.layers_of(config)  # raises where the model cannot be cut
     check_split(config, topology.tp_size)
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
-    free = free_memory_bytes() // topology.tp_size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    free = free_memory_bytes() // topology.ranks if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))

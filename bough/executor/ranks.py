@@ -1,22 +1,26 @@
-"""Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order."""
+"""Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order. The
+last stage of a pipeline sends the results of steps to the first rank."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, assert_never
 
 import torch
 
 from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
-from bough.core.errors import BoughError, EngineDeadError, RequestError, SettingsError
-from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
+from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError, SettingsError
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
 from bough.distributed.group import RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
+from bough.executor.threaded import Running
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
 
 log = logging.getLogger(__name__)
@@ -26,24 +30,66 @@ LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 def join_ranks(settings: Settings, rank: int, folder: Path) -> RankGroup:
     """This process as one rank of the engine that owns the folder."""
-    size, device = settings.parallel.tp_size, resolve_device(settings.model)
-    if device.type == "cuda" and size > torch.cuda.device_count():
-        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
-    return open_group(Topology(rank, size), device, folder, settings.parallel.dist_timeout)
+    place, device = topology_of(settings, rank), resolve_device(settings.model)
+    if device.type == "cuda" and place.ranks > torch.cuda.device_count():
+        flags = f"--tp-size {place.tp_size}" + (f" --pp-size {place.pp_size}" if place.pp_size > 1 else "")
+        raise SettingsError(f"{flags}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
+    return open_group(place, device, folder, settings.parallel.dist_timeout)
+
+
+def topology_of(settings: Settings, rank: int) -> Topology:
+    return Topology.at(rank, settings.parallel.tp_size, settings.parallel.pp_size)
+
+
+class Results:
+    """What the last stage of a pipeline has sent: `receive` waits so many seconds for more."""
+
+    def __init__(self, receive: Callable[[float], list[StepResult]], timeout_s: float) -> None:
+        self._receive, self._timeout_s = receive, timeout_s
+        self._arrived: dict[int, StepResult] = {}
+
+    def has(self, step: int, wait_s: float = 0.0) -> bool:
+        if step not in self._arrived:
+            self._arrived |= {result.step: result for result in self._receive(wait_s)}
+        return step in self._arrived
+
+    def take(self, step: int) -> StepResult:
+        if not self.has(step) and not self.has(step, self._timeout_s):  # they come in order: the next is the one
+            raise RankLostError(
+                f"The last stage has not sent the result of step {step} within {self._timeout_s:g} s (--dist-timeout)."
+            )
+        return self._arrived.pop(step)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinedStep:
+    """The first stage's part of a step, with the result of the last."""
+
+    own: InFlight
+    step: int
+    results: Results
+
+    def ready(self) -> bool:
+        return self.own.ready() and self.results.has(self.step)
+
+    def wait(self) -> StepResult:
+        span = self.own.wait().device_span  # by the clock of this host
+        return replace(self.results.take(self.step), device_span=span)
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others."""
+    """The first rank: `send` reaches all others. `results` are those of a pipeline's last stage."""
 
-    def __init__(self, own: Executor, send: Callable[[ToRank], None]) -> None:
-        self._own, self._send = own, send
+    def __init__(self, own: Executor, send: Callable[[ToRank], None], results: Results | None = None) -> None:
+        self._own, self._send, self._results = own, send, results
 
     def limits(self) -> Limits:
         return self._own.limits()
 
     def launch(self, plan: BatchPlan) -> InFlight:
         self._send(LaunchPlan(plan))
-        return self._own.launch(plan)
+        own = self._own.launch(plan)
+        return own if self._results is None else PipelinedStep(own, plan.step, self._results)
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._send(SupplyMasks(step, masks))
@@ -68,15 +114,26 @@ class Orders(Protocol):
     def receive(self, timeout_s: float | None) -> list[ToRank]: ...
 
 
-def follow(executor: Executor, orders: Orders) -> None:
+class Reporter:
+    """Sends the result of each step as soon as there is one: a thread waits for it."""
+
+    def __init__(self, send: Callable[[StepResult], None]) -> None:
+        self._send, self._thread = send, ThreadPoolExecutor(1, "results")
+
+    def __call__(self, step: InFlight) -> Running[None]:
+        return Running(self._thread.submit(lambda: self._send(step.wait())))
+
+
+def follow(executor: Executor, orders: Orders, report: Reporter | None = None) -> None:
     """Any other rank: does what comes until it is told to leave. An error of a step is raised here within moments,
     because the ranks that wait for this one cannot tell why it does not come."""
-    in_flight: deque[InFlight | Ticket] = deque()
+    in_flight: deque[InFlight | Ticket | Running[None]] = deque()
     while True:
         for order in orders.receive(LOOK_IN_S if in_flight else None):
             match order:
                 case LaunchPlan():
-                    in_flight.append(executor.launch(order.plan))
+                    step = executor.launch(order.plan)
+                    in_flight.append(step if report is None else report(step))
                 case SupplyMasks():
                     executor.supply_masks(order.step, order.masks)
                 case RunCommand():

@@ -11,9 +11,10 @@ from typing import Any
 import zmq
 
 from bough.core.garbage import settle_garbage
+from bough.core.plan import StepResult
 from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
-from bough.executor.ranks import LeadingExecutor, follow, join_ranks
+from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
@@ -25,8 +26,12 @@ BuildExecutor = Callable[..., LoadedModel]
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
     sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
+    results = None
+    if settings.parallel.pp_size > 1:
+        receiver: Receiver[StepResult] = Receiver(context, spec.addresses.results, StepResult, unpack=unpack_array)
+        results = Results(receiver.receive, settings.parallel.dist_timeout)
     loaded = build(spec.files, settings, join_ranks(settings, 0, spec.addresses.folder))
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send))
+    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, results))
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
@@ -39,7 +44,10 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     gc.freeze()
     gc.enable()
     loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder))
+    place, report = topology_of(settings, spec.rank), None
+    if place.is_last and not place.is_first and place.tp_rank == 0:
+        report = Reporter(Sender(context, spec.addresses.results, pack=pack_array).send)
     settle_garbage()
     announce(ready={})
-    follow(loaded.executor, orders)
+    follow(loaded.executor, orders, report)
     context.destroy(linger=0)

@@ -49,7 +49,8 @@ class Replica:
             load_dill()
         self._executor = executor
         self.files = find_files(settings.model)
-        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, settings.parallel.tp_size)
+        self._ranks = settings.parallel.tp_size * settings.parallel.pp_size
+        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, self._ranks)
         self.limits: dict[str, Any] = {}  # what the scheduler announced when it was ready
 
     def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
@@ -59,7 +60,7 @@ class Replica:
     def start(self) -> None:
         flat = self.settings.to_flat()
         roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, self.settings.parallel.tp_size)]
+        roles += [("executor", rank) for rank in range(1, self._ranks)]
         self.supervisor.start(
             [
                 ChildSpec(role, flat, self.addresses, self.files, executor=self._executor, rank=rank)

@@ -39,7 +39,10 @@ class ChildSpec:
     @property
     def title(self) -> str:
         """What the process is called."""
-        return f"{self.role} TP{self.rank}" if self.rank else self.role
+        if not self.rank:
+            return self.role
+        stage, rank = divmod(self.rank, self.settings.get("tp_size", 1))
+        return f"{self.role} PP{stage} TP{rank}" if self.settings.get("pp_size", 1) > 1 else f"{self.role} TP{rank}"
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

@@ -167,7 +167,8 @@ def build_model(
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
         table = PlainTable if topology.tp_size == 1 else ShardedTable
-        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, ranks.all_gather)
+        meetings = (ranks.all_gather, ranks.take_over, ranks.pass_on)
+        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
     return family.build(config, placement)
 
 

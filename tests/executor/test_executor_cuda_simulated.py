@@ -27,7 +27,7 @@ from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor import cuda_executor, cuda_parts, graphs, staging
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.cuda_parts import assemble, graph_sizes, layer_weights
+from bough.executor.cuda_parts import assemble, graph_sizes
 from bough.executor.graphs import GraphSizes
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
 from bough.executor.plain_plans import decode_plan, prompt_plan
@@ -262,7 +262,7 @@ def test_prompts_of_a_small_model_have_graphs_up_to_a_full_chunk(config: ModelCo
     model: Any = None
     loaded = LoadedWeights(model, config, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
     step = StepShape(512, 8192, config.vocab_size, config.hidden_size, config.context_length, 1, 2, 2)
-    assert layer_weights(config) == weights
+    assert config.layer_weights == weights
     assert graph_sizes(loaded, SETTINGS, step, forward_bytes=0).mixed[-1] == mixed
 
 

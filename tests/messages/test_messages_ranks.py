@@ -122,7 +122,7 @@ def test_what_nobody_knows_is_not_sent() -> None:
 
 
 def test_one_sender_reaches_all_ranks_in_order(tmp_path: Path) -> None:
-    addresses = Addresses.in_folder(tmp_path, tp_size=3).ranks
+    addresses = Addresses.in_folder(tmp_path, ranks=3).ranks
     context: zmq.Context[Any] = zmq.Context()
     receivers: list[Receiver[ToRank]] = [Receiver(context, one, ToRank, unpack=unpack_array) for one in addresses]
     sender = Sender(context, *addresses, pack=pack_array)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from bough.scheduler.rows import RowIndex, RowTable
+from bough.scheduler.rows import Phase, RowIndex, RowTable
 
 
 class MicroBatches:
-    """`most` rows at a time; None: those that decode, divided by the stages."""
+    """`most` rows at a time; None: those behind their prompts, divided by the stages."""
 
     def __init__(self, table: RowTable, stages: int, most: int | None) -> None:
         self._table, self._stages, self._most = table, stages, most
@@ -20,7 +20,8 @@ class MicroBatches:
 
     def next_of(self, decoding: RowIndex) -> RowIndex:
         """A micro-batch of the rows that decode, in their order: of those whose tokens are known, the next in turn."""
-        table, most = self._table, self._most or -(-len(decoding) // self._stages)
+        table = self._table
+        most = self._most or -(-np.count_nonzero(table.phase >= Phase.DECODE) // self._stages)
         ready = np.sort(decoding[table.length[decoding] < table.known[decoding]])
         turn = np.roll(ready, -int(np.searchsorted(ready, self._last, side="right")))[:most]
         if len(turn):

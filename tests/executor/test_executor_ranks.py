@@ -14,19 +14,19 @@ import pytest
 
 from bough.core.control import CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
 from bough.core.errors import ModelError, RankLostError, RequestError, SettingsError
-from bough.core.plan import Executor
+from bough.core.plan import Executor, StepResult
 from bough.core.settings import Settings
 from bough.distributed.group import RankGroup
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
-from bough.executor.ranks import LeadingExecutor, follow
+from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow
 from bough.loader.locate import locate
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
 from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
 from tests.fakes.one_row import tokens_of
-from tests.fakes.ranks import LLAMA, MODELS, VOCAB, ThreadGroup, on_ranks, thread_groups
+from tests.fakes.ranks import LLAMA, MODELS, PATIENCE_S, VOCAB, ThreadGroup, on_ranks, thread_groups
 from tests.fakes.scheduler_bench import Bench
 
 T = TypeVar("T")
@@ -51,48 +51,52 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class Orders:
     """The way to a rank, in memory; what is sent is encoded as on the way to a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Any = ToRank) -> None:
         self.queue: queue.Queue[bytes] = queue.Queue()
+        self._kind = kind
 
-    def send(self, message: ToRank) -> None:
+    def send(self, message: Any) -> None:
         self.queue.put(msgspec.msgpack.encode(message, enc_hook=pack_array))
 
-    def receive(self, timeout_s: float | None) -> list[ToRank]:
+    def receive(self, timeout_s: float | None) -> list[Any]:
         try:
-            frame = self.queue.get(timeout=timeout_s)
+            frame = self.queue.get(block=timeout_s != 0.0, timeout=timeout_s)
         except queue.Empty:
             return []
-        return [msgspec.msgpack.decode(frame, type=ToRank, dec_hook=unpack_array)]
+        return [msgspec.msgpack.decode(frame, type=self._kind, dec_hook=unpack_array)]
 
 
 def build(folder: Path, group: RankGroup | None = None, **flags: Any) -> Executor:
     files = locate(str(folder))
     if group is None:
         return build_executor(files, Settings.from_flat({**FLAGS, **flags})).executor
-    settings = Settings.from_flat({**FLAGS, **flags, "tp_size": group.topology.tp_size})
+    sizes = {"tp_size": group.topology.tp_size, "pp_size": group.topology.pp_size}
+    settings = Settings.from_flat({**FLAGS, **flags, **sizes})
     return build_executor(files, settings, group).executor
 
 
-def with_ranks(folder: Path, size: int, use: Callable[[Executor], T], **flags: Any) -> T:
+def with_ranks(folder: Path, size: int, use: Callable[[Executor], T], stages: int = 1, **flags: Any) -> T:
     """What `use` makes of several ranks as one executor."""
-    ways = [Orders() for _ in range(1, size)]
+    ways, results = [Orders() for _ in range(1, size * stages)], Orders(StepResult)
 
     def work(group: ThreadGroup) -> list[T]:
-        executor, rank = build(folder, group, **flags), group.topology.tp_rank
-        if rank:
-            follow(executor, ways[rank - 1])
+        executor, place = build(folder, group, **flags), group.topology
+        if place.rank:
+            reports = stages > 1 and place.is_last and place.tp_rank == 0
+            follow(executor, ways[place.rank - 1], Reporter(results.send) if reports else None)
             return []
-        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None)
+        arrived = Results(results.receive, PATIENCE_S) if stages > 1 else None
+        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None, arrived)
         try:
             return [use(leader)]
         finally:
             leader.close()
 
-    return on_ranks(size, work)[0][0]
+    return on_ranks(size, work, stages)[0][0]
 
 
-def alone(folder: Path, use: Callable[[Executor], T]) -> T:
-    executor = build(folder)
+def alone(folder: Path, use: Callable[[Executor], T], **flags: Any) -> T:
+    executor = build(folder, **flags)
     try:
         return use(executor)
     finally:

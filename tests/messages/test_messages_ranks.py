@@ -12,7 +12,16 @@ import pytest
 import zmq
 
 from bough.core.control import ProfileStart, ProfileStop, Sleep, SwapWeights, Wake
-from bough.core.plan import BatchPlan, InputLogprobs, LogprobSpec, PageSwap, RowSetup, TokenMasks
+from bough.core.plan import (
+    BatchPlan,
+    InputLogprobs,
+    LogprobSpec,
+    PageSwap,
+    PositionLogprobs,
+    RowSetup,
+    StepResult,
+    TokenMasks,
+)
 from bough.core.sampling_params import SamplingParams
 from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.ranks import (
@@ -59,6 +68,7 @@ PLAN = BatchPlan(
     sample=np.array([True, False]),
     input_logprobs=(InputLogprobs(1, 0, 3, -1),),
     masked=np.array([True, False]),
+    last_tokens=ints(9),
 )
 MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [
@@ -100,6 +110,18 @@ def same(one: Any, other: Any) -> bool:
 )
 def test_a_message_arrives_as_it_was_sent(message: ToRank) -> None:
     assert same(decoder.decode(encoder.encode(message)), message)
+
+
+def test_a_result_arrives_as_it_was_sent() -> None:
+    scores = np.array([-0.5, -1.25], dtype=np.float32)
+    run = PositionLogprobs(ints(4, 5), scores, scores.reshape(2, 1), ints(6, 7).reshape(2, 1), scores.reshape(1, 2))
+    result = StepResult(
+        *(17, ints(1, 2).reshape(2, 1), ints(1, 1), np.array([True, False])), {0: run}, {3: run}, (1.5, 2.5)
+    )
+    results = msgspec.msgpack.Decoder(StepResult, dec_hook=unpack_array)
+    found = results.decode(encoder.encode(result))
+    assert same(found.output_logprobs.pop(0), run) and same(found.input_logprobs.pop(3), run)
+    assert same(found, dataclasses.replace(result, output_logprobs={}, input_logprobs={}))
 
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(BatchPlan)])

@@ -176,11 +176,11 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         weight_bytes=loaded.weight_bytes,
         shape=shape,
         context_length=config.context_length,
-    )
+    ).shared(group.minimum)
     limits = Limits(
         rows=rows,
         page_size=settings.memory.page_size,
-        pages=group.minimum(size.pages),
+        pages=size.pages,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         chunk_tokens=chunk,

@@ -73,11 +73,11 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings),
         shape=shape,
         graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
-    )
+    ).shared(loaded.group.minimum)
     limits = Limits(
         rows,
         settings.memory.page_size,
-        loaded.group.minimum(size.pages),
+        size.pages,
         config.context_length,
         config.vocab_size,
         chunk,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bough.core.errors import ResourceError
@@ -86,6 +86,12 @@ class CacheSize:
 
     pages: tuple[int, ...]
     note: str
+
+    def shared(self, minimum: Callable[[Sequence[int]], tuple[int, ...]]) -> CacheSize:
+        """What all ranks have room for: `minimum` tells the least of each number."""
+        pages = minimum(self.pages)
+        note = self.note if pages == self.pages else f"{self.note}; all ranks have room for {pages[0]} pages"
+        return CacheSize(pages, note)
 
     @staticmethod
     def of(shape: CacheShape, tokens: int, page_size: int, why: str) -> CacheSize:

@@ -241,3 +241,8 @@ def test_a_variable_may_hold_settings_that_are_not_built(caplog: pytest.LogCaptu
 @pytest.mark.parametrize("flag", ["--tp-size", "--tp", "--tensor-parallel-size"])
 def test_the_number_of_ranks_has_three_names(flag: str) -> None:
     assert settings_from(parser().parse([flag, "2"]), {}).parallel.tp_size == 2
+
+
+@pytest.mark.parametrize("flag", ["--pp-size", "--pp", "--pipeline-parallel-size"])
+def test_the_number_of_stages_has_three_names(flag: str) -> None:
+    assert settings_from(parser().parse([flag, "2"]), {}).parallel.pp_size == 2

@@ -99,15 +99,18 @@ def test_logprobs_come_from_the_last_stage(folders: Callable[[str], Path]) -> No
 
 def test_a_stage_holds_its_layers_and_their_part_of_the_cache(folders: Callable[[str], Path]) -> None:
     """A tied table is on the first stage and the last, the final norm on the last, and pages are those of all."""
+    folder = folders("llama")
 
     def held(group: ThreadGroup) -> tuple[set[str], list[int], tuple[int, ...]]:
         tokens = PAGES - group.topology.rank  # the last stage has the fewest
-        executor = build(folders("llama"), group, max_total_tokens=tokens)
+        executor = build(folder, group, max_total_tokens=tokens)
         inner = executor._inner  # type: ignore[attr-defined]
         names = {slot.name for slot in inner._model.slots()}
         layers = [layer for layer, keys in enumerate(inner._pool.keys) if len(keys)]
         executor.close()
-        return {name.removeprefix("model.") for name in names}, layers, executor.limits().pages
+        limits = executor.limits()
+        assert limits.note.endswith("all ranks have room for 94 pages") == (not group.topology.is_last)
+        return {name.removeprefix("model.") for name in names}, layers, limits.pages
 
     first, middle, last = on_ranks(1, held, 3)
     assert [one[1] for one in (first, middle, last)] == [[0], [1, 2], [3]]
@@ -137,9 +140,11 @@ def test_weights_are_swapped_on_all_stages(folders: Callable[[str], Path], tmp_p
 
 
 def test_more_stages_than_layers_are_refused(folders: Callable[[str], Path]) -> None:
+    folder = folders("llama")
+
     def work(group: ThreadGroup) -> None:
         with pytest.raises(SettingsError, match="--pp-size 5: the 4 layers of this model make 4 stages at most"):
-            build(folders("llama"), group)
+            build(folder, group)
 
     on_ranks(1, work, 5)
 

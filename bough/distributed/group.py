@@ -1,7 +1,8 @@
 """How the ranks of an engine meet: sums, gathered columns, and what the first rank decides for all.
 
-Every rank makes the same calls in the same order, because every rank is given the same plans. `RankGroup` itself is a
-rank alone; `open_group` joins the processes of one host.
+Every rank of a stage makes the same calls in the same order, because every rank is given the same plans. Stages pass
+hidden states on and never wait for one behind them. `RankGroup` itself is a rank alone; `open_group` joins the
+processes of one host.
 """
 
 from __future__ import annotations

@@ -240,6 +240,16 @@ class ParallelSettings:
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
+    simulate_tp: int = setting(
+        1, "hold one rank's share of so many, without the others: times and memory are right, answers are not", low=1
+    )
+    check_ranks: bool = setting(
+        False, "have ranks compare their page tables and sampled tokens in every step, which is slow; for debugging"
+    )
+
+    @property
+    def ranks(self) -> int:
+        return self.tp_size * self.pp_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

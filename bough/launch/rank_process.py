@@ -15,7 +15,7 @@ from bough.core.plan import StepResult
 from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import ChildSpec, in_gib
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
 from bough.observability.logs import set_up_logging
@@ -48,6 +48,6 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     if place.is_last and not place.is_first and place.tp_rank == 0:
         report = Reporter(Sender(context, spec.addresses.results, pack=pack_array).send)
     settle_garbage()
-    announce(ready={})
+    announce(ready={"weight": in_gib(loaded.weight_bytes)})
     follow(loaded.executor, orders, report)
     context.destroy(linger=0)

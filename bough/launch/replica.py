@@ -49,8 +49,7 @@ class Replica:
             load_dill()
         self._executor = executor
         self.files = find_files(settings.model)
-        self._ranks = settings.parallel.tp_size * settings.parallel.pp_size
-        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, self._ranks)
+        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, settings.parallel.ranks)
         self.limits: dict[str, Any] = {}  # what the scheduler announced when it was ready
 
     def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
@@ -60,7 +59,7 @@ class Replica:
     def start(self) -> None:
         flat = self.settings.to_flat()
         roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, self._ranks)]
+        roles += [("executor", rank) for rank in range(1, self.settings.parallel.ranks)]
         self.supervisor.start(
             [
                 ChildSpec(role, flat, self.addresses, self.files, executor=self._executor, rank=rank)
@@ -82,6 +81,10 @@ class Replica:
 
     def wait_until_ready(self) -> None:
         self.limits = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
+        others = [child.ready for child in self.supervisor.children if child.role == "executor" and child.ready]
+        if others:
+            usage = self.limits["memory_usage"]
+            usage["weight_of_ranks"] = [usage["weight"], *(rank["weight"] for rank in others)]
 
     @property
     def served_model_name(self) -> str:

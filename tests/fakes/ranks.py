@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from bough.core.errors import RankLostError
+from bough.core.errors import EngineDeadError, RankLostError
 from bough.distributed.group import RankGroup
 from bough.distributed.topology import Topology
 
@@ -48,7 +48,17 @@ LATENT = {
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
 }
-MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT}
+STATES = {
+    **LLAMA,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+}
+MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT, "states": STATES}
 
 
 class MeetingPlace:
@@ -118,8 +128,9 @@ def on_ranks(size: int, work: Callable[[ThreadGroup], T], stages: int = 1) -> li
     def run(group: ThreadGroup) -> T:
         try:
             return work(group)
-        except BaseException:
-            group.give_up()
+        except BaseException as error:
+            if type(error) is not EngineDeadError:  # which every rank finds by itself
+                group.give_up()
             raise
 
     with ThreadPoolExecutor(size * stages) as threads:

@@ -25,6 +25,7 @@ from bough.core.plan import (
 from bough.core.sampling_params import SamplingParams
 from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.ranks import (
+    CopyPages,
     LaunchPlan,
     Leave,
     RunCommand,
@@ -105,6 +106,8 @@ def same(one: Any, other: Any) -> bool:
         SupplyMasks(17, MASKS),
         UseIdleTime(),
         Leave(),
+        CopyPages(ints(3, 1), 1),
+        CopyPages(ints(3), 0, np.array([[1, 255]], dtype=np.uint8)),
         *map(RunCommand, COMMANDS),
     ],
 )

@@ -237,6 +237,15 @@ class ParallelSettings:
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
     pp_size: int = setting(1, "stages that the layers are cut into (pipeline parallel), each of tp_size ranks", low=1)
+    dp_size: int = setting(
+        1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
+    )
+    load_balance_method: str = setting(
+        "auto",
+        "which replica gets a request; auto goes by what each has cached and by their loads",
+        choices=("auto", "round_robin", "total_requests", "total_tokens"),
+        instead={"follow_bootstrap_room": "This engine does not split prompts from answers, so there are no rooms."},
+    )
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
@@ -249,6 +258,11 @@ class ParallelSettings:
 
     @property
     def ranks(self) -> int:
+        """Processes that compute, in all replicas."""
+        return self.replica_ranks * self.dp_size
+
+    @property
+    def replica_ranks(self) -> int:
         return self.tp_size * self.pp_size
 
 
@@ -334,7 +348,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    dp_size: int = unbuilt(1)
     ep_size: int = unbuilt(1)
     nnodes: int = unbuilt(1)
     node_rank: int = unbuilt(0)

@@ -123,10 +123,7 @@ class TorchGroup(RankGroup):
 
 def open_group(topology: Topology, device: torch.device, folder: Path, timeout_s: float) -> RankGroup:
     """Waits for the other ranks, which open it with the same folder; it must be private to the user."""
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(topology.rank)
-        backend = "nccl"
+    backend = "nccl" if device.type == "cuda" else "gloo"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, LOOPBACK)  # nobody outside this host takes part
     rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=timeout_s)

@@ -126,7 +126,7 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
 
 
 def simulated(settings: ParallelSettings) -> RankGroup:
-    if settings.ranks > 1:
+    if settings.replica_ranks > 1:
         raise SettingsError("--simulate-tp runs one rank alone: leave out --tp-size and --pp-size.")
     log.warning(
         "--simulate-tp %d: this is one rank's share, and the other ranks are not there. Times and memory are those of "
@@ -168,7 +168,7 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
-    topology, sharing = group.topology, settings.parallel.ranks  # they share the host's cores and memory
+    topology, sharing = group.topology, settings.parallel.ranks  # the ranks share the host's cores and memory
     device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // sharing)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)

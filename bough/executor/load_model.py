@@ -71,7 +71,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     config = read_config(files, overrides, settings.model.model_impl)
     if runs_transformers(config):
         _check_fallback(settings.model)
-        if max(settings.parallel.ranks, settings.parallel.simulate_tp) > 1:
+        if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
             raise SettingsError(
                 "--tp-size and --pp-size are for Bough's own layers, and this model runs through transformers' modules "
                 "(--model-impl); leave them out."

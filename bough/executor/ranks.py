@@ -18,7 +18,7 @@ from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError, SettingsError
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup, open_group
+from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
 from bough.executor.threaded import Running
@@ -30,13 +30,18 @@ NO_BUFFER = np.zeros((0, 0), dtype=np.uint8)  # what ranks copy out goes to that
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
-def join_ranks(settings: Settings, rank: int, folder: Path) -> RankGroup:
-    """This process as one rank of the engine that owns the folder."""
-    place, device = topology_of(settings, rank), resolve_device(settings.model)
-    if device.type == "cuda" and place.ranks > torch.cuda.device_count():
-        flags = f"--tp-size {place.tp_size}" + (f" --pp-size {place.pp_size}" if place.pp_size > 1 else "")
-        raise SettingsError(f"{flags}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
-    return open_group(place, device, folder, settings.parallel.dist_timeout)
+def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) -> RankGroup:
+    """This process as one rank of the replica that owns the folder, on a GPU of its own where there are any."""
+    parallel, place, device = settings.parallel, topology_of(settings, rank), resolve_device(settings.model)
+    if device.type == "cuda":
+        there = torch.cuda.device_count()
+        if parallel.ranks > there:
+            raise SettingsError(
+                f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
+                f"rank needs a GPU, which makes {parallel.ranks}, and there are {there}."
+            )
+        torch.cuda.set_device(dp_rank * place.ranks + rank)
+    return ALONE if place.ranks == 1 else open_group(place, device, folder, parallel.dist_timeout)
 
 
 def topology_of(settings: Settings, rank: int) -> Topology:

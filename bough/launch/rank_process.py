@@ -25,12 +25,15 @@ BuildExecutor = Callable[..., LoadedModel]
 
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
+    group = join_ranks(settings, 0, spec.addresses.folder, spec.dp_rank or 0)
+    loaded = build(spec.files, settings, group)
+    if not spec.addresses.ranks:  # one of several replicas
+        return loaded
     sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
     results = None
     if settings.parallel.pp_size > 1:
         receiver: Receiver[StepResult] = Receiver(context, spec.addresses.results, StepResult, unpack=unpack_array)
         results = Results(receiver.receive, settings.parallel.dist_timeout)
-    loaded = build(spec.files, settings, join_ranks(settings, 0, spec.addresses.folder))
     return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, results))
 
 
@@ -43,7 +46,7 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder))
+    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder, spec.dp_rank or 0))
     place, report = topology_of(settings, spec.rank), None
     if place.is_last and not place.is_first and place.tp_rank == 0:
         report = Reporter(Sender(context, spec.addresses.results, pack=pack_array).send)

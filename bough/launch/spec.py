@@ -29,6 +29,7 @@ class ServerSpec:
     number: int  # of its client
     listener_fd: int
     model: ModelInfo
+    replicas: tuple[Addresses, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,15 @@ class ChildSpec:
     server: ServerSpec | None = None
     executor: str = MODEL_EXECUTOR
     rank: int = 0  # of an executor beside the scheduler's own
+    dp_rank: int | None = None  # of a replica among several
 
     @property
     def title(self) -> str:
         """What the process is called."""
-        if not self.rank:
-            return self.role
+        replica = "" if self.dp_rank is None else f" DP{self.dp_rank}"
         stage, rank = divmod(self.rank, self.settings.get("tp_size", 1))
-        return f"{self.role} PP{stage} TP{rank}" if self.settings.get("pp_size", 1) > 1 else f"{self.role} TP{rank}"
+        place = f" PP{stage} TP{rank}" if self.settings.get("pp_size", 1) > 1 else f" TP{rank}"
+        return self.role + replica + (place if self.rank else "")
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

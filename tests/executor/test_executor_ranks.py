@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
 from bough.core.errors import EngineDeadError, ModelError, RankLostError, SettingsError
 from bough.core.plan import BatchPlan, Executor, Limits, PageSwap, StepResult
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup
+from bough.distributed.group import ALONE, RankGroup
+from bough.executor import ranks
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
 from bough.executor.load_model import LoadedModel
@@ -299,6 +301,24 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
 def test_one_process_cannot_be_several_ranks(folders: dict[str, Path]) -> None:
     with pytest.raises(SettingsError, match="--tp-size 2: this command runs the model in one process"):
         build_executor(locate(str(folders["llama"])), Settings.from_flat({**FLAGS, "tp_size": 2}))
+
+
+def test_every_rank_of_every_replica_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(ranks, "resolve_device", lambda settings: torch.device("cuda"))
+    monkeypatch.setattr(ranks, "open_group", lambda topology, *rest: topology.tp_rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+
+    def join(tp_size: int, dp_size: int, rank: int, dp_rank: int) -> Any:
+        settings = Settings.from_flat({"tp_size": tp_size, "dp_size": dp_size})
+        return ranks.join_ranks(settings, rank, tmp_path, dp_rank)
+
+    joined = [join(2, 3, rank, dp_rank) for dp_rank in range(3) for rank in range(2)]
+    assert joined == [0, 1] * 3 and taken == [0, 1, 2, 3, 4, 5]
+    assert join(1, 4, 0, 3) is ALONE and taken[-1] == 3
+    with pytest.raises(SettingsError, match=r"--tp-size 2 and --dp-size 4: .* which makes 8, and there are 6\."):
+        join(2, 4, 0, 0)
 
 
 @pytest.mark.parametrize(("model", "size"), [("untied", 4), ("moe", 2), ("latent", 8), ("states", 2)])

@@ -11,7 +11,7 @@ from typing import Protocol, assert_never
 import numpy as np
 import torch
 
-from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
+from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExperts, Ticket
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
@@ -39,21 +39,39 @@ def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) ->
         torch.cuda.set_device(dp_rank * size + rank)
     if size == 1:
         return ALONE
-    return open_group(Topology(rank, size), device, folder, settings.parallel.dist_timeout)
+    topology = Topology(rank, size, settings.parallel.ep_size)
+    return open_group(topology, device, folder, settings.parallel.dist_timeout)
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others."""
+    """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks."""
 
-    def __init__(self, own: Executor, send: Callable[[ToRank], None]) -> None:
-        self._own, self._send = own, send
+    def __init__(self, own: Executor, send: Callable[[ToRank], None], rebalance_every: int = 0) -> None:
+        self._own, self._send, self._rebalance_every = own, send, rebalance_every
+        self._steps = 0
+        self._rebalancing: Ticket | None = None
 
     def limits(self) -> Limits:
         return self._own.limits()
 
     def launch(self, plan: BatchPlan) -> InFlight:
+        if self._rebalance_every:
+            self._rebalance()
         self._send(LaunchPlan(plan))
         return self._own.launch(plan)
+
+    def _rebalance(self) -> None:
+        if self._rebalancing is not None and self._rebalancing.ready():
+            try:
+                log.info("experts were rebalanced: %s", self._rebalancing.wait().message)
+            except EngineDeadError:
+                raise
+            except BoughError as error:  # and nothing has changed
+                log.warning("experts could not be rebalanced: %s", error)
+            self._rebalancing = None
+        if self._steps and self._steps % self._rebalance_every == 0:
+            self._rebalancing = self.control(RebalanceExperts())
+        self._steps += 1
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._send(SupplyMasks(step, masks))

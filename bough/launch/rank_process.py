@@ -29,7 +29,9 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     if not spec.addresses.ranks:  # one of several replicas
         return loaded
     sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send))
+    parallel = settings.parallel
+    every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
+    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every))
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:

@@ -237,6 +237,22 @@ class ParallelSettings:
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
     pp_size: int = setting(1, "stages that the layers are cut into (pipeline parallel), each of tp_size ranks", low=1)
+    ep_size: int = setting(
+        1, "runs of ranks that the experts are spread over (expert parallel); it divides --tp-size", low=1
+    )
+    moe_a2a_backend: str = setting(
+        "none",
+        "none: each rank sees all tokens, and results are summed up; torch: tokens are sent to the ranks with their "
+        "experts",
+        choices=("none", "torch"),
+        instead=dict.fromkeys(
+            ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe", "pplx"),
+            "Bough has no such kernels, because they could not be run on its machines.",
+        ),
+    )
+    enable_eplb: bool = setting(False, "count which experts are used, and move them so that ranks have equal loads")
+    ep_num_redundant_experts: int = setting(0, "places for second copies of experts, over all ranks", low=0)
+    eplb_rebalance_num_iterations: int = setting(1000, "steps between two looks at the loads of experts", low=1)
     dp_size: int = setting(
         1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
     )
@@ -348,7 +364,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    ep_size: int = unbuilt(1)
     nnodes: int = unbuilt(1)
     node_rank: int = unbuilt(0)
     enable_lora: bool = unbuilt(False)

@@ -36,6 +36,10 @@ class RankGroup:
         """[n, width] of each rank, side by side in the order of ranks."""
         return x
 
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        """Rows for other ranks: the first `sent[0]` of x go to the first rank, and so on; `taken[0]` come from it."""
+        return x
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """What the first rank of the stage has; it may work in place."""
         return x
@@ -71,8 +75,8 @@ ALONE = RankGroup()
 class SimulatedGroup(RankGroup):
     """The first of ranks of which the others are not there: shapes are right, values are not."""
 
-    def __init__(self, size: int) -> None:
-        self.topology = Topology(0, size)
+    def __init__(self, size: int, ep_size: int = 1) -> None:
+        self.topology = Topology(0, size, ep_size)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x.repeat(1, self.topology.tp_size)
@@ -94,6 +98,11 @@ class TorchGroup(RankGroup):
         parts = [torch.empty_like(x) for _ in range(self.topology.tp_size)]
         self._exchange("gather", dist.all_gather, parts, x, self._stage)
         return torch.cat(parts, dim=1)
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        out = x.new_empty((sum(taken), *x.shape[1:]))
+        self._exchange("swap rows", dist.all_to_all_single, out, x.contiguous(), list(taken), list(sent), self._stage)
+        return out
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         if self.topology.tp_size > 1:

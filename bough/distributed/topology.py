@@ -13,18 +13,31 @@ from bough.core.model_config import ModelConfig, RecurrentConfig
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Tensor parallelism: `tp_size` ranks, each with an equal slice of every sharded dimension. Pipelines: `pp_size`
-    stages of so many ranks, each with some of the layers."""
+    """Tensor parallelism: `tp_size` ranks, each with an equal slice of every sharded dimension. Expert parallelism cuts
+    them into `ep_size` runs of neighbours; those of a run share the inner width of the experts that it has.
+    Pipelines have `pp_size` stages of `tp_size` ranks, each with some of the layers."""
 
     tp_rank: int = 0
     tp_size: int = 1
+    ep_size: int = 1
     pp_rank: int = 0
     pp_size: int = 1
 
+    @property
+    def ep_rank(self) -> int:
+        """The run of this rank."""
+        return self.tp_rank // (self.tp_size // self.ep_size)
+
+    @property
+    def in_expert(self) -> Topology:
+        """The ranks of a run: who shares an expert."""
+        size = self.tp_size // self.ep_size
+        return Topology(self.tp_rank % size, size)
+
     @classmethod
-    def at(cls, rank: int, tp_size: int, pp_size: int) -> Topology:
+    def at(cls, rank: int, tp_size: int, pp_size: int, ep_size: int = 1) -> Topology:
         """The place of one of the engine's ranks: those of a stage have numbers in a row."""
-        return cls(rank % tp_size, tp_size, rank // tp_size, pp_size)
+        return cls(rank % tp_size, tp_size, ep_size, rank // tp_size, pp_size)
 
     @property
     def rank(self) -> int:

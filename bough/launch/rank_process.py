@@ -30,11 +30,12 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     if not spec.addresses.ranks:  # one of several replicas
         return loaded
     sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
-    results = None
-    if settings.parallel.pp_size > 1:
+    parallel, results = settings.parallel, None
+    if parallel.pp_size > 1:
         receiver: Receiver[StepResult] = Receiver(context, spec.addresses.results, StepResult, unpack=unpack_array)
-        results = Results(receiver.receive, settings.parallel.dist_timeout)
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, results))
+        results = Results(receiver.receive, parallel.dist_timeout)
+    every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
+    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:

@@ -421,4 +421,4 @@ def test_stages_give_the_tokens_of_one(monkeypatch: pytest.MonkeyPatch, captured
         bench.run()
         return dict(bench.out.outputs)
 
-    assert tokens(TwoStages(*(stage(group) for group in thread_groups(1, 2)))) == tokens(stage(ALONE))
+    assert tokens(TwoStages(*(stage(group) for group in thread_groups(1, stages=2)))) == tokens(stage(ALONE))

@@ -114,7 +114,7 @@ def test_a_stage_holds_its_layers_and_their_part_of_the_cache(folders: Callable[
         assert limits.note.endswith("all ranks have room for 94 pages") == (not group.topology.is_last)
         return {name.removeprefix("model.") for name in names}, layers, limits.pages
 
-    first, middle, last = on_ranks(1, held, 3)
+    first, middle, last = on_ranks(1, held, stages=3)
     assert [one[1] for one in (first, middle, last)] == [[0], [1, 2], [3]]
     assert [one[2] for one in (first, middle, last)] == [(PAGES - 2,)] * 3
     for names, layers, _ in (first, middle, last):
@@ -156,7 +156,7 @@ def test_more_stages_than_layers_are_refused(folders: Callable[[str], Path]) -> 
         with pytest.raises(SettingsError, match="--pp-size 5: the 4 layers of this model make 4 stages at most"):
             build(folder, group)
 
-    on_ranks(1, work, 5)
+    on_ranks(1, work, stages=5)
 
 
 def test_one_process_cannot_be_several_stages(folders: Callable[[str], Path]) -> None:

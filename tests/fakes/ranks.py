@@ -81,6 +81,13 @@ class ThreadGroup(RankGroup):
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._meet_stage(x), dim=1)
 
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        counts = [count.tolist() for count in self._meet_stage(torch.tensor(sent))]
+        rows = [part.split(count) for part, count in zip(self._meet_stage(x), counts, strict=True)]
+        found = [parts[self.topology.tp_rank] for parts in rows]
+        assert [len(part) for part in found] == list(taken)
+        return torch.cat(found)
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         return self._meet_stage(x)[0]
 
@@ -115,14 +122,14 @@ class ThreadGroup(RankGroup):
         return found
 
 
-def thread_groups(size: int, stages: int = 1) -> list[ThreadGroup]:
+def thread_groups(size: int, ep_size: int = 1, stages: int = 1) -> list[ThreadGroup]:
     """Stages of so many ranks each."""
     places = [*(MeetingPlace(size) for _ in range(stages)), MeetingPlace(size * stages)]
     pipes: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(size * stages)]
-    return [ThreadGroup(Topology.at(rank, size, stages), places, pipes) for rank in range(size * stages)]
+    return [ThreadGroup(Topology.at(rank, size, stages, ep_size), places, pipes) for rank in range(size * stages)]
 
 
-def on_ranks(size: int, work: Callable[[ThreadGroup], T], stages: int = 1) -> list[T]:
+def on_ranks(size: int, work: Callable[[ThreadGroup], T], ep_size: int = 1, stages: int = 1) -> list[T]:
     """What each rank's work returns; where one fails, the others do not wait for it."""
 
     def run(group: ThreadGroup) -> T:
@@ -134,4 +141,4 @@ def on_ranks(size: int, work: Callable[[ThreadGroup], T], stages: int = 1) -> li
             raise
 
     with ThreadPoolExecutor(size * stages) as threads:
-        return list(threads.map(run, thread_groups(size, stages)))
+        return list(threads.map(run, thread_groups(size, ep_size, stages)))

@@ -424,7 +424,7 @@ def test_every_rank_of_every_replica_has_a_gpu_of_its_own(tmp_path: Path, monkey
     joined = [join(2, 3, rank, dp_rank) for dp_rank in range(3) for rank in range(2)]
     assert joined == [0, 1] * 3 and taken == [0, 1, 2, 3, 4, 5]
     assert join(1, 4, 0, 3) is ALONE and taken[-1] == 3
-    with pytest.raises(SettingsError, match=r"--tp-size 2 and --dp-size 4: .* which makes 8, and there are 6\."):
+    with pytest.raises(SettingsError, match=r"--tp-size 2, --pp-size 1 and --dp-size 4: .* which makes 8, and there are 6\."):
         join(2, 4, 0, 0)
 
 

@@ -56,12 +56,12 @@ class Replica:
         self._executor = executor
         self.files = find_files(settings.model)
         folder = open_socket_folder(cleanup)
-        self.addresses = [Addresses.in_folder(folder, clients, parallel.tp_size)]
+        self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks)]
         if parallel.dp_size > 1:
             folders = [folder / f"dp{number}" for number in range(parallel.dp_size)]
             for own in folders:
                 own.mkdir()
-            self.addresses = [Addresses.in_folder(folder, clients, parallel.tp_size, own) for own in folders]
+            self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks, own) for own in folders]
         self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
     def supervise(
@@ -78,7 +78,7 @@ class Replica:
         """The processes of one replica."""
         flat, several = self.settings.to_flat(), len(self.addresses) > 1
         roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, self.settings.parallel.tp_size)]
+        roles += [("executor", rank) for rank in range(1, self.settings.parallel.replica_ranks)]
         place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}
         return [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
 

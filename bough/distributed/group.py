@@ -55,6 +55,27 @@ class RankGroup:
         """The smallest of each over all ranks of all stages."""
         return tuple(values)
 
+    @property
+    def all_groups(self) -> RankGroup:
+        """The ranks of all attention groups."""
+        return self
+
+    def begin_step(self, tokens: int) -> None:
+        """Tells the other attention groups how many tokens this one brings, and waits for them."""
+
+    def meet(self, willing: bool, join: Callable[[], None]) -> bool:
+        """Waits until all attention groups have come here, and runs an empty step with `join` as often as others run
+        one meanwhile. Whether all were willing."""
+        return willing
+
+    def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of all attention groups in this step."""
+        return x
+
+    def own_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """This attention group's part of what `gather_rows` has made."""
+        return x
+
     def own_columns(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of what `all_gather` has made."""
         width = x.shape[1] // self.topology.tp_size
@@ -85,9 +106,16 @@ class SimulatedGroup(RankGroup):
 class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
 
-    def __init__(self, topology: Topology, device: torch.device, stage: dist.ProcessGroup | None = None) -> None:
-        """`stage` has the ranks of this one's stage; None: there is one stage."""
-        self.topology, self._device, self._stage = topology, device, stage
+    def __init__(
+        self,
+        topology: Topology,
+        device: torch.device,
+        stage: dist.ProcessGroup | None = None,
+        everyone: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`stage` has the ranks of this one's stage, `everyone` those of all; None: all of the process group."""
+        self.topology, self._device, self._stage, self._everyone = topology, device, stage, everyone
+        self.place = topology  # for errors
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.topology.tp_size > 1:
@@ -106,7 +134,7 @@ class TorchGroup(RankGroup):
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         if self.topology.tp_size > 1:
-            first = self.topology.pp_rank * self.topology.tp_size
+            first = self.topology.rank - self.topology.tp_rank
             self._exchange("share tokens", dist.broadcast, x, first, self._stage)
         return x
 
@@ -119,15 +147,74 @@ class TorchGroup(RankGroup):
 
     def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
         found = torch.tensor(values, dtype=torch.int64, device=self._device)
-        self._exchange("agree", dist.all_reduce, found, dist.ReduceOp.MIN)
+        self._exchange("agree", dist.all_reduce, found, dist.ReduceOp.MIN, self._everyone)
         return tuple(found.tolist())
 
     def _exchange(self, what: str, collective: Callable[..., object], *arguments: object) -> None:
         try:
             collective(*arguments)
         except RuntimeError as error:  # the other end was closed, or the time is up
-            place = f"Rank {self.topology.rank} of {self.topology.ranks}"
+            place = f"Rank {self.place.rank} of {self.place.ranks}"
             raise RankLostError(f"{place} could not {what} with the others in {self.doing}: {error}") from error
+
+
+class AttentionGroup(RankGroup):
+    """The ranks of one of several attention groups: `own` has these, `peers` one of each group, `everyone` all. Groups
+    take turns together: a turn is a step of all of them, or a meeting. `turns` is `peers` on the host."""
+
+    def __init__(
+        self, topology: Topology, own: RankGroup, peers: RankGroup, turns: RankGroup, everyone: RankGroup
+    ) -> None:
+        self.topology, self._own, self._peers, self._turns, self._everyone = topology, own, peers, turns, everyone
+        self.turns_taken = 0
+        self._counts = [1] * topology.dp_size  # tokens of each group in this step
+        self._begun = False  # the turn of the next step has been taken
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return self._own.all_reduce(x)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self._own.all_gather(x)
+
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        return self._own.from_first(x)
+
+    def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
+        return self._own.minimum(values)
+
+    @property
+    def all_groups(self) -> RankGroup:
+        return self._everyone
+
+    def begin_step(self, tokens: int) -> None:
+        if not self._begun:
+            self._take_turn(tokens)
+        self._begun = False
+
+    def meet(self, willing: bool, join: Callable[[], None]) -> bool:
+        while (most := max(said := self._take_turn(-1 if willing else -2))) > 0:
+            self._begun = True
+            join()
+        return most == min(said) == -1
+
+    def _take_turn(self, says: int) -> list[int]:
+        """What each group says: how many tokens it brings, or that it waits in a meeting and brings one of padding."""
+        for group in (self._own, self._peers, self._turns, self._everyone):
+            group.doing = self.doing
+        said: list[int] = self._turns.all_gather(torch.tensor([[says]]))[0].tolist()
+        self._counts = [max(tokens, 1) for tokens in said]
+        self.turns_taken += 1
+        return said
+
+    def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        most = max(self._counts)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, most - len(x)))
+        parts = self._peers.all_gather(padded.reshape(1, -1)).view(-1, most, x.shape[1])
+        return torch.cat([part[:count] for part, count in zip(parts, self._counts, strict=True)])
+
+    def own_rows(self, x: torch.Tensor) -> torch.Tensor:
+        before, own = sum(self._counts[: self.topology.dp_rank]), self._counts[self.topology.dp_rank]
+        return x[before : before + own]
 
 
 def open_group(topology: Topology, device: torch.device, folder: Path, timeout_s: float) -> RankGroup:
@@ -142,6 +229,26 @@ def open_group(topology: Topology, device: torch.device, folder: Path, timeout_s
         if topology.pp_size > 1 and topology.tp_size > 1:
             ranks = [list(range(first, first + topology.tp_size)) for first in range(0, size, topology.tp_size)]
             of_stage, _ = dist.new_subgroups_by_enumeration(ranks, timeout)  # type: ignore[no-untyped-call]
+        if topology.dp_size > 1:
+            return _open_attention_group(topology, device, timeout)
     except RuntimeError as error:
         raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
     return TorchGroup(topology, device, of_stage)
+
+
+def _open_attention_group(topology: Topology, device: torch.device, timeout: timedelta) -> AttentionGroup:
+    groups = torch.arange(topology.ranks).view(topology.dp_size, topology.tp_size)
+    own, peers, turns = (
+        dist.new_subgroups_by_enumeration(ranks.tolist(), timeout, backend)[0]  # type: ignore[no-untyped-call]
+        for ranks, backend in ((groups, None), (groups.T, None), (groups.T, "gloo"))
+    )
+    across, host = Topology(topology.dp_rank, topology.dp_size), torch.device("cpu")
+    found = AttentionGroup(
+        topology,
+        TorchGroup(topology, device, own, own),
+        of_peers := TorchGroup(across, device, peers),
+        of_turns := TorchGroup(across, host, turns),
+        TorchGroup(topology.all_groups, device),
+    )
+    of_peers.place = of_turns.place = topology
+    return found

@@ -91,6 +91,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if settings.parallel.moe_a2a_backend != "none":
         log.info("steps run without CUDA graphs: how many tokens go to which rank differs (--moe-a2a-backend)")
         return GraphSizes()
+    if settings.parallel.groups > 1:
+        log.info("steps run without CUDA graphs: attention groups differ in their tokens (--enable-dp-attention)")
+        return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)

@@ -32,7 +32,7 @@ LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) -> RankGroup:
     """This process as one rank of the replica that owns the folder, on a GPU of its own where there are any."""
-    parallel, place, device = settings.parallel, topology_of(settings, rank), resolve_device(settings.model)
+    parallel, place, device = settings.parallel, topology_of(settings, rank, dp_rank), resolve_device(settings.model)
     if device.type == "cuda":
         there = torch.cuda.device_count()
         if parallel.ranks > there:
@@ -40,12 +40,15 @@ def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) ->
                 f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
                 f"rank needs a GPU, which makes {parallel.ranks}, and there are {there}."
             )
-        torch.cuda.set_device(dp_rank * place.ranks + rank)
+        torch.cuda.set_device(dp_rank * parallel.replica_ranks + rank)
     return ALONE if place.ranks == 1 else open_group(place, device, folder, parallel.dist_timeout)
 
 
-def topology_of(settings: Settings, rank: int) -> Topology:
-    return Topology.at(rank, settings.parallel.tp_size, settings.parallel.pp_size, settings.parallel.ep_size)
+def topology_of(settings: Settings, rank: int, dp_rank: int = 0) -> Topology:
+    parallel = settings.parallel
+    if parallel.groups > 1:
+        return Topology(rank, parallel.replica_ranks, parallel.ep_size, dp_rank=dp_rank, dp_size=parallel.groups)
+    return Topology.at(rank, parallel.tp_size, parallel.pp_size, parallel.ep_size)
 
 
 class Results:

@@ -6,6 +6,7 @@ import gc
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -13,7 +14,9 @@ import zmq
 from bough.core.garbage import settle_garbage
 from bough.core.plan import StepResult
 from bough.core.settings import Settings
+from bough.distributed.group import AttentionGroup
 from bough.executor.load_model import LoadedModel
+from bough.executor.lockstep import LockstepExecutor
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
 from bough.launch.spec import ChildSpec, in_gib
 from bough.messages.channels import Receiver, Sender
@@ -25,17 +28,25 @@ BuildExecutor = Callable[..., LoadedModel]
 
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
-    group = join_ranks(settings, 0, spec.addresses.folder, spec.dp_rank or 0)
+    group = join_ranks(settings, 0, meeting_folder(spec, settings), spec.dp_rank or 0)
     loaded = build(spec.files, settings, group)
-    if not spec.addresses.ranks:  # one of several replicas
-        return loaded
-    sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
     parallel, results = settings.parallel, None
-    if parallel.pp_size > 1:
-        receiver: Receiver[StepResult] = Receiver(context, spec.addresses.results, StepResult, unpack=unpack_array)
-        results = Results(receiver.receive, parallel.dist_timeout)
-    every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
+    if spec.addresses.ranks:  # else this is one of several replicas
+        sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
+        if parallel.pp_size > 1:
+            receiver: Receiver[StepResult] = Receiver(context, spec.addresses.results, StepResult, unpack=unpack_array)
+            results = Results(receiver.receive, parallel.dist_timeout)
+        every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
+        loaded = replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
+    if isinstance(group, AttentionGroup):
+        others = Sender(context, *spec.addresses.schedulers_beside(parallel.groups))
+        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, lambda: group.turns_taken, others.send))
+    return loaded
+
+
+def meeting_folder(spec: ChildSpec, settings: Settings) -> Path:
+    """Where ranks that compute together find each other."""
+    return spec.addresses.shared_folder if settings.parallel.groups > 1 else spec.addresses.folder
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
@@ -47,7 +58,9 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder, spec.dp_rank or 0))
+    loaded = build(
+        spec.files, settings, join_ranks(settings, spec.rank, meeting_folder(spec, settings), spec.dp_rank or 0)
+    )
     place, report = topology_of(settings, spec.rank), None
     if place.is_last and not place.is_first and place.tp_rank == 0:
         report = Reporter(Sender(context, spec.addresses.results, pack=pack_array).send)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
-from bough.core.settings import Settings
+from bough.core.settings import ParallelSettings, Settings
 from bough.launch.parts import check_model, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
@@ -53,15 +53,15 @@ class Replica:
                 "--kv-events-config tells of the cache of one scheduler; leave it out with --dp-size, or run that many "
                 "servers behind `bough gateway`."
             )
+        check_groups(parallel)
         self._executor = executor
         self.files = find_files(settings.model)
         folder = open_socket_folder(cleanup)
         self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks)]
         if parallel.dp_size > 1:
-            folders = [folder / f"dp{number}" for number in range(parallel.dp_size)]
-            for own in folders:
-                own.mkdir()
-            self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks, own) for own in folders]
+            self.addresses = Addresses.of_replicas(folder, clients, parallel.replica_ranks, parallel.dp_size)
+            for own in self.addresses:
+                own.folder.mkdir()
         self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
     def supervise(
@@ -126,6 +126,17 @@ class Replica:
             limits=self.limits,
             replica_limits=self.replica_limits,
         )
+
+
+def check_groups(parallel: ParallelSettings) -> None:
+    """Raises if attention cannot run in such groups."""
+    if parallel.groups == 1:
+        return
+    sizes = f"--enable-dp-attention runs attention in --dp-size {parallel.dp_size} groups of the --tp-size ranks"
+    if parallel.tp_size % parallel.dp_size:
+        raise SettingsError(f"{sizes}, and that does not divide --tp-size {parallel.tp_size}.")
+    if parallel.pp_size > 1:
+        raise SettingsError(f"{sizes}; a pipeline has no such groups: leave out --pp-size.")
 
 
 def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:

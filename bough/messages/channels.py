@@ -35,6 +35,15 @@ class Addresses:
         ways = tuple(f"ipc://{folder}/client{number}" for number in range(clients))
         return cls(scheduler, detokenizer, ways, tuple(f"ipc://{own}/rank{rank}" for rank in range(1, ranks)), results)
 
+    @classmethod
+    def of_replicas(cls, folder: Path, clients: int, ranks: int, replicas: int) -> list[Addresses]:
+        return [cls.in_folder(folder, clients, ranks, folder / f"dp{number}") for number in range(replicas)]
+
+    def schedulers_beside(self, replicas: int) -> list[str]:
+        """Those of the other replicas."""
+        every = Addresses.of_replicas(self.shared_folder, 1, 1, replicas)
+        return [each.scheduler for each in every if each.scheduler != self.scheduler]
+
     @property
     def folder(self) -> Path:
         """Where the ranks meet."""

@@ -112,6 +112,7 @@ def build_model(
     from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
     from bough.layers.spread import SpreadExperts
+    from bough.models.in_step import InStep
 
     ranks = group or ALONE
     reduce = ranks.all_reduce
@@ -126,9 +127,10 @@ def build_model(
             scheme, experts = stored, stored.experts
         table = PlainTable if topology.tp_size == 1 else ShardedTable
         spread = spread or SpreadExperts(ranks)
-        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on)
+        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, ranks)
         placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
-    return family.build(config, placement)
+    model = family.build(config, placement)
+    return model if topology.dp_size == 1 else InStep(model, ranks)
 
 
 def _families() -> Iterator[ModelFamily]:

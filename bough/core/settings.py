@@ -234,6 +234,23 @@ class ParallelSettings:
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
+    nnodes: int = setting(1, "hosts that the ranks are spread over; each runs the same command", low=1)
+    node_rank: int = setting(0, "which of the hosts this is; 0 serves, the others only compute", low=0)
+    dist_init_addr: str | None = setting(None, "HOST:PORT of the first host, where the others find it")
+    use_ray: bool = setting(False, "let Ray choose the hosts and start the ranks there; needs bough[ray]")
+    distributed_executor_backend: str | None = setting(None, "ray: same as --use-ray", choices=("mp", "ray"))
+
+    @property
+    def ranks(self) -> int:
+        return self.tp_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks // self.nnodes
+
+    @property
+    def on_ray(self) -> bool:
+        return self.use_ray or self.distributed_executor_backend == "ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,8 +338,6 @@ class UnbuiltSettings:
     dp_size: int = unbuilt(1)
     pp_size: int = unbuilt(1)
     ep_size: int = unbuilt(1)
-    nnodes: int = unbuilt(1)
-    node_rank: int = unbuilt(0)
     enable_lora: bool = unbuilt(False)
     is_embedding: bool = unbuilt(False)
     speculative_algorithm: str | None = unbuilt(None)

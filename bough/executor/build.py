@@ -151,8 +151,8 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
-    topology = group.topology
-    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // topology.tp_size)
+    topology, here = group.topology, settings.parallel.ranks_per_node
+    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // here)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
@@ -160,11 +160,11 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
-    free = free_memory_bytes() // topology.tp_size  # the ranks share the host's memory
+    free = free_memory_bytes() // here  # the ranks share the host's memory
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
     # Weights that are mapped still count as free, as cached files do; but every step reads them.
-    left = max(0, min(free_memory_bytes() // topology.tp_size, free - loaded.weight_bytes))
+    left = max(0, min(free_memory_bytes() // here, free - loaded.weight_bytes))
     (left,) = group.minimum([left])
     rows = settings.scheduler.max_running_requests or default_rows(config, rows, int(left * CPU_POOL_SHARE))
     shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)

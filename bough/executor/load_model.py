@@ -117,7 +117,8 @@ def load_model(
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
-    free = free_memory_bytes() // topology.tp_size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    here = settings.parallel.ranks_per_node
+    free = free_memory_bytes() // here if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, assert_never
 
 import torch
@@ -17,6 +16,7 @@ from bough.core.settings import Settings
 from bough.distributed.group import RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
+from bough.messages.channels import Addresses
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
 
 log = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
-def join_ranks(settings: Settings, rank: int, folder: Path) -> RankGroup:
-    """This process as one rank of the engine that owns the folder."""
-    size, device = settings.parallel.tp_size, resolve_device(settings.model)
-    if device.type == "cuda" and size > torch.cuda.device_count():
-        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
-    return open_group(Topology(rank, size), device, folder, settings.parallel.dist_timeout)
+def join_ranks(settings: Settings, rank: int, addresses: Addresses, listener: int | None = None) -> RankGroup:
+    """This process as one rank of the engine with these addresses."""
+    size, device, here = settings.parallel.tp_size, resolve_device(settings.model), settings.parallel.ranks_per_node
+    if device.type == "cuda" and here > torch.cuda.device_count():
+        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and {here} are not on this host.")
+    return open_group(Topology(rank, size), device, addresses, settings, listener)
 
 
 class LeadingExecutor:

@@ -24,8 +24,10 @@ BuildExecutor = Callable[..., LoadedModel]
 
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
-    sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
-    loaded = build(spec.files, settings, join_ranks(settings, 0, spec.addresses.folder))
+    addresses, listeners = spec.addresses, spec.listeners
+    sender = Sender(context, *addresses.ranks, pack=pack_array, listeners=listeners, key=spec.cluster_key)
+    group = join_ranks(settings, 0, addresses, listeners.get(addresses.store))
+    loaded = build(spec.files, settings, group)
     return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send))
 
 
@@ -33,12 +35,13 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
-    orders: Receiver[ToRank] = Receiver(context, spec.addresses.ranks[spec.rank - 1], ToRank, unpack=unpack_array)
+    address = spec.addresses.ranks[spec.rank - 1]
+    orders: Receiver[ToRank] = Receiver(context, address, ToRank, unpack=unpack_array, key=spec.cluster_key)
     module, _, function = spec.executor.partition(":")
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder))
+    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses))
     settle_garbage()
     announce(ready={})
     follow(loaded.executor, orders)

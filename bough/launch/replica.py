@@ -13,14 +13,17 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.core.custom_code import load_dill
-from bough.core.errors import BoughError, EngineDeadError
+from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
+from bough.launch.head import Head
+from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_model, input_reader, open_tokenizer
-from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
+from bough.launch.spec import MODEL_EXECUTOR, ChildSpec
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
 from bough.messages.channels import Addresses
@@ -47,25 +50,31 @@ class Replica:
         template_defaults(settings.model.default_chat_template_kwargs)
         if settings.scheduler.enable_custom_logit_processor:
             load_dill()
+        check_nodes(settings.parallel)
+        if settings.parallel.node_rank:
+            raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
         self.files = find_files(settings.model)
         self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, settings.parallel.tp_size)
+        self._head = None
+        if settings.parallel.nnodes > 1:
+            self._head = Head(settings, self.files, cleanup)
+            self.addresses = self._head.place(self.addresses)
         self.limits: dict[str, Any] = {}  # what the scheduler announced when it was ready
 
     def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
         self.supervisor = Supervisor(on_death)
+        if self._head is not None:
+            self._head.watch(self.supervisor)
         return self.supervisor
 
     def start(self) -> None:
         flat = self.settings.to_flat()
-        roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, self.settings.parallel.tp_size)]
-        self.supervisor.start(
-            [
-                ChildSpec(role, flat, self.addresses, self.files, executor=self._executor, rank=rank)
-                for role, rank in roles
-            ]
-        )
+        spec = ChildSpec("scheduler", flat, self.addresses, self.files, executor=self._executor)
+        ranks = range(1, self.settings.parallel.ranks_per_node)
+        others = [replace(spec, role="detokenizer")]
+        others += [replace(spec, role="executor", rank=rank) for rank in ranks]
+        self.supervisor.start([spec if self._head is None else self._head.equip(spec), *others])
 
     def open_tokenizer(self) -> Tokenizer | None:
         """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a

@@ -83,7 +83,7 @@ def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
-            pass_fds=(*listener, writing),
+            pass_fds=(*listener, *spec.listeners.values(), writing),
             env=child_environment(),
         )
     except BaseException:
@@ -115,6 +115,7 @@ class Supervisor:
         self._on_death = on_death
         self._changed = threading.Condition()
         self._closing = False
+        self.at_end: Callable[[str], None] = lambda reason: None  # told once, before the children end; "": in order
         self.error: BoughError | None = None  # why the engine has ended, if a child has ended it
         self.children: list[Child] = []
 
@@ -158,7 +159,9 @@ class Supervisor:
     def expect_endings(self) -> None:
         """The children are about to be told to end: from here on, an end is no death."""
         with self._changed:
-            self._closing = True
+            in_order, self._closing = not self._closing, True
+        if in_order:
+            self.at_end("")
 
     def close(self) -> None:
         """Waits for the children, which were told to end, and kills those that do not."""
@@ -184,14 +187,21 @@ class Supervisor:
         with self._changed:
             if child.kind == RankLostError.__name__:
                 self._changed.wait_for(lambda: self._closing, REASON_S)
-            if self._closing or child.dismissed:
-                return
-            self._closing = True
+        left_in_order = child.role == "executor" and not code  # its leader told it so, and is ending itself
+        if not child.dismissed and not left_in_order:
             text = child.describe_end(code)
-            self.error = _as_error(child, text)
+            self.fail(_as_error(child, text), text)
+
+    def fail(self, error: BoughError, reason: str = "") -> None:
+        """Ends the engine, unless it ends already. Who used it is told the reason, or the error."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing, self.error = True, error
             self._changed.notify_all()
+        self.at_end(reason or str(error))
         self.end_now()
-        self._on_death(EngineDeadError(text))
+        self._on_death(EngineDeadError(reason or str(error)))
 
     def end_now(self) -> None:
         for child in list(self.children):

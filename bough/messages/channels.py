@@ -1,4 +1,5 @@
-"""Channels between the processes of one engine: ZeroMQ push/pull over files in a private folder.
+"""Channels between the processes of one engine: ZeroMQ push/pull over files in a private folder; between hosts over
+TCP, which only holders of the cluster's key get through.
 
 Queues are unbounded: each party bounds what it sends by the requests it has taken, and a sender must never block. A
 frame that cannot be decoded is a defect; where it concerns one request, the receiver puts something in its place.
@@ -6,15 +7,18 @@ frame that cannot be decoded is a defect; where it concerns one request, the rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 M = TypeVar("M")
+TCP = "tcp://"
 CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second over nine years
 
 
@@ -23,7 +27,8 @@ class Addresses:
     scheduler: str
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
-    ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own
+    ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own; on other hosts tcp://
+    store: str = ""  # where all ranks meet when they are on several hosts: HOST:PORT
 
     @classmethod
     def in_folder(cls, folder: Path, clients: int = 1, tp_size: int = 1) -> Addresses:
@@ -37,15 +42,43 @@ class Addresses:
         return Path(self.scheduler.removeprefix("ipc://")).parent
 
 
-class Sender:
-    """The sending end of a channel, or of several that get the same; `pack` encodes what msgspec does not know."""
+def split_address(address: str) -> tuple[str, int]:
+    """HOST and PORT of `HOST:PORT`, also of `[HOST]:PORT`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
-    def __init__(self, context: zmq.Context[Any], *addresses: str, pack: Callable[[Any], Any] | None = None) -> None:
+
+def use_key(socket: zmq.Socket[Any], key: str, *, listens: bool) -> None:
+    """Both ends derive the same pair from the key. A peer without it knows not even the public half, without which
+    nobody can greet a listening socket; so that socket needs no list of who may come."""
+    secret = z85.encode(hashlib.blake2b(key.encode(), digest_size=32, person=b"bough-cluster").digest())
+    socket.ipv6, socket.curve_server, socket.curve_secretkey = True, listens, secret
+    if not listens:
+        socket.curve_publickey = socket.curve_serverkey = zmq.curve_public(secret)
+
+
+class Sender:
+    """The sending end of a channel, or of several that get the same; `pack` encodes what msgspec does not know. To
+    another host it is the sender that listens, on a descriptor that was opened for the address."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        *addresses: str,
+        pack: Callable[[Any], Any] | None = None,
+        listeners: Mapping[str, int] | None = None,
+        key: str = "",
+    ) -> None:
         self._sockets = [context.socket(zmq.PUSH) for _ in addresses]
         for socket, address in zip(self._sockets, addresses, strict=True):
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.LINGER, 500)  # ms: queued messages are sent, and a dead peer delays nobody
-            socket.connect(address)
+            if address.startswith(TCP):
+                use_key(socket, key, listens=True)
+                socket.setsockopt(zmq.USE_FD, (listeners or {})[address])
+                socket.bind(address)
+            else:
+                socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=pack)
 
     def send(self, *messages: msgspec.Struct) -> None:
@@ -90,11 +123,16 @@ class Receiver(Generic[M]):
         union: Any,
         garbled: Callable[[int | None, str], M] | None = None,
         unpack: Callable[[Any, Any], Any] | None = None,
+        key: str = "",
     ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
-            self._socket.bind(address)
+            if address.startswith(TCP):
+                use_key(self._socket, key, listens=False)
+                self._socket.connect(address)
+            else:
+                self._socket.bind(address)
         except zmq.ZMQError:
             self._socket.close()  # its context could never end otherwise
             raise

@@ -69,7 +69,7 @@ class RayNodes:
         self._actors = [actor(number) for number in range(1, len(bundles))]
         if gpus:  # this process is outside of Ray and takes those of the first bundle
             self._holder = actor(0)
-            os.environ.setdefault("CUDA_VISIBLE_DEVICES", ray.get(self._holder.gpus.remote()))
+            os.environ["CUDA_VISIBLE_DEVICES"] = ray.get(self._holder.gpus.remote())
         self._over = threading.Event()
         cleanup.callback(self._over.set)
 

@@ -40,13 +40,15 @@ def cluster() -> Iterator[Any]:
 
 
 def ranks() -> dict[str, psutil.Process]:
+    """Those below Ray's actors, by title."""
     found = {}
     for process in psutil.process_iter():
         try:
-            if "bough::executor" in (title := " ".join(process.cmdline()).strip()):
-                found[title] = process
+            titles = [" ".join(each.cmdline()).strip() for each in (process, *process.parents()[:1])]
         except psutil.Error:  # it has left meanwhile
             continue
+        if titles[0].startswith("bough::") and titles[-1].startswith("ray::"):
+            found[titles[0]] = process
     return found
 
 
@@ -56,27 +58,26 @@ def test_ray_places_ranks_and_loses_a_node(cluster: Any, model: Path, monkeypatc
         expected = engine.generate(input_ids=[5, 6, 7, 8], sampling_params=GREEDY)["output_ids"]
     on_ray = {**SETTINGS, "tp_size": 2, "nnodes": 2, "distributed_executor_backend": "ray"}
     worker = cluster.add_node(num_cpus=1)
-    before = ranks()
     with Engine(model, **on_ray) as engine:
-        placed = [ranks()[title] for title in ranks().keys() - before.keys()]
-        assert [each.cmdline()[0].strip() for each in placed] == ["bough::executor TP1"]
+        placed = ranks()
+        assert list(placed) == ["bough::executor TP1"]
         assert engine.generate(input_ids=[5, 6, 7, 8], sampling_params=GREEDY)["output_ids"] == expected
         states = [each["state"] for each in ray.util.placement_group_table().values()]
         assert states == ["CREATED"]
     assert not ray.is_initialized()  # the engine had connected, and has let go
-    assert not psutil.wait_procs(placed, timeout=PATIENCE_S)[1]
+    assert not psutil.wait_procs(placed.values(), timeout=PATIENCE_S)[1]
 
     ray.init(address=cluster.address, logging_level="error")  # a caller's own connection stays
     try:
         states = [each["state"] for each in ray.util.placement_group_table().values()]
         assert states == ["REMOVED"]
         with Engine(model, **on_ray) as engine:
-            placed = [ranks()[title] for title in ranks().keys() - before.keys()]
+            placed = ranks()
             cluster.remove_node(worker, allow_graceful=False)
             with pytest.raises(EngineDeadError, match=r"Node 1 has (gone|ended)"):
                 while True:
                     engine.generate(input_ids=[5, 6], sampling_params=GREEDY)
-        assert not psutil.wait_procs(placed, timeout=PATIENCE_S)[1]
+        assert not psutil.wait_procs(placed.values(), timeout=PATIENCE_S)[1]
         assert ray.is_initialized()
         with pytest.raises(ResourceError, match=r"--use-ray: the cluster has no room for .* each on a host of its own"):
             Engine(model, **on_ray, start_timeout_s=3.0)

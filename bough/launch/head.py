@@ -16,7 +16,7 @@ import zmq
 from bough.core.errors import EngineDeadError, SettingsError
 from bough.core.settings import Settings
 from bough.launch import nodes
-from bough.launch.nodes import Ended, Join, Message, Placed, Present
+from bough.launch.nodes import Ended, Join, Message, Placed
 from bough.launch.ray_nodes import RayNodes
 from bough.launch.spec import ChildSpec
 from bough.launch.supervisor import Supervisor
@@ -32,11 +32,9 @@ class Head:
     def __init__(self, settings: Settings, files: ModelFiles, cleanup: contextlib.ExitStack) -> None:
         self._settings, self._facts = settings, nodes.facts_of(settings, files)
         self._ray = RayNodes(settings, cleanup) if settings.parallel.on_ray else None
-        if self._ray is not None:
-            host, port, self._key = self._ray.host, 0, secrets.token_hex(nodes.KEY_LENGTH)
-        else:
-            host, port = split_address(settings.parallel.dist_init_addr or "")
-            self._key = nodes.cluster_key()
+        where = settings.parallel.dist_init_addr if self._ray is None else self._ray.address
+        self._key = nodes.cluster_key() if self._ray is None else secrets.token_hex(nodes.KEY_LENGTH)
+        host, port = split_address(where or "")
         self._listeners: dict[str, socket.socket] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name="bough-nodes")
         self._ending: Ended | None = None
@@ -49,31 +47,28 @@ class Head:
         nodes.watch_silence(self._socket)
         try:
             self._host = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-            self._socket.bind(TCP + _spelled(self._host, port))
+            self._socket.bind(_tcp(self._host, port))
         except (OSError, zmq.ZMQError) as error:
-            raise SettingsError(
-                f"--dist-init-addr {settings.parallel.dist_init_addr}: cannot listen there ({error}). It is a free "
-                "port at an address of the first host (--node-rank 0)."
-            ) from None
+            wrong = f"--dist-init-addr {settings.parallel.dist_init_addr}: cannot listen there ({error})."
+            raise SettingsError(f"{wrong} Give a free port at an address of the first host.") from None
 
     def place(self, addresses: Addresses) -> Addresses:
         """With those of ranks on other hosts, who come to this one, and of the store where all meet."""
-        here = self._settings.parallel.ranks_per_node
-        far = tuple(TCP + self._listen(TCP) for _ in addresses.ranks[here - 1 :])
-        self._addresses = replace(addresses, ranks=addresses.ranks[: here - 1] + far, store=self._listen())
-        return self._addresses
+        near = addresses.ranks[: self._settings.parallel.ranks_per_node - 1]
+        far = tuple(self._listen() for _ in addresses.ranks[len(near) :])
+        self._placed = Placed(replace(addresses, ranks=near + far, store=self._listen()))
+        return self._placed.addresses
 
     def equip(self, spec: ChildSpec) -> ChildSpec:
         """The first rank, with what the others connect to."""
         listeners = {address: listener.fileno() for address, listener in self._listeners.items()}
         return replace(spec, listeners=listeners, cluster_key=self._key)
 
-    def _listen(self, prefix: str = "") -> str:
-        listener = socket.create_server(
-            (self._host, 0), family=socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        )
-        address = _spelled(self._host, listener.getsockname()[1])
-        self._listeners[prefix + address] = listener
+    def _listen(self) -> str:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, 0), family=family)
+        address = _tcp(self._host, listener.getsockname()[1])
+        self._listeners[address] = listener
         return address
 
     def watch(self, supervisor: Supervisor) -> None:
@@ -93,8 +88,9 @@ class Head:
         while self._ending is None:
             if self._socket.poll(nodes.BEAT_MS):
                 self._take(*self._socket.recv_multipart())
+                continue
             for peer, node in self._nodes.items():
-                if not self._reaches(peer, Present()) and not self._socket.poll(0):  # its last words come first
+                if not self._reaches(peer, self._placed) and not self._socket.poll(0):  # its last words come first
                     self._supervisor.fail(EngineDeadError(f"Node {node} has gone: its connection has ended."))
         for peer in self._nodes:
             self._reaches(peer, self._ending)
@@ -108,24 +104,24 @@ class Head:
         if isinstance(message, Ended):
             self._supervisor.fail(message.error(f"Node {self._nodes.get(peer, '?')}"))
         elif isinstance(message, Join):
-            self._nodes[peer] = message.node
             wrong = self._why_not(message)
+            self._nodes[peer] = message.node
             if wrong is not None:
                 self._supervisor.fail(SettingsError(wrong))
-            elif self._reaches(peer, Placed(self._addresses)):
+            elif self._reaches(peer, self._placed):
                 log.info("node %d has joined", message.node)
 
-    def _why_not(self, message: Join) -> str | None:
-        if list(self._nodes.values()).count(message.node) > 1:
-            return f"Two hosts have --node-rank {message.node}: give each its own."
-        for name, value in self._facts.items():
-            if (theirs := message.facts.get(name)) != value:
-                return f"Hosts must not differ in {name}: node {message.node} has {theirs}, the first {value}."
+    def _why_not(self, join: Join) -> str | None:
+        if join.node in self._nodes.values():
+            return f"Two hosts have --node-rank {join.node}: give each its own."
+        for name, ours in self._facts.items():
+            if (theirs := join.facts.get(name)) != ours:
+                return f"Hosts must not differ in {name}: node {join.node} has {theirs}, the first {ours}."
         return None
 
     def _reaches(self, peer: bytes, message: Message) -> bool:
         try:
-            self._socket.send_multipart([peer, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([peer, nodes.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             return error.errno == zmq.EAGAIN  # it is there, but does not read at the moment
         return True
@@ -139,5 +135,5 @@ class Head:
         self._context.destroy(linger=nodes.LINGER_MS)
 
 
-def _spelled(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _tcp(host: str, port: int) -> str:
+    return TCP + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from dataclasses import replace
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -17,8 +18,6 @@ from bough.loader.locate import find_files
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front
 from bough.server.http import HttpServer, open_listener
-
-HEALTH_PATHS = ("/health", "/health_generate", "/liveness", "/readiness", "/ping")
 
 
 def run_node(settings: Settings, key: str, executor: str = MODEL_EXECUTOR, front: Front | None = None) -> None:
@@ -33,12 +32,8 @@ def run_node(settings: Settings, key: str, executor: str = MODEL_EXECUTOR, front
         supervisor = Supervisor(lambda error: None)
         cleanup.callback(supervisor.close)
         first, flat = parallel.node_rank * parallel.ranks_per_node, settings.to_flat()
-        supervisor.start(
-            [
-                ChildSpec("executor", flat, addresses, files, executor=executor, rank=rank, cluster_key=key)
-                for rank in range(first, first + parallel.ranks_per_node)
-            ]
-        )
+        spec = ChildSpec("executor", flat, addresses, files, executor=executor, cluster_key=key)
+        supervisor.start([replace(spec, rank=first + rank) for rank in range(parallel.ranks_per_node)])
         link.follow(supervisor, lambda: None if front is None else front.open(_tell_health))
     if supervisor.error is not None:
         raise supervisor.error
@@ -54,6 +49,6 @@ def serve_health(settings: Settings) -> Front:
 
 
 async def _tell_health(scope: Scope, receive: Receive, send: Send) -> None:
-    found = scope["path"] in HEALTH_PATHS
+    found = scope["path"] in ("/health", "/health_generate", "/ping")
     message = "The ranks of this host compute." if found else "This host only computes; ask the first (--node-rank 0)."
     await JSONResponse({"message": message}, 200 if found else 404)(scope, receive, send)

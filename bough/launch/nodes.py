@@ -1,8 +1,6 @@
 """The hosts of one engine. The first listens at `--dist-init-addr`; the others join there, are told where the ranks
 meet, and stay connected: each side hears of the other's end, with its reason, and takes silence for an end.
-
-The connection is ZeroMQ's with CURVE: without the cluster's key nobody joins, hears anything or is heard.
-"""
+Without the cluster's key nobody joins, hears anything or is heard."""
 
 from __future__ import annotations
 
@@ -29,15 +27,12 @@ KEY_LENGTH = 32
 BEAT_MS = 250  # between two looks at who is there
 SILENCE_MS = 5000  # after which a host counts as gone
 LINGER_MS = 1000  # for the last words
-SAMPLE_BYTES = 1 << 16
 # What each host may have in its own way; the files of the model are compared themselves.
 OWN_SETTINGS = frozenset(
     {"model_path", "tokenizer_path", "chat_template", "served_model_name", "cpu_threads", "cpu_instruction_set"}
     | {"kv_events_config", "node_rank", "dist_init_addr", "use_ray", "distributed_executor_backend"}
 )
-HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -46,7 +41,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
-    addresses: Addresses
+    addresses: Addresses  # sent again and again, which fails where a host has gone
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -58,12 +53,9 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
         return known(f"{who} has ended: {self.reason}")
 
 
-class Present(msgspec.Struct, frozen=True, tag=True):
-    """Asks nothing; sending it shows whether the other is there."""
-
-
-Message = Join | Placed | Ended | Present
+Message = Join | Placed | Ended
 decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
+encode = msgspec.msgpack.encode
 
 
 def check_nodes(parallel: ParallelSettings) -> None:
@@ -73,18 +65,12 @@ def check_nodes(parallel: ParallelSettings) -> None:
         raise SettingsError(f"--node-rank {parallel.node_rank}: with --nnodes {nodes} they are 0 to {nodes - 1}.")
     if ranks % nodes:
         raise SettingsError(f"--nnodes {nodes}: {ranks} ranks (--tp-size) cannot be spread evenly over them.")
-    if parallel.on_ray:
-        if nodes == 1 or parallel.node_rank or parallel.dist_init_addr:
-            raise SettingsError(
-                "--use-ray spreads an engine over hosts that Ray chooses: say how many with --nnodes, and leave out "
-                "--node-rank and --dist-init-addr."
-            )
-    elif nodes > 1:
+    if parallel.on_ray and (nodes == 1 or parallel.node_rank or parallel.dist_init_addr):
+        raise SettingsError("--use-ray needs --nnodes above 1, and neither --node-rank nor --dist-init-addr.")
+    if nodes > 1 and not parallel.on_ray:
         _, colon, port = (parallel.dist_init_addr or "").rpartition(":")
         if not colon or not port.isdecimal():
-            raise SettingsError(
-                f"--nnodes {nodes} needs --dist-init-addr HOST:PORT, an address of the first host and a free port."
-            )
+            raise SettingsError(f"--nnodes {nodes} needs --dist-init-addr HOST:PORT of the first host, a free port.")
         cluster_key()
 
 
@@ -115,7 +101,7 @@ def fingerprint(files: ModelFiles) -> str:
             size = file.seek(0, os.SEEK_END)
             for position in (0, size // 2):
                 file.seek(position)
-                found.update(size.to_bytes(8, "big") + file.read(SAMPLE_BYTES))
+                found.update(size.to_bytes(8, "big") + file.read(1 << 16))
     return found.hexdigest()[:16]
 
 
@@ -128,11 +114,11 @@ class NodeLink:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         use_key(self._socket, key, listens=False)
         watch_silence(self._socket)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | REFUSED)
         self._socket.connect(f"{TCP}{self._where}")  # again and again, until the first host listens
 
     def join(self, files: ModelFiles) -> Addresses:
-        self._send(Join(self._settings.parallel.node_rank, facts_of(self._settings, files)))
+        self._socket.send(encode(Join(self._settings.parallel.node_rank, facts_of(self._settings, files))))
         deadline = time.monotonic() + self._settings.process.start_timeout_s
         while time.monotonic() < deadline:
             match self._next():
@@ -152,32 +138,23 @@ class NodeLink:
                 if isinstance(end, Ended):
                     supervisor.fail(end.error("The first host")) if end.reason else supervisor.expect_endings()
                     return
-            self._send(Ended(str(supervisor.error), type(supervisor.error).__name__))
+            self._socket.send(encode(Ended(str(supervisor.error), type(supervisor.error).__name__)))
         except BaseException as error:
-            self._send(
-                Ended("It was told to stop." if isinstance(error, SystemExit | KeyboardInterrupt) else repr(error))
-            )
+            told = isinstance(error, SystemExit | KeyboardInterrupt)
+            self._socket.send(encode(Ended("It was told to stop." if told else repr(error))))
             raise
 
     def close(self) -> None:
         self._context.destroy(linger=LINGER_MS)
-
-    def _send(self, message: Message) -> None:
-        self._socket.send(msgspec.msgpack.encode(message))
 
     def _next(self) -> Message | None:
         """Waits a moment. What was said before a connection ended comes first."""
         ended = bool(self._monitor.poll(0))
         if self._socket.poll(0 if ended else BEAT_MS):
             return decode(self._socket.recv())
-        if not ended:
-            return None
-        if recv_monitor_message(self._monitor)["event"] & HANDSHAKE_FAILED:
-            raise SettingsError(
-                f"The first host at {self._where} refuses this one: give both the same {KEY_VARIABLE}, and "
-                "--dist-init-addr of the engine."
-            )
-        return Ended("its connection was lost.")
+        if ended and recv_monitor_message(self._monitor)["event"] & REFUSED:
+            raise SettingsError(f"The first host at {self._where} refuses this one: give both the same {KEY_VARIABLE}.")
+        return Ended("its connection was lost.") if ended else None
 
 
 def watch_silence(socket: zmq.Socket[bytes]) -> None:

@@ -28,7 +28,7 @@ class Addresses:
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
     ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own; on other hosts tcp://
-    store: str = ""  # where all ranks meet when they are on several hosts: HOST:PORT
+    store: str = ""  # where all ranks meet when they are on several hosts
 
     @classmethod
     def in_folder(cls, folder: Path, clients: int = 1, tp_size: int = 1) -> Addresses:
@@ -43,8 +43,8 @@ class Addresses:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """HOST and PORT of `HOST:PORT`, also of `[HOST]:PORT`."""
-    host, _, port = address.rpartition(":")
+    """HOST and PORT of `HOST:PORT` or `[HOST]:PORT`, behind tcp:// or not."""
+    host, _, port = address.removeprefix(TCP).rpartition(":")
     return host.strip("[]"), int(port)
 
 

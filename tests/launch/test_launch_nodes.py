@@ -224,8 +224,8 @@ def test_an_address_of_another_machine_is_refused(files: ModelFiles, cleanup: co
         ({"nnodes": 2, "tp_size": 3}, "3 ranks .* cannot be spread evenly"),
         ({"nnodes": 2, "tp_size": 2}, "needs --dist-init-addr HOST:PORT"),
         ({"nnodes": 2, "tp_size": 2, "dist_init_addr": "localhost"}, "needs --dist-init-addr HOST:PORT"),
-        ({"use_ray": True}, "say how many with --nnodes"),
-        ({"distributed_executor_backend": "ray", "nnodes": 2, "tp_size": 2, "node_rank": 1}, "leave out --node-rank"),
+        ({"use_ray": True}, "--use-ray needs --nnodes above 1"),
+        ({"distributed_executor_backend": "ray", "nnodes": 2, "tp_size": 2, "node_rank": 1}, "neither --node-rank nor"),
     ],
 )
 def test_what_describes_no_hosts_is_refused(given: dict[str, Any], said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from bough.core.settings import ParallelSettings, Settings
 from bough.launch import nodes
 from bough.launch.head import Head
 from bough.launch.nodes import NodeLink, check_nodes, facts_of, fingerprint
+from bough.launch.replica import Replica
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles
 from bough.messages.channels import Addresses, split_address
@@ -204,6 +206,28 @@ def test_a_host_without_the_key_learns_nothing(first: FirstHost, files: ModelFil
         first.link(key="x" * 32).join(files)
     assert first.deaths.supervisor.error is None
     assert first.link().join(files) == first.addresses
+
+
+def test_noise_on_the_port_disturbs_nobody(first: FirstHost, files: ModelFiles) -> None:
+    port = split_address(first.settings.parallel.dist_init_addr or "")[1]
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 1000, b""):
+        with socket.create_connection((LOOPBACK, port)) as stranger:
+            stranger.sendall(noise)
+    assert first.link().join(files) == first.addresses
+    assert first.deaths.supervisor.error is None
+
+
+def test_another_host_than_the_first_has_no_engine(cleanup: contextlib.ExitStack) -> None:
+    there = {"nnodes": 2, "tp_size": 2, "node_rank": 1, "dist_init_addr": "a:1"}
+    with pytest.raises(SettingsError, match="start the others with `bough serve --node-rank N`"):
+        Replica(Settings.from_flat(there), cleanup)
+
+
+def test_a_host_that_speaks_another_version_ends_the_engine(first: FirstHost, files: ModelFiles) -> None:
+    link = first.link()
+    link.join(files)
+    link._socket.send(b"\xc1")
+    assert first.deaths.wait().startswith("Node 1 has ended: it sent what only another version knows")
 
 
 def test_the_first_host_that_does_not_come_is_an_error(files: ModelFiles, first: FirstHost) -> None:

@@ -184,7 +184,12 @@ class Limits:
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
-    page_bytes: tuple[int, ...] = ()  # per group: what one page holds, over all layers
+    page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
+    ranks: int = 1
+
+    def copied_bytes(self, group: int) -> int:
+        """What a copy of one page takes, with the parts of all ranks."""
+        return self.page_bytes[group] * self.ranks
 
 
 class InFlight(Protocol):

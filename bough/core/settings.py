@@ -239,6 +239,12 @@ class ParallelSettings:
     dist_init_addr: str | None = setting(None, "HOST:PORT of the first host, where the others find it")
     use_ray: bool = setting(False, "let Ray choose the hosts and start the ranks there; needs bough[ray]")
     distributed_executor_backend: str | None = setting(None, "ray: same as --use-ray", choices=("mp", "ray"))
+    simulate_tp: int = setting(
+        1, "hold one rank's share of so many, without the others: times and memory are right, answers are not", low=1
+    )
+    check_ranks: bool = setting(
+        False, "have ranks compare their page tables and sampled tokens in every step, which is slow; for debugging"
+    )
 
     @property
     def ranks(self) -> int:

@@ -47,6 +47,11 @@ class RankGroup:
         """The smallest of each over all ranks."""
         return tuple(values)
 
+    def own_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of what `all_gather` has made."""
+        width = x.shape[1] // self.topology.tp_size
+        return x.narrow(1, self.topology.tp_rank * width, width)
+
     def all_say(self, yes: bool) -> bool:
         """Whether every rank says yes."""
         return all(self.minimum([yes]))
@@ -57,6 +62,16 @@ class RankGroup:
 
 
 ALONE = RankGroup()
+
+
+class SimulatedGroup(RankGroup):
+    """The first of ranks of which the others are not there: shapes are right, values are not."""
+
+    def __init__(self, size: int) -> None:
+        self.topology = Topology(0, size)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(1, self.topology.tp_size)
 
 
 class TorchGroup(RankGroup):

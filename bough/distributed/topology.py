@@ -5,9 +5,10 @@ Layers take a `Topology` at construction and ask it for their share; with one ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bough.core.errors import SettingsError
+from bough.core.model_config import ModelConfig, RecurrentConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,20 @@ class Topology:
         size = self.share(total, what)
         return slice(self.tp_rank * size, (self.tp_rank + 1) * size)
 
-    def kv_slice_of(self, kv_heads: int) -> slice:
+    def kv_slice_of(self, kv_heads: int, what: str = "num_kv_heads") -> slice:
         """Which key/value heads this rank holds: fewer heads than ranks are replicated, each on several ranks."""
         if kv_heads >= self.tp_size:
-            return self.slice_of(kv_heads, "num_kv_heads")
+            return self.slice_of(kv_heads, what)
         if self.tp_size % kv_heads:
-            raise SettingsError(f"{kv_heads} key/value heads cannot be shared by {self.tp_size} ranks.")
+            raise SettingsError(f"{what} ({kv_heads}) cannot be shared by {self.tp_size} ranks.")
         head = self.tp_rank * kv_heads // self.tp_size
         return slice(head, head + 1)
+
+    def recurrent_share(self, whole: RecurrentConfig) -> RecurrentConfig:
+        """What this rank has of recurrent layers: some of the heads, and the key heads that serve them."""
+        keys = self.kv_slice_of(whole.key_heads, "recurrent key heads")
+        return replace(whole, heads=self.share(whole.heads, "recurrent heads"), key_heads=keys.stop - keys.start)
+
+    def held(self, config: ModelConfig) -> ModelConfig:
+        """The model as far as its cache goes, with this rank's part of the states."""
+        return config if config.recurrent is None else replace(config, recurrent=self.recurrent_share(config.recurrent))

@@ -13,8 +13,8 @@ from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
-from bough.core.settings import ModelSettings, Settings
-from bough.distributed.group import ALONE, RankGroup
+from bough.core.settings import ModelSettings, ParallelSettings, Settings
+from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
     LoadedModel,
@@ -28,6 +28,7 @@ from bough.executor.machine import compute_cores, free_memory_bytes
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes, why_not_recorded
+from bough.executor.rank_check import make_check
 from bough.executor.sizing import CPU_POOL_SHARE, CacheShape, default_rows, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
@@ -91,7 +92,9 @@ CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while
 
 def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALONE) -> LoadedModel:
     """Loads the model, or this rank's share, onto the device and gives what memory is left to the cache."""
-    if settings.parallel.tp_size != group.topology.tp_size:
+    if settings.parallel.simulate_tp > 1:
+        group = simulated(settings.parallel)
+    elif settings.parallel.tp_size != group.topology.tp_size:
         raise SettingsError(f"--tp-size {settings.parallel.tp_size}: this command runs the model in one process.")
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
@@ -117,6 +120,17 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
             "model and its largest step; use a smaller model, --quantization fp8, or lower --chunked-prefill-size and "
             "--max-running-requests."
         ) from error
+
+
+def simulated(settings: ParallelSettings) -> RankGroup:
+    if settings.tp_size > 1:
+        raise SettingsError("--simulate-tp runs one rank alone: leave out --tp-size.")
+    log.warning(
+        "--simulate-tp %d: this is one rank's share, and the other ranks are not there. Times and memory are those of "
+        "a rank whose exchanges take no time; answers mean nothing.",
+        settings.simulate_tp,
+    )
+    return SimulatedGroup(settings.simulate_tp)
 
 
 def resolve_device(settings: ModelSettings) -> torch.device:
@@ -151,8 +165,8 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
-    topology, here = group.topology, settings.parallel.ranks_per_node
-    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // here)
+    topology, sharing = group.topology, settings.parallel.ranks_per_node  # this host's cores and memory
+    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // sharing)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
@@ -160,14 +174,15 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
-    free = free_memory_bytes() // here  # the ranks share the host's memory
+    free = free_memory_bytes() // sharing
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
+    held = topology.held(config)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
     # Weights that are mapped still count as free, as cached files do; but every step reads them.
-    left = max(0, min(free_memory_bytes() // here, free - loaded.weight_bytes))
+    left = max(0, min(free_memory_bytes() // sharing, free - loaded.weight_bytes))
     (left,) = group.minimum([left])
-    rows = settings.scheduler.max_running_requests or default_rows(config, rows, int(left * CPU_POOL_SHARE))
-    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
+    rows = settings.scheduler.max_running_requests or default_rows(held, rows, int(left * CPU_POOL_SHARE))
+    shape = CacheShape.of(held, per_token, settings.memory, rows, chunk)
     size = size_cpu_cache(
         settings.memory,
         free_bytes=left,
@@ -185,6 +200,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         note=size.note,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        ranks=topology.tp_size,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
@@ -198,7 +214,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, native.threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
-    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group)
+    check = make_check(settings.parallel.check_ranks, group, device)
+    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group, check)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
 
@@ -234,7 +251,7 @@ def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) ->
 
 
 def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
-    if settings.parallel.tp_size > 1:
+    if max(settings.parallel.tp_size, settings.parallel.simulate_tp) > 1:
         return "they cannot add up the results of several ranks (--tp-size)"
     if dtype != torch.float32:
         return f"they compute in float32, not in {dtype} (--dtype)"

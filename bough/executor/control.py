@@ -85,10 +85,12 @@ class ModelControl:
                 message = self._wake([tag for tag in command.tags if tag in self._asleep])
             case CopyPagesOut():
                 content = self._pool.groups[command.group].read_pages(torch.from_numpy(command.pages))
-                torch.from_numpy(command.buffer).copy_(content)
+                content = self._group.all_gather(content)
+                if command.buffer.size:  # the first rank has one
+                    torch.from_numpy(command.buffer).copy_(content)
             case CopyPagesIn():
                 pages, content = torch.from_numpy(command.pages).long(), torch.from_numpy(command.buffer)
-                self._pool.groups[command.group].write_pages(pages, content)
+                self._pool.groups[command.group].write_pages(pages, self._group.own_columns(content))
             case ProfileStart():
                 self._profiler.start(command)
             case ProfileStop():

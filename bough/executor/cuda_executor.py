@@ -41,6 +41,7 @@ from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes,
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.plain_plans import padding_batch
+from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
 from bough.executor.states import StateCopies
 from bough.executor.threaded import Running
@@ -87,11 +88,13 @@ class CudaExecutor:
         dtype: torch.dtype,
         weights: WeightStore | None = None,
         group: RankGroup = ALONE,
+        check: RankCheck | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._limits = limits
+        self._check, self._group = check, group
         self._inputs = inputs
         self._mixed = mixed
         self._staging = staging
@@ -127,7 +130,7 @@ class CudaExecutor:
         later steps wait for it."""
         self._finish_command()
         if isinstance(command, CopyPagesOut | CopyPagesIn):
-            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device)
+            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device, self._group)
             return self._copies.start(command)
         torch.cuda.synchronize()
         self._command = self._commands.submit(self._control.run, command)
@@ -168,6 +171,8 @@ class CudaExecutor:
         self._staging.next_step()
         self._sampling.setup(plan.setups)
         growth = self._inputs.apply(plan)
+        if self._check is not None:
+            self._check.rows(plan, self._inputs.mirror)
         self._states.begin(plan.setups)
         if not len(plan.tokens):
             return self._launch_decodes(plan, growth)

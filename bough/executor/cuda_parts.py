@@ -22,6 +22,7 @@ from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
 from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
+from bough.executor.rank_check import make_check
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
@@ -54,6 +55,8 @@ def assemble(
     staging = Staging(loaded.device, RING_DEPTH)
     inputs = CudaInputs(limits, loaded.device, staging)
     block_queries = _block_queries(loaded)
+    check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
+    agree = loaded.group.from_first if check is None else check.tokens
     return CudaExecutor(
         loaded.model,
         build_pool(loaded, limits.pages, limits.page_size),
@@ -62,12 +65,13 @@ def assemble(
         inputs,
         MixedInputs(limits, block_queries, inputs.page_tables, inputs.last_tokens, staging),
         staging,
-        SamplingState(limits.rows, limits.vocab_size, loaded.device, loaded.group.from_first),
+        SamplingState(limits.rows, limits.vocab_size, loaded.device, agree),
         graphs=graphs,
         hidden_size=loaded.config.hidden_size,
         dtype=loaded.dtype,
         weights=weights,
         group=loaded.group,
+        check=check,
     )
 
 
@@ -80,7 +84,7 @@ def build_pool(loaded: LoadedWeights, pages: Sequence[int], page_size: int) -> K
 def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, forward_bytes: int) -> GraphSizes:
     """Which steps are captured, by what the settings and the back ends allow; `forward_bytes` is what the largest step
     was measured to need."""
-    if settings.model.disable_cuda_graph:
+    if settings.model.disable_cuda_graph or settings.parallel.check_ranks:  # a graph cannot wait for a comparison
         return GraphSizes()
     if runs_transformers(loaded.config):
         log.info("steps run without CUDA graphs: transformers' modules may not be captured")
@@ -95,7 +99,7 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not settings.model.enable_deterministic_inference:
         if names.prefills_capturable:
             chunk = shape.chunk_tokens
-            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
+            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config) // loaded.topology.tp_size)
         if loaded.config.latent is not None:
             mixed = [size for size in mixed if size <= MOST_ABSORBED]
         if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:

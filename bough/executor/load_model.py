@@ -71,7 +71,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     config = read_config(files, overrides, settings.model.model_impl)
     if runs_transformers(config):
         _check_fallback(settings.model)
-        if settings.parallel.tp_size > 1:
+        if max(settings.parallel.tp_size, settings.parallel.simulate_tp) > 1:
             raise SettingsError(
                 "--tp-size is for Bough's own layers, and this model runs through transformers' modules "
                 "(--model-impl); leave it out."
@@ -113,12 +113,12 @@ def load_model(
     """Builds the model and reads its weights, or this rank's share of them, onto the device."""
     dtype = resolve_dtype(settings.model, config, device)
     topology = group.topology
-    check_split(config, topology.tp_size)
+    check_split(config, topology.tp_size, "--tp-size" if settings.parallel.simulate_tp == 1 else "--simulate-tp")
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
-    here = settings.parallel.ranks_per_node
-    free = free_memory_bytes() // here if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    on_cpu, sharing = device.type == "cpu", settings.parallel.ranks_per_node
+    free = free_memory_bytes() // sharing if on_cpu else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))
@@ -139,7 +139,7 @@ def load_model(
         weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
-    if device.type == "cpu" and weight_bytes > free:
+    if on_cpu and weight_bytes > free:
         raise ResourceError(
             f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
             f"model or {instead}."
@@ -162,12 +162,12 @@ def load_model(
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s, group)
 
 
-def check_split(config: ModelConfig, tp_size: int) -> None:
+def check_split(config: ModelConfig, tp_size: int, flag: str = "--tp-size") -> None:
     """Raises, with the sizes that would do, if so many ranks cannot share the model."""
     why = _why_not_split(config, tp_size)
     if why is not None:
         sizes = [size for size in range(1, config.num_heads + 1) if _why_not_split(config, size) is None]
-        raise SettingsError(f"--tp-size {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
+        raise SettingsError(f"{flag} {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
 
 
 def _why_not_split(config: ModelConfig, tp_size: int) -> str | None:

@@ -7,20 +7,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, assert_never
 
+import numpy as np
 import torch
 
 from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
-from bough.core.errors import BoughError, EngineDeadError, RequestError, SettingsError
+from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
 from bough.distributed.group import RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
 from bough.messages.channels import Addresses
-from bough.messages.ranks import LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
+from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
 
 log = logging.getLogger(__name__)
 
+NO_BUFFER = np.zeros((0, 0), dtype=np.uint8)  # what ranks copy out goes to that of the first
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
@@ -50,9 +52,13 @@ class LeadingExecutor:
         self._own.supply_masks(step, masks)
 
     def control(self, command: Command) -> Ticket:
-        if isinstance(command, CopyPagesOut | CopyPagesIn):
-            raise RequestError("Pages of an engine with several ranks cannot be copied: each rank has a part of them.")
-        self._send(RunCommand(command))
+        match command:
+            case CopyPagesOut():
+                self._send(CopyPages(command.pages, command.group))
+            case CopyPagesIn():
+                self._send(CopyPages(command.pages, command.group, command.buffer))
+            case _:
+                self._send(RunCommand(command))
         return self._own.control(command)
 
     def idle(self) -> bool:
@@ -81,6 +87,9 @@ def follow(executor: Executor, orders: Orders) -> None:
                     executor.supply_masks(order.step, order.masks)
                 case RunCommand():
                     in_flight.append(executor.control(order.command))
+                case CopyPages(pages=pages, group=group, content=content):
+                    out = CopyPagesOut(pages, NO_BUFFER, group)
+                    in_flight.append(executor.control(out if content is None else CopyPagesIn(pages, content, group)))
                 case UseIdleTime():
                     executor.idle()
                 case Leave():

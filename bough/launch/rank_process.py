@@ -14,7 +14,7 @@ from bough.core.garbage import settle_garbage
 from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
 from bough.executor.ranks import LeadingExecutor, follow, join_ranks
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import ChildSpec, in_gib
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
 from bough.observability.logs import set_up_logging
@@ -43,6 +43,6 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     gc.enable()
     loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses))
     settle_garbage()
-    announce(ready={})
+    announce(ready={"weight": in_gib(loaded.weight_bytes)})
     follow(loaded.executor, orders)
     context.destroy(linger=0)

@@ -55,7 +55,7 @@ class Replica:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
         self.files = find_files(settings.model)
-        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, settings.parallel.tp_size)
+        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, settings.parallel.ranks)
         self._head = None
         if settings.parallel.nnodes > 1:
             self._head = Head(settings, self.files, cleanup)
@@ -90,6 +90,10 @@ class Replica:
 
     def wait_until_ready(self) -> None:
         self.limits = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
+        others = [child.ready for child in self.supervisor.children if child.role == "executor" and child.ready]
+        if others:
+            usage = self.limits["memory_usage"]
+            usage["weight_of_ranks"] = [usage["weight"], *(rank["weight"] for rank in others)]
 
     @property
     def served_model_name(self) -> str:

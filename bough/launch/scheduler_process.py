@@ -19,7 +19,7 @@ from bough.core.settings import ProcessSettings, Settings
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, has_text, open_tokenizer
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import ChildSpec, in_gib
 from bough.loader.catalogue import home
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
@@ -65,8 +65,8 @@ def memory_usage(limits: Limits, weight_bytes: int) -> dict[str, Any]:
     cache_bytes = sum(pages * size for pages, size in zip(limits.pages, limits.page_bytes, strict=False))
     windows = [pages for pages, group in zip(limits.pages, limits.groups, strict=False) if group.kind == "window"]
     return {
-        "weight": round(weight_bytes / 2**30, 3),
-        "kvcache": round(cache_bytes / 2**30, 3),
+        "weight": in_gib(weight_bytes),
+        "kvcache": in_gib(cache_bytes),
         "token_capacity": limits.pages[0] * limits.page_size,
         "token_capacity_swa": windows[0] * limits.page_size if windows else None,
     }

@@ -62,6 +62,10 @@ class Placement:
         """Memory for a weight, not yet written."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
+    def mean_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
+        """Of equal parts of a whole, each on one rank or each on as many."""
+        return self.all_reduce(x) / self.topology.tp_size
+
     def rope(self, config: RopeConfig, head_dim: int, context_length: int) -> RopeTable:
         """The angles of a rotation; layers that rotate alike share them."""
         key = (config, head_dim, context_length)

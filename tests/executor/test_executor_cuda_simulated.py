@@ -24,6 +24,7 @@ from bough.core.errors import SettingsError
 from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RecurrentConfig
 from bough.core.plan import BatchPlan, Executor, Limits
 from bough.core.settings import Settings
+from bough.distributed.group import SimulatedGroup
 from bough.distributed.topology import Topology
 from bough.executor import cuda_executor, cuda_parts, graphs, staging
 from bough.executor.cuda_executor import CudaExecutor
@@ -142,6 +143,20 @@ def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> Non
     eager = tokens_of(build(loaded, GraphSizes()), lengths)
     assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 4
     assert tokens_of(build(loaded, GRAPHS), lengths) == eager
+
+
+@pytest.mark.slow
+def test_a_rank_runs_by_graphs_and_with_its_checks(loaded: LoadedWeights) -> None:
+    group = SimulatedGroup(2)
+    model = build_model(CONFIG, group.topology, torch.float16, CPU, group)
+    for slot in model.slots():
+        slot.target.normal_(0.0, 0.3)
+    rank = replace(loaded, model=model, topology=group.topology, group=group)
+    checked = Settings.from_flat({"check_ranks": True})
+    expected = tokens_of(assemble(rank, checked, LIMITS, GraphSizes()), [9, 3])
+    assert tokens_of(build(rank, GRAPHS), [9, 3]) == expected
+    step = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
+    assert graph_sizes(rank, SETTINGS, step, 0).count and not graph_sizes(rank, checked, step, 0).count
 
 
 @pytest.mark.slow

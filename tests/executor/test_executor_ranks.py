@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,20 +13,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from bough.core.control import CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
-from bough.core.errors import ModelError, RankLostError, RequestError, SettingsError
-from bough.core.plan import Executor
+from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
+from bough.core.errors import EngineDeadError, ModelError, RankLostError, SettingsError
+from bough.core.plan import BatchPlan, Executor, Limits, PageSwap
+from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.distributed.group import RankGroup
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
+from bough.executor.load_model import LoadedModel
 from bough.executor.ranks import LeadingExecutor, follow
 from bough.loader.locate import locate
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
 from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
-from tests.fakes.one_row import tokens_of
+from tests.fakes.one_row import PROMPT, go_on, tokens_of
 from tests.fakes.ranks import LLAMA, MODELS, VOCAB, ThreadGroup, on_ranks, thread_groups
 from tests.fakes.scheduler_bench import Bench
 
@@ -73,9 +76,11 @@ def build(folder: Path, group: RankGroup | None = None, **flags: Any) -> Executo
     return build_executor(files, settings, group).executor
 
 
-def with_ranks(folder: Path, size: int, use: Callable[[Executor], T], **flags: Any) -> T:
+def with_ranks(
+    folder: Path, size: int, use: Callable[[Executor], T], way: Callable[[], Orders] = Orders, **flags: Any
+) -> T:
     """What `use` makes of several ranks as one executor."""
-    ways = [Orders() for _ in range(1, size)]
+    ways = [way() for _ in range(1, size)]
 
     def work(group: ThreadGroup) -> list[T]:
         executor, rank = build(folder, group, **flags), group.topology.tp_rank
@@ -120,10 +125,49 @@ def mixed_load(executor: Executor) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "size"), [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4)]
+    ("model", "size"),
+    [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4), ("states", 2)],
 )
 def test_ranks_give_the_tokens_of_one_under_a_mixed_load(folders: dict[str, Path], model: str, size: int) -> None:
-    assert with_ranks(folders[model], size, mixed_load) == alone(folders[model], mixed_load)
+    assert with_ranks(folders[model], size, mixed_load, check_ranks=True) == alone(folders[model], mixed_load)
+
+
+def other_page(plan: BatchPlan) -> BatchPlan:
+    swap = PageSwap(row=0, group=0, first=2, pages=np.array([90], dtype=np.int32))
+    return replace(plan, edits=(swap,)) if plan.step == 1 else plan
+
+
+def other_row(plan: BatchPlan) -> BatchPlan:
+    return replace(plan, rows=plan.rows + 1)
+
+
+def other_prompt(plan: BatchPlan) -> BatchPlan:
+    return replace(plan, tokens=plan.tokens + 1)
+
+
+def other_sampling(plan: BatchPlan) -> BatchPlan:
+    biased = SamplingParams(temperature=0.0, logit_bias={17: 100.0})
+    return replace(plan, setups=tuple(replace(setup, sampling=biased) for setup in plan.setups))
+
+
+@pytest.mark.parametrize(
+    ("disturb", "words"),
+    [
+        (other_page, r"step 1: the digest of the page tables is \d+, not \d+ \(--check-ranks\)\."),
+        (other_row, "step 0: the digest of the rows is"),
+        (other_prompt, "step 0: the digest of the given tokens is"),
+        (other_sampling, r"step 0: sampled token 0 is 17, not \d+ \(--check-ranks\)"),
+    ],
+)
+def test_a_rank_that_goes_its_own_way_is_found(
+    folders: dict[str, Path], disturb: Callable[[BatchPlan], BatchPlan], words: str
+) -> None:
+    class Disturbed(Orders):
+        def send(self, message: ToRank) -> None:
+            super().send(LaunchPlan(disturb(message.plan)) if isinstance(message, LaunchPlan) else message)
+
+    with pytest.raises(EngineDeadError, match=f"Rank 1 differs from rank 0 in {words}"):
+        with_ranks(folders["llama"], 2, tokens_of, Disturbed, check_ranks=True)
 
 
 def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -143,13 +187,22 @@ def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str,
     assert expected[0] != expected[2] and with_ranks(folders["llama"], 2, use) == expected
 
 
-def test_pages_of_several_ranks_are_not_copied(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("model", "size"), [("llama", 2), ("untied", 4), ("latent", 2)])
+def test_pages_of_all_ranks_are_copied_out_and_into_others(folders: dict[str, Path], model: str, size: int) -> None:
     def use(executor: Executor) -> None:
-        pages = np.ones(1, dtype=np.int32)
-        with pytest.raises(RequestError, match="each rank has a part"):
-            executor.control(CopyPagesOut(pages, np.zeros((1, 4), dtype=np.uint8)))
+        expected, used = tokens_of(executor), len(PROMPT)
+        pages, elsewhere = np.arange(1, 1 + used, dtype=np.int32), np.arange(60, 40, -1, dtype=np.int32)
+        buffer = np.zeros((used, executor.limits().copied_bytes(0)), dtype=np.uint8)
+        executor.control(CopyPagesOut(pages, buffer)).wait()
+        assert all(part.any() for part in np.split(buffer, size, axis=1))
+        executor.control(CopyPagesIn(elsewhere[:used].copy(), buffer)).wait()
+        assert go_on(executor, expected[0], elsewhere, used, 5) == expected[1:]
+        if model == "llama":  # of the others every rank has the same
+            swapped = np.concatenate(np.split(buffer, size, axis=1)[::-1], axis=1)
+            executor.control(CopyPagesIn(elsewhere[:used].copy(), swapped)).wait()
+            assert go_on(executor, expected[0], elsewhere, used, 5) != expected[1:]
 
-    with_ranks(folders["llama"], 2, use)
+    with_ranks(folders[model], size, use)
 
 
 def test_a_rank_that_fails_alone_ends_all() -> None:
@@ -237,6 +290,33 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
 def test_one_process_cannot_be_several_ranks(folders: dict[str, Path]) -> None:
     with pytest.raises(SettingsError, match="--tp-size 2: this command runs the model in one process"):
         build_executor(locate(str(folders["llama"])), Settings.from_flat({**FLAGS, "tp_size": 2}))
+
+
+@pytest.mark.parametrize(("model", "size"), [("untied", 4), ("moe", 2), ("latent", 8), ("states", 2)])
+def test_a_simulated_rank_has_the_memory_of_a_real_one(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture, model: str, size: int
+) -> None:
+    def measure(loaded: LoadedModel) -> tuple[int, Limits]:
+        loaded.executor.close()
+        return loaded.weight_bytes, replace(loaded.executor.limits(), note="")
+
+    files = locate(str(folders[model]))
+
+    def real(group: ThreadGroup) -> tuple[int, Limits]:
+        return measure(build_executor(files, Settings.from_flat({**FLAGS, "tp_size": size}), group))
+
+    loaded = build_executor(files, Settings.from_flat({**FLAGS, "simulate_tp": size}))
+    if model != "states":  # whose plans would have to name pages of states too
+        assert all(0 <= token < VOCAB for token in tokens_of(loaded.executor))
+    assert measure(loaded) == on_ranks(size, real)[0]
+    assert f"--simulate-tp {size}: this is one rank's share" in caplog.text
+
+
+def test_a_simulated_rank_is_refused_beside_others_and_where_it_does_not_fit(folders: dict[str, Path]) -> None:
+    with pytest.raises(SettingsError, match="--simulate-tp runs one rank alone: leave out --tp-size"):
+        build(folders["llama"], thread_groups(2)[0], simulate_tp=2)
+    with pytest.raises(SettingsError, match=r"--simulate-tp 3: num_heads \(8\) cannot be divided among 3 ranks"):
+        build(folders["llama"], simulate_tp=3)
 
 
 def test_what_the_native_kernels_do_is_refused_with_the_reason(folders: dict[str, Path]) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from bough.core.errors import RankLostError
+from bough.core.errors import EngineDeadError, RankLostError
 from bough.distributed.group import RankGroup
 from bough.distributed.topology import Topology
 
@@ -46,7 +46,17 @@ LATENT = {
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
 }
-MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT}
+STATES = {
+    **LLAMA,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+}
+MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT, "states": STATES}
 
 
 class MeetingPlace:
@@ -95,8 +105,9 @@ def on_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     def run(group: ThreadGroup) -> T:
         try:
             return work(group)
-        except BaseException:
-            group._place.barrier.abort()
+        except BaseException as error:
+            if type(error) is not EngineDeadError:  # which every rank finds by itself
+                group._place.barrier.abort()
             raise
 
     with ThreadPoolExecutor(size) as threads:

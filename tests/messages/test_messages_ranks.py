@@ -16,6 +16,7 @@ from bough.core.plan import BatchPlan, InputLogprobs, LogprobSpec, PageSwap, Row
 from bough.core.sampling_params import SamplingParams
 from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.ranks import (
+    CopyPages,
     LaunchPlan,
     Leave,
     RunCommand,
@@ -95,6 +96,8 @@ def same(one: Any, other: Any) -> bool:
         SupplyMasks(17, MASKS),
         UseIdleTime(),
         Leave(),
+        CopyPages(ints(3, 1), 1),
+        CopyPages(ints(3), 0, np.array([[1, 255]], dtype=np.uint8)),
         *map(RunCommand, COMMANDS),
     ],
 )

@@ -88,7 +88,7 @@ KIMI = {
     "num_local_experts": 6,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_head_dim": 12,
-    "linear_num_heads": 3,
+    "linear_num_heads": 6,
 }
 SHARED_EXPERTS = {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}
 DELTA_NETS = {
@@ -445,16 +445,32 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_same_or_the_reason_why_they_cannot(model: Model) -> None:
-    try:
-        check_split(model.config, 2)
-    except SettingsError as error:
-        assert "one rank alone can" in str(error) and str(error).endswith("Sizes that fit this model: 1.")
-        assert model.config.qk_norm_whole or model.config.recurrent is not None
-        return
+def test_two_ranks_give_the_same(model: Model) -> None:
+    compare_ranks(model, 2)
+
+
+def compare_ranks(model: Model, size: int) -> None:
+    check_split(model.config, size)
     tokens = prompt(50, seed=2)
-    for found in on_ranks(2, lambda group: in_chunks(forward(model, group=group), tokens, (13, 14, 33, 48, 49))):
+    for found in on_ranks(size, lambda group: in_chunks(forward(model, group=group), tokens, (13, 14, 33, 48, 49))):
         torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["olmo2", "minimax_m2", "nemotron_h", "granitemoehybrid", "qwen3_next", "lfm2"])
+def test_four_ranks_share_what_is_cut_in_two(tmp_path: Path, name: str) -> None:
+    """Key heads, and parts of which a norm is taken, that there are fewer of than ranks."""
+    compare_ranks(make(name, tmp_path), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "what"),
+    [("kimi_linear", 4, r"recurrent key heads \(6\)"), ("lfm2", 3, r"recurrent heads \(64\)")],
+)
+def test_sizes_that_do_not_divide_recurrent_layers_are_refused(tmp_path: Path, name: str, size: int, what: str) -> None:
+    with pytest.raises(SettingsError, match=f"--tp-size {size}: {what} cannot be divided among {size} ranks"):
+        check_split(make(name, tmp_path).config, size)
 
 
 @pytest.mark.slow

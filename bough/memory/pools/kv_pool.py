@@ -161,7 +161,8 @@ class KVPool:
             AttentionPool(list(shapes.values()), pages[group], page_size, dtype, device, latent, _index(config))
             for group, shapes in enumerate(layers)
         ]
-        self.states = None if config.states is None else StatePool(config.states, pages[-1], device)
+        states = topology.held(config).states
+        self.states = None if states is None else StatePool(states, pages[-1], device)
         self.groups: tuple[GroupPool, ...] = (*attention, *(() if self.states is None else (self.states,)))
         kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for shapes, pool in zip(layers, attention, strict=True):

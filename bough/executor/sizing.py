@@ -23,6 +23,7 @@ GPU_FRACTION = 0.9
 GPU_ROWS = 512
 GPU_CHUNK_TOKENS = 8192
 MOE_CHUNK_TOKENS = 16384  # of which each of many experts gets rows enough for whole tiles
+STEP_WIDTHS = 24  # times the hidden size, that each token of a step takes on a GPU, where that is not measured
 ROW_STATES = 2  # recurrent states for each row: its own, and one that is kept for prefixes to be reused
 MOST_TOKENS = 1 << 22  # of full attention, where no layer has it: page numbers alone take memory then
 

@@ -57,7 +57,7 @@ def test_ray_places_ranks_and_loses_a_node(cluster: Any, model: Path, monkeypatc
     with Engine(model, **SETTINGS, attention_backend="torch") as engine:
         expected = engine.generate(input_ids=[5, 6, 7, 8], sampling_params=GREEDY)["output_ids"]
     on_ray = {**SETTINGS, "tp_size": 2, "nnodes": 2, "distributed_executor_backend": "ray"}
-    worker = cluster.add_node(num_cpus=1)
+    worker = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.2")  # the address tells nodes apart
     with Engine(model, **on_ray) as engine:
         placed = ranks()
         assert list(placed) == ["bough::executor TP1"]

@@ -78,8 +78,12 @@ class ProfileStop(msgspec.Struct, frozen=True, tag=True):
     """Ends the recording; the ticket's message is the path of its file."""
 
 
+class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
+    """Moves experts between ranks, by how often each was chosen since the last time."""
+
+
 ClientCommand = SwapWeights | Sleep | Wake  # that clients send through the scheduler
-Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop
+Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 
 
 class CommandResult(msgspec.Struct, frozen=True):

@@ -231,6 +231,31 @@ class ParallelSettings:
     """One model on several devices."""
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
+    ep_size: int = setting(
+        1, "runs of ranks that the experts are spread over (expert parallel); it divides --tp-size", low=1
+    )
+    moe_a2a_backend: str = setting(
+        "none",
+        "none: each rank sees all tokens, and results are summed up; torch: tokens are sent to the ranks with their "
+        "experts",
+        choices=("none", "torch"),
+        instead=dict.fromkeys(
+            ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe", "pplx"),
+            "Bough has no such kernels, because they could not be run on its machines.",
+        ),
+    )
+    enable_eplb: bool = setting(False, "count which experts are used, and move them so that ranks have equal loads")
+    ep_num_redundant_experts: int = setting(0, "places for second copies of experts, over all ranks", low=0)
+    eplb_rebalance_num_iterations: int = setting(1000, "steps between two looks at the loads of experts", low=1)
+    dp_size: int = setting(
+        1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
+    )
+    load_balance_method: str = setting(
+        "auto",
+        "which replica gets a request; auto goes by what each has cached and by their loads",
+        choices=("auto", "round_robin", "total_requests", "total_tokens"),
+        instead={"follow_bootstrap_room": "This engine does not split prompts from answers, so there are no rooms."},
+    )
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
@@ -248,7 +273,8 @@ class ParallelSettings:
 
     @property
     def ranks(self) -> int:
-        return self.tp_size
+        """Processes that compute, in all replicas."""
+        return self.tp_size * self.dp_size
 
     @property
     def ranks_per_node(self) -> int:
@@ -341,9 +367,7 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    dp_size: int = unbuilt(1)
     pp_size: int = unbuilt(1)
-    ep_size: int = unbuilt(1)
     enable_lora: bool = unbuilt(False)
     is_embedding: bool = unbuilt(False)
     speculative_algorithm: str | None = unbuilt(None)

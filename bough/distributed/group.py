@@ -39,6 +39,10 @@ class RankGroup:
         """[n, width] of each rank, side by side in the order of ranks."""
         return x
 
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        """Rows for other ranks: the first `sent[0]` of x go to the first rank, and so on; `taken[0]` come from it."""
+        return x
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """What the first rank has; it may work in place."""
         return x
@@ -67,8 +71,8 @@ ALONE = RankGroup()
 class SimulatedGroup(RankGroup):
     """The first of ranks of which the others are not there: shapes are right, values are not."""
 
-    def __init__(self, size: int) -> None:
-        self.topology = Topology(0, size)
+    def __init__(self, size: int, ep_size: int = 1) -> None:
+        self.topology = Topology(0, size, ep_size)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x.repeat(1, self.topology.tp_size)
@@ -88,6 +92,11 @@ class TorchGroup(RankGroup):
         parts = [torch.empty_like(x) for _ in range(self.topology.tp_size)]
         self._exchange("gather", dist.all_gather, parts, x)
         return torch.cat(parts, dim=1)
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        out = x.new_empty((sum(taken), *x.shape[1:]))
+        self._exchange("swap rows", dist.all_to_all_single, out, x.contiguous(), list(taken), list(sent))
+        return out
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         self._exchange("share tokens", dist.broadcast, x, 0)
@@ -111,10 +120,7 @@ def open_group(
 ) -> RankGroup:
     """Waits for the other ranks, which open it with the same addresses; the first one's `listener` is for the store
     through which several hosts find each other."""
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(topology.tp_rank % settings.parallel.ranks_per_node)
-        backend = "nccl"
+    backend = "nccl" if device.type == "cuda" else "gloo"
     rank, size, timeout = topology.tp_rank, topology.tp_size, timedelta(seconds=settings.parallel.dist_timeout)
     interface, way = LOOPBACK, dict[str, Any](init_method=(addresses.folder / "ranks").as_uri())
     try:

@@ -13,10 +13,23 @@ from bough.core.model_config import ModelConfig, RecurrentConfig
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Tensor parallelism: `tp_size` ranks, each with an equal slice of every sharded dimension."""
+    """Tensor parallelism: `tp_size` ranks, each with an equal slice of every sharded dimension. Expert parallelism cuts
+    them into `ep_size` runs of neighbours; those of a run share the inner width of the experts that it has."""
 
     tp_rank: int = 0
     tp_size: int = 1
+    ep_size: int = 1
+
+    @property
+    def ep_rank(self) -> int:
+        """The run of this rank."""
+        return self.tp_rank // (self.tp_size // self.ep_size)
+
+    @property
+    def in_expert(self) -> Topology:
+        """The ranks of a run: who shares an expert."""
+        size = self.tp_size // self.ep_size
+        return Topology(self.tp_rank % size, size)
 
     def share(self, total: int, what: str) -> int:
         """How many of `total` this rank holds."""

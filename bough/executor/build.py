@@ -130,7 +130,7 @@ def simulated(settings: ParallelSettings) -> RankGroup:
         "a rank whose exchanges take no time; answers mean nothing.",
         settings.simulate_tp,
     )
-    return SimulatedGroup(settings.simulate_tp)
+    return SimulatedGroup(settings.simulate_tp, settings.ep_size)
 
 
 def resolve_device(settings: ModelSettings) -> torch.device:

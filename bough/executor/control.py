@@ -25,6 +25,7 @@ from bough.core.control import (
     MemoryTag,
     ProfileStart,
     ProfileStop,
+    RebalanceExperts,
     Sleep,
     SwapWeights,
     Wake,
@@ -95,6 +96,9 @@ class ModelControl:
                 self._profiler.start(command)
             case ProfileStop():
                 message = self._profiler.stop()
+            case RebalanceExperts():
+                assert self._weights is not None
+                message = self._weights.rebalance()
             case _:
                 assert_never(command)
         return CommandResult(message, self._obstacle())

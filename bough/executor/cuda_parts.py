@@ -89,6 +89,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if runs_transformers(loaded.config):
         log.info("steps run without CUDA graphs: transformers' modules may not be captured")
         return GraphSizes()
+    if settings.parallel.moe_a2a_backend != "none":
+        log.info("steps run without CUDA graphs: how many tokens go to which rank differs (--moe-a2a-backend)")
+        return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)

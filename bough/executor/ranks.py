@@ -10,11 +10,11 @@ from typing import Protocol, assert_never
 import numpy as np
 import torch
 
-from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
+from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExperts, Ticket
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup, open_group
+from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
 from bough.messages.channels import Addresses
@@ -26,26 +26,54 @@ NO_BUFFER = np.zeros((0, 0), dtype=np.uint8)  # what ranks copy out goes to that
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
-def join_ranks(settings: Settings, rank: int, addresses: Addresses, listener: int | None = None) -> RankGroup:
-    """This process as one rank of the engine with these addresses."""
-    size, device, here = settings.parallel.tp_size, resolve_device(settings.model), settings.parallel.ranks_per_node
-    if device.type == "cuda" and here > torch.cuda.device_count():
-        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and {here} are not on this host.")
-    return open_group(Topology(rank, size), device, addresses, settings, listener)
+def join_ranks(
+    settings: Settings, rank: int, addresses: Addresses, dp_rank: int = 0, listener: int | None = None
+) -> RankGroup:
+    """This process as one rank of the replica with these addresses, on a GPU of its own where there are any."""
+    parallel, device = settings.parallel, resolve_device(settings.model)
+    size, wanted = parallel.tp_size, parallel.ranks_per_node
+    if device.type == "cuda":
+        there = torch.cuda.device_count()
+        if wanted > there:
+            raise SettingsError(
+                f"--tp-size {size} and --dp-size {parallel.dp_size}: each rank needs a GPU, which makes {wanted} on "
+                f"this host, and there are {there}."
+            )
+        torch.cuda.set_device((dp_rank * size + rank) % wanted)
+    if size == 1:
+        return ALONE
+    return open_group(Topology(rank, size, parallel.ep_size), device, addresses, settings, listener)
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others."""
+    """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks."""
 
-    def __init__(self, own: Executor, send: Callable[[ToRank], None]) -> None:
-        self._own, self._send = own, send
+    def __init__(self, own: Executor, send: Callable[[ToRank], None], rebalance_every: int = 0) -> None:
+        self._own, self._send, self._rebalance_every = own, send, rebalance_every
+        self._steps = 0
+        self._rebalancing: Ticket | None = None
 
     def limits(self) -> Limits:
         return self._own.limits()
 
     def launch(self, plan: BatchPlan) -> InFlight:
+        if self._rebalance_every:
+            self._rebalance()
         self._send(LaunchPlan(plan))
         return self._own.launch(plan)
+
+    def _rebalance(self) -> None:
+        if self._rebalancing is not None and self._rebalancing.ready():
+            try:
+                log.info("experts were rebalanced: %s", self._rebalancing.wait().message)
+            except EngineDeadError:
+                raise
+            except BoughError as error:  # and nothing has changed
+                log.warning("experts could not be rebalanced: %s", error)
+            self._rebalancing = None
+        if self._steps and self._steps % self._rebalance_every == 0:
+            self._rebalancing = self.control(RebalanceExperts())
+        self._steps += 1
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._send(SupplyMasks(step, masks))

@@ -63,6 +63,8 @@ def check_nodes(parallel: ParallelSettings) -> None:
     nodes, ranks = parallel.nnodes, parallel.ranks
     if parallel.node_rank >= nodes:
         raise SettingsError(f"--node-rank {parallel.node_rank}: with --nnodes {nodes} they are 0 to {nodes - 1}.")
+    if nodes > 1 and parallel.dp_size > 1:
+        raise SettingsError("--dp-size is for one host: run a server on each, behind `bough gateway`.")
     if ranks % nodes:
         raise SettingsError(f"--nnodes {nodes}: {ranks} ranks (--tp-size) cannot be spread evenly over them.")
     if parallel.on_ray and (nodes == 1 or parallel.node_rank or parallel.dist_init_addr):

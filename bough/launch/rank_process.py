@@ -24,11 +24,15 @@ BuildExecutor = Callable[..., LoadedModel]
 
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
-    addresses, listeners = spec.addresses, spec.listeners
-    sender = Sender(context, *addresses.ranks, pack=pack_array, listeners=listeners, key=spec.cluster_key)
-    group = join_ranks(settings, 0, addresses, listeners.get(addresses.store))
+    group = join_ranks(settings, 0, spec.addresses, spec.dp_rank or 0, spec.listeners.get(spec.addresses.store))
     loaded = build(spec.files, settings, group)
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send))
+    if not spec.addresses.ranks:  # one of several replicas
+        return loaded
+    listeners, key = spec.listeners, spec.cluster_key
+    sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=listeners, key=key)
+    parallel = settings.parallel
+    every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
+    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every))
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
@@ -41,7 +45,7 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses))
+    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0))
     settle_garbage()
     announce(ready={"weight": in_gib(loaded.weight_bytes)})
     follow(loaded.executor, orders)

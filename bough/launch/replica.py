@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from bough.core.settings import Settings
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_model, input_reader, open_tokenizer
-from bough.launch.spec import MODEL_EXECUTOR, ChildSpec
+from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
 from bough.messages.channels import Addresses
@@ -50,31 +49,51 @@ class Replica:
         template_defaults(settings.model.default_chat_template_kwargs)
         if settings.scheduler.enable_custom_logit_processor:
             load_dill()
-        check_nodes(settings.parallel)
-        if settings.parallel.node_rank:
+        parallel = settings.parallel
+        if parallel.dp_size > 1 and settings.memory.kv_events_config is not None:
+            raise SettingsError(
+                "--kv-events-config tells of the cache of one scheduler; leave it out with --dp-size, or run that many "
+                "servers behind `bough gateway`."
+            )
+        check_nodes(parallel)
+        if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
         self.files = find_files(settings.model)
-        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, settings.parallel.ranks)
+        folder = open_socket_folder(cleanup)
+        self.addresses = [Addresses.in_folder(folder, clients, parallel.tp_size)]
+        if parallel.dp_size > 1:
+            folders = [folder / f"dp{number}" for number in range(parallel.dp_size)]
+            for own in folders:
+                own.mkdir()
+            self.addresses = [Addresses.in_folder(folder, clients, parallel.tp_size, own) for own in folders]
         self._head = None
-        if settings.parallel.nnodes > 1:
+        if parallel.nnodes > 1:
             self._head = Head(settings, self.files, cleanup)
-            self.addresses = self._head.place(self.addresses)
-        self.limits: dict[str, Any] = {}  # what the scheduler announced when it was ready
+            self.addresses = [self._head.place(*self.addresses)]
+        self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
-    def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
-        self.supervisor = Supervisor(on_death)
+    def supervise(
+        self, on_death: Callable[[EngineDeadError], None], on_loss: Callable[[int, EngineDeadError], None]
+    ) -> Supervisor:
+        """`on_loss` is told of a replica that dies while others live."""
+        self.supervisor = Supervisor(on_death, on_loss)
         if self._head is not None:
             self._head.watch(self.supervisor)
         return self.supervisor
 
     def start(self) -> None:
-        flat = self.settings.to_flat()
-        spec = ChildSpec("scheduler", flat, self.addresses, self.files, executor=self._executor)
-        ranks = range(1, self.settings.parallel.ranks_per_node)
-        others = [replace(spec, role="detokenizer")]
-        others += [replace(spec, role="executor", rank=rank) for rank in ranks]
-        self.supervisor.start([spec if self._head is None else self._head.equip(spec), *others])
+        self.supervisor.start([spec for number in range(len(self.addresses)) for spec in self._specs(number)])
+
+    def _specs(self, number: int) -> list[ChildSpec]:
+        """The processes of one replica."""
+        flat, several = self.settings.to_flat(), len(self.addresses) > 1
+        here = self.settings.parallel.tp_size // self.settings.parallel.nnodes
+        roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
+        roles += [("executor", rank) for rank in range(1, here)]
+        place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}
+        specs = [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
+        return specs if self._head is None else [self._head.equip(specs[0]), *specs[1:]]
 
     def open_tokenizer(self) -> Tokenizer | None:
         """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a
@@ -89,11 +108,18 @@ class Replica:
         return input_reader(self.files, self.settings.model, tokenizer)
 
     def wait_until_ready(self) -> None:
-        self.limits = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
-        others = [child.ready for child in self.supervisor.children if child.role == "executor" and child.ready]
-        if others:
-            usage = self.limits["memory_usage"]
-            usage["weight_of_ranks"] = [usage["weight"], *(rank["weight"] for rank in others)]
+        ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)
+        specs = [self._specs(number) for number in range(len(self.addresses))]
+        self.replica_limits = [ready[first.title] for first, *_ in specs]
+        for limits, (_, _, *ranks) in zip(self.replica_limits, specs, strict=True):
+            if ranks:
+                usage = limits["memory_usage"]
+                usage["weight_of_ranks"] = [usage["weight"], *(ready[rank.title]["weight"] for rank in ranks)]
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the first scheduler announced."""
+        return self.replica_limits[0]
 
     @property
     def served_model_name(self) -> str:
@@ -111,6 +137,7 @@ class Replica:
             vocab_size=self.limits["vocab_size"],
             created=int(time.time()),
             limits=self.limits,
+            replica_limits=self.replica_limits,
         )
 
 

@@ -29,6 +29,7 @@ class ServerSpec:
     number: int  # of its client
     listener_fd: int
     model: ModelInfo
+    replicas: tuple[Addresses, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,13 @@ class ChildSpec:
     rank: int = 0  # of an executor beside the scheduler's own
     listeners: dict[str, int] = field(default_factory=dict)  # descriptors, by the address that other hosts connect to
     cluster_key: str = field(default="", repr=False)
+    dp_rank: int | None = None  # of a replica among several
 
     @property
     def title(self) -> str:
         """What the process is called."""
-        return f"{self.role} TP{self.rank}" if self.rank else self.role
+        replica = "" if self.dp_rank is None else f" DP{self.dp_rank}"
+        return self.role + replica + (f" TP{self.rank}" if self.rank else "")
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

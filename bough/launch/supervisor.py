@@ -1,7 +1,8 @@
 """Starts an engine's child processes, watches them, and ends all of them when one dies. No orphan survives.
 
 Owns the processes. Each has a thread that reads its announcements and then waits for its end; the first unexpected end
-kills the others and is reported once, with the child's own words where it had any.
+kills the others and is reported once, with the child's own words where it had any. A replica among several that serve
+ends alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REASON_S = 2.0  # how long the end of a rank that lost another may wait for that
 
 class Child:
     def __init__(self, spec: ChildSpec) -> None:
-        self.role, self.title = spec.role, spec.title
+        self.role, self.title, self.dp_rank = spec.role, spec.title, spec.dp_rank
         self.ready: dict[str, Any] | None = None
         self.fatal: str | None = None
         self.kind: str | None = None
@@ -111,8 +112,13 @@ def _print_named(name: str, descriptor: int) -> None:
 
 
 class Supervisor:
-    def __init__(self, on_death: Callable[[EngineDeadError], None]) -> None:
+    def __init__(
+        self,
+        on_death: Callable[[EngineDeadError], None],
+        on_loss: Callable[[int, EngineDeadError], None] = lambda dp_rank, error: None,
+    ) -> None:
         self._on_death = on_death
+        self._on_loss = on_loss
         self._changed = threading.Condition()
         self._closing = False
         self.at_end: Callable[[str], None] = lambda reason: None  # told once, before the children end; "": in order
@@ -128,7 +134,7 @@ class Supervisor:
             threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.title}").start()
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
-        """What each role announced. Raises the error of the first that failed."""
+        """What each announced, by title. Raises the error of the first that failed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self.error is None and any(child.ready is None for child in self.children):
@@ -138,7 +144,7 @@ class Supervisor:
                 self._changed.wait(min(left, 1.0))
             if self.error is not None:
                 raise self.error
-            return {child.role: child.ready or {} for child in self.children}
+            return {child.title: child.ready or {} for child in self.children}
 
     def print_stacks(self) -> None:
         """Has every child print where its threads are; those that have ended cannot."""
@@ -186,11 +192,21 @@ class Supervisor:
         code = child.listen(self._notify)
         with self._changed:
             if child.kind == RankLostError.__name__:
-                self._changed.wait_for(lambda: self._closing, REASON_S)
-        left_in_order = child.role == "executor" and not code  # its leader told it so, and is ending itself
-        if not child.dismissed and not left_in_order:
-            text = child.describe_end(code)
-            self.fail(_as_error(child, text), text)
+                self._changed.wait_for(lambda: self._closing or child.dismissed, REASON_S)
+            left_in_order = child.role == "executor" and not code  # its leader told it so, and is ending itself
+            if self._closing or child.dismissed or left_in_order:
+                return
+            text, lost = child.describe_end(code), self._replica_of(child)
+            for each in lost:
+                each.dismissed = True
+            self._changed.notify_all()
+        if lost and child.dp_rank is not None:
+            log.error("%s Replica %d is dead; the others serve on.", text, child.dp_rank)
+            for each in lost:
+                each.end_now()
+            self._on_loss(child.dp_rank, EngineDeadError(text))
+            return
+        self.fail(_as_error(child, text), text)
 
     def fail(self, error: BoughError, reason: str = "") -> None:
         """Ends the engine, unless it ends already. Who used it is told the reason, or the error."""
@@ -202,6 +218,13 @@ class Supervisor:
         self.at_end(reason or str(error))
         self.end_now()
         self._on_death(EngineDeadError(reason or str(error)))
+
+    def _replica_of(self, child: Child) -> list[Child]:
+        """The processes that end with a child; none: all do, because no other replica serves."""
+        if child.dp_rank is None or any(each.ready is None for each in self.children):
+            return []
+        alive = {each.dp_rank for each in self.children if not each.dismissed} - {None, child.dp_rank}
+        return [each for each in self.children if each.dp_rank == child.dp_rank] if alive else []
 
     def end_now(self) -> None:
         for child in list(self.children):

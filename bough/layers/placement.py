@@ -14,6 +14,7 @@ from bough.kernels.ops import REFERENCE, Ops
 from bough.layers.rope import RopeTable, rope_table
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, TableWeight
 from bough.layers.schemes.plain import PlainExperts, PlainTable, PlainWeight
+from bough.layers.spread import LayerExperts, SpreadExperts
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
 AllGather = Callable[[torch.Tensor], torch.Tensor]  # the columns of all ranks, side by side
@@ -56,11 +57,16 @@ class Placement:
     make_table: TableMaker = PlainTable
     make_experts: ExpertsMaker = PlainExperts
     all_gather: AllGather = no_reduce
+    spread: SpreadExperts = field(default_factory=SpreadExperts)
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Memory for a weight, not yet written."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def experts(self, moe: MoEConfig) -> LayerExperts:
+        """Which of the next layer's experts are here."""
+        return self.spread.layer(moe.experts, self.topology, self.device)
 
     def mean_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
         """Of equal parts of a whole, each on one rank or each on as many."""

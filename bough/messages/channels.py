@@ -31,15 +31,23 @@ class Addresses:
     store: str = ""  # where all ranks meet when they are on several hosts
 
     @classmethod
-    def in_folder(cls, folder: Path, clients: int = 1, tp_size: int = 1) -> Addresses:
-        """The folder must be private to the user: a user who can open these files can talk to the engine."""
-        scheduler, detokenizer = (f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer"))
+    def in_folder(cls, folder: Path, clients: int = 1, tp_size: int = 1, own: Path | None = None) -> Addresses:
+        """The folder must be private to the user: a user who can open these files can talk to the engine. A replica
+        among several has one of its `own` in it; they have the same clients."""
+        own = own or folder
+        scheduler, detokenizer = (f"ipc://{own}/{name}" for name in ("scheduler", "detokenizer"))
         ways = tuple(f"ipc://{folder}/client{number}" for number in range(clients))
-        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{folder}/rank{rank}" for rank in range(1, tp_size)))
+        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{own}/rank{rank}" for rank in range(1, tp_size)))
 
     @property
     def folder(self) -> Path:
+        """Where the ranks meet."""
         return Path(self.scheduler.removeprefix("ipc://")).parent
+
+    @property
+    def shared_folder(self) -> Path:
+        """Where all clients and replicas of the engine meet."""
+        return Path(self.clients[0].removeprefix("ipc://")).parent
 
 
 def split_address(address: str) -> tuple[str, int]:

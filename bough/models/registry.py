@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
     from bough.layers.schemes.stored import FormOf
+    from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
 
 MODULES = (  # each has one family or several
@@ -96,9 +97,11 @@ def build_model(
     deterministic: bool = False,
     packed_ops: PackedOps | None = None,
     form_of: FormOf | None = None,
+    spread: SpreadExperts | None = None,
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs a `group`. With
-    `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names."""
+    `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names. `spread` gets
+    to know the layers' experts."""
     family = find_family(config.architecture)
     from bough.distributed.group import ALONE
     from bough.kernels.registry import ops_for
@@ -108,6 +111,7 @@ def build_model(
     from bough.layers.schemes.registry import experts_for, scheme_for
     from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
+    from bough.layers.spread import SpreadExperts
 
     ranks = group or ALONE
     reduce = ranks.all_reduce
@@ -121,7 +125,8 @@ def build_model(
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
         table = PlainTable if topology.tp_size == 1 else ShardedTable
-        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, ranks.all_gather)
+        gather, spread = ranks.all_gather, spread or SpreadExperts(ranks)
+        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, gather, spread)
     return family.build(config, placement)
 
 

@@ -3,6 +3,7 @@ what the first is told; and a failure on one shows on all."""
 
 from __future__ import annotations
 
+import functools
 import queue
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,16 +13,18 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
 from bough.core.errors import EngineDeadError, ModelError, RankLostError, SettingsError
 from bough.core.plan import BatchPlan, Executor, Limits, PageSwap
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup
+from bough.distributed.group import ALONE, RankGroup
+from bough.executor import ranks
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
-from bough.executor.load_model import LoadedModel
+from bough.executor.load_model import LoadedModel, check_experts, check_split, resolve_config
 from bough.executor.ranks import LeadingExecutor, follow
 from bough.loader.locate import locate
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
@@ -72,12 +75,19 @@ def build(folder: Path, group: RankGroup | None = None, **flags: Any) -> Executo
     files = locate(str(folder))
     if group is None:
         return build_executor(files, Settings.from_flat({**FLAGS, **flags})).executor
-    settings = Settings.from_flat({**FLAGS, **flags, "tp_size": group.topology.tp_size})
+    sizes = {"tp_size": group.topology.tp_size, "ep_size": group.topology.ep_size}
+    settings = Settings.from_flat({**FLAGS, **flags, **sizes})
     return build_executor(files, settings, group).executor
 
 
 def with_ranks(
-    folder: Path, size: int, use: Callable[[Executor], T], way: Callable[[], Orders] = Orders, **flags: Any
+    folder: Path,
+    size: int,
+    use: Callable[[Executor], T],
+    way: Callable[[], Orders] = Orders,
+    ep_size: int = 1,
+    every: int = 0,
+    **flags: Any,
 ) -> T:
     """What `use` makes of several ranks as one executor."""
     ways = [way() for _ in range(1, size)]
@@ -87,13 +97,13 @@ def with_ranks(
         if rank:
             follow(executor, ways[rank - 1])
             return []
-        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None)
+        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None, every)
         try:
             return [use(leader)]
         finally:
             leader.close()
 
-    return on_ranks(size, work)[0][0]
+    return on_ranks(size, work, ep_size)[0][0]
 
 
 def alone(folder: Path, use: Callable[[Executor], T]) -> T:
@@ -124,12 +134,43 @@ def mixed_load(executor: Executor) -> dict[int, list[int]]:
     return {handle: tokens for handle, tokens in bench.out.outputs.items() if handle != 4}
 
 
+@functools.cache
+def of_one_rank(folder: Path) -> dict[int, list[int]]:
+    return alone(folder, mixed_load)
+
+
 @pytest.mark.parametrize(
     ("model", "size"),
     [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4), ("states", 2)],
 )
 def test_ranks_give_the_tokens_of_one_under_a_mixed_load(folders: dict[str, Path], model: str, size: int) -> None:
-    assert with_ranks(folders[model], size, mixed_load, check_ranks=True) == alone(folders[model], mixed_load)
+    assert with_ranks(folders[model], size, mixed_load, check_ranks=True) == of_one_rank(folders[model])
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "ep_size", "flags"),
+    [
+        ("moe", 4, 2, {}),
+        ("latent", 2, 2, {"ep_num_redundant_experts": 2}),
+        ("moe", 2, 2, {"moe_a2a_backend": "torch"}),
+    ],
+)
+def test_experts_that_are_spread_give_the_tokens_of_one_rank(
+    folders: dict[str, Path], model: str, size: int, ep_size: int, flags: dict[str, Any]
+) -> None:
+    assert with_ranks(folders[model], size, mixed_load, ep_size=ep_size, **flags) == of_one_rank(folders[model])
+
+
+@pytest.mark.parametrize(("model", "backend"), [("moe", "none"), ("latent", "torch")])
+def test_experts_move_between_steps_and_no_token_changes(
+    folders: dict[str, Path], model: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = {"enable_eplb": True, "ep_num_redundant_experts": 2, "moe_a2a_backend": backend}
+    with caplog.at_level("INFO", "bough.executor.ranks"):
+        found = with_ranks(folders[model], 2, mixed_load, ep_size=2, every=5, **flags)
+    assert found == of_one_rank(folders[model])
+    told = [record.getMessage() for record in caplog.records if "rebalanced" in record.getMessage()]
+    assert len(told) > 3 and any("has read" in text for text in told)
 
 
 def other_page(plan: BatchPlan) -> BatchPlan:
@@ -287,9 +328,99 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
         build(folders[model], thread_groups(size)[0])
 
 
+@pytest.mark.parametrize(
+    ("model", "flags", "words"),
+    [
+        ("moe", {"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
+        ("llama", {"tp_size": 2, "ep_size": 2}, "LlamaForCausalLM has no experts"),
+        ("moe", {"enable_eplb": True}, "--enable-eplb is for experts that are spread"),
+        ("moe", {"ep_num_redundant_experts": 1}, "--ep-num-redundant-experts is for experts that are spread"),
+        ("moe", {"moe_a2a_backend": "torch"}, "--moe-a2a-backend torch is for experts that are spread"),
+        ("moe", {"tp_size": 4, "ep_size": 2, "moe_a2a_backend": "torch"}, "use --ep-size 4, or none"),
+        ("moe", {"tp_size": 2, "ep_size": 2, "ep_num_redundant_experts": 5}, "there is use for at most 4"),
+        (
+            "moe",
+            {"tp_size": 2, "ep_size": 2, "enable_eplb": True, "enable_deterministic_inference": True},
+            "which rank computes an expert must not change",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_spread_so_are_refused_with_the_reason(
+    folders: dict[str, Path], model: str, flags: dict[str, Any], words: str
+) -> None:
+    settings = Settings.from_flat({**FLAGS, **flags})
+    with pytest.raises(SettingsError, match=words):
+        check_experts(resolve_config(locate(str(folders[model])), settings), settings)
+
+
+def test_inner_widths_that_do_not_fit_all_ranks_may_fit_those_that_share_an_expert(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 3, **{**MODELS["moe"], "moe_intermediate_size": 18})
+    config = resolve_config(locate(str(folder)), Settings.from_flat(FLAGS))
+    with pytest.raises(SettingsError, match=r"moe_intermediate_size \(18\) .* Sizes that fit this model: 1, 2\."):
+        check_split(config, 4)
+    check_split(config, 4, ep_size=2)
+    with pytest.raises(SettingsError, match=r"--tp-size 6: num_heads .* Sizes that fit this model: 2, 4\."):
+        check_split(config, 6, ep_size=2)
+
+
+def test_another_engines_way_to_send_tokens_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match=r"must be one of none, torch; got 'deepep'\. Bough has no such kernels"):
+        Settings.from_flat({"moe_a2a_backend": "deepep"})
+
+
+class NoFiles:
+    """An executor that runs plans but cannot do commands."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def launch(self, plan: Any) -> Any:
+        return self
+
+    def control(self, command: Any) -> Any:
+        return self
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        raise self.error
+
+
+def test_experts_that_cannot_move_stay_but_ranks_that_differ_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[ToRank] = []
+    leader = LeadingExecutor(NoFiles(ModelError("the files are gone")), sent.append, 2)  # type: ignore[arg-type]
+    for _ in range(7):
+        leader.launch(None)  # type: ignore[arg-type]
+    kinds = "".join("R" if isinstance(message, RunCommand) else "." for message in sent)
+    assert kinds == "..R..R..R." and "the files are gone" in caplog.text
+    lost = LeadingExecutor(NoFiles(RankLostError("another rank has moved them")), sent.append, 2)  # type: ignore[arg-type]
+    with pytest.raises(RankLostError, match="another rank"):
+        for _ in range(4):
+            lost.launch(None)  # type: ignore[arg-type]
+
+
 def test_one_process_cannot_be_several_ranks(folders: dict[str, Path]) -> None:
     with pytest.raises(SettingsError, match="--tp-size 2: this command runs the model in one process"):
         build_executor(locate(str(folders["llama"])), Settings.from_flat({**FLAGS, "tp_size": 2}))
+
+
+def test_every_rank_of_every_replica_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(ranks, "resolve_device", lambda settings: torch.device("cuda"))
+    monkeypatch.setattr(ranks, "open_group", lambda topology, *rest: topology.tp_rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+
+    def join(tp_size: int, dp_size: int, rank: int, dp_rank: int) -> Any:
+        settings = Settings.from_flat({"tp_size": tp_size, "dp_size": dp_size})
+        return ranks.join_ranks(settings, rank, tmp_path, dp_rank)
+
+    joined = [join(2, 3, rank, dp_rank) for dp_rank in range(3) for rank in range(2)]
+    assert joined == [0, 1] * 3 and taken == [0, 1, 2, 3, 4, 5]
+    assert join(1, 4, 0, 3) is ALONE and taken[-1] == 3
+    with pytest.raises(SettingsError, match=r"--tp-size 2 and --dp-size 4: .* which makes 8, and there are 6\."):
+        join(2, 4, 0, 0)
 
 
 @pytest.mark.parametrize(("model", "size"), [("untied", 4), ("moe", 2), ("latent", 8), ("states", 2)])

@@ -66,8 +66,8 @@ class MeetingPlace:
 
 
 class ThreadGroup(RankGroup):
-    def __init__(self, place: MeetingPlace, rank: int) -> None:
-        self.topology = Topology(rank, place.barrier.parties)
+    def __init__(self, place: MeetingPlace, rank: int, ep_size: int = 1) -> None:
+        self.topology = Topology(rank, place.barrier.parties, ep_size)
         self._place = place
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,6 +75,13 @@ class ThreadGroup(RankGroup):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._meet(x), dim=1)
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        counts = [count.tolist() for count in self._meet(torch.tensor(sent))]
+        rows = [part.split(count) for part, count in zip(self._meet(x), counts, strict=True)]
+        found = [parts[self.topology.tp_rank] for parts in rows]
+        assert [len(part) for part in found] == list(taken)
+        return torch.cat(found)
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         return self._meet(x)[0]
@@ -94,12 +101,12 @@ class ThreadGroup(RankGroup):
         return found
 
 
-def thread_groups(size: int) -> list[ThreadGroup]:
+def thread_groups(size: int, ep_size: int = 1) -> list[ThreadGroup]:
     place = MeetingPlace(size)
-    return [ThreadGroup(place, rank) for rank in range(size)]
+    return [ThreadGroup(place, rank, ep_size) for rank in range(size)]
 
 
-def on_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+def on_ranks(size: int, work: Callable[[ThreadGroup], T], ep_size: int = 1) -> list[T]:
     """What each rank's work returns; where one fails, the others do not wait for it."""
 
     def run(group: ThreadGroup) -> T:
@@ -111,4 +118,4 @@ def on_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
             raise
 
     with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(run, thread_groups(size)))
+        return list(threads.map(run, thread_groups(size, ep_size)))

@@ -20,6 +20,7 @@ from bough.core.model_config import ModelConfig
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.load_model import check_split
 from bough.executor.native_tapes import why_not_recorded
+from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import locate
@@ -425,8 +426,10 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def forward(model: Model, dtype: torch.dtype = torch.float32, group: RankGroup = ALONE) -> Forward:
-    ours = build_model(model.config, group.topology, dtype, CPU, group)
+def forward(
+    model: Model, dtype: torch.dtype = torch.float32, group: RankGroup = ALONE, spread: SpreadExperts | None = None
+) -> Forward:
+    ours = build_model(model.config, group.topology, dtype, CPU, group, spread=spread)
     source = open_source(locate(str(model.folder)), model.config)
     load_weights(ours.slots(), source, progress=False, device=CPU)
     return Forward(ours, page_size=4, dtype=dtype, topology=group.topology)
@@ -453,6 +456,21 @@ def compare_ranks(model: Model, size: int) -> None:
     check_split(model.config, size)
     tokens = prompt(50, seed=2)
     for found in on_ranks(size, lambda group: in_chunks(forward(model, group=group), tokens, (13, 14, 33, 48, 49))):
+        torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [SpreadOptions(), SpreadOptions(redundant=1, all_to_all=True)])
+def test_experts_on_two_ranks_give_the_same(model: Model, spread: SpreadOptions) -> None:
+    if model.config.moe is None:
+        pytest.skip("has no experts")
+    check_split(model.config, 2, ep_size=2)
+    tokens = prompt(50, seed=2)
+
+    def logits(group: RankGroup) -> torch.Tensor:
+        return in_chunks(forward(model, group=group, spread=SpreadExperts(group, spread)), tokens, (13, 14, 33, 48, 49))
+
+    for found in on_ranks(2, logits, ep_size=2):
         torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 
 

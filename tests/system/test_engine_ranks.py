@@ -115,6 +115,31 @@ def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
     wait_gone(processes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "flags"),
+    [
+        ("moe", 2, {"ep_size": 2}),
+        ("latent", 4, {"ep_size": 2, "ep_num_redundant_experts": 2}),
+        ("latent", 2, {"ep_size": 2, "moe_a2a_backend": "torch"}),
+    ],
+)
+def test_experts_on_processes_give_the_tokens_of_one(
+    folder: Path, name: str, size: int, flags: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They move under the load, too."""
+    small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
+    with engine_of(folder / name, attention_backend="torch", **small) as engine:
+        expected = mixed_load(engine)
+    moving = {"enable_eplb": True, "eplb_rebalance_num_iterations": 16, "log_level": "info"}
+    with engine_of(folder / name, tp_size=size, **small, **flags, **moving) as engine:
+        assert mixed_load(engine) == expected
+        engine.release_memory_occupation()
+        engine.resume_memory_occupation()
+        assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
+    assert "experts were rebalanced: This rank has read" in capfd.readouterr().err
+
+
 def generate_until_it_dies(engine: Engine, begun: threading.Event) -> str:
     endless = {"temperature": 0.0, "max_new_tokens": 500, "ignore_eos": True}
     with pytest.raises(EngineDeadError) as caught:

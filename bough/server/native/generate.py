@@ -39,6 +39,8 @@ OPTIONS = (
     "extra_key",
     "cache_salt",
     "custom_logit_processor",
+    "routed_dp_rank",
+    "data_parallel_rank",
 )
 
 

@@ -62,14 +62,14 @@ class Timings(msgspec.Struct):
     total_s: float
 
 
-# Fields whose feature this engine does not have: accepted when they ask for nothing. (0 is its only rank.)
+# Fields whose feature this engine does not have: accepted when they ask for nothing.
 NOT_HERE = (
     "input_embeds", "positional_embed_overrides", "multi_item_delimiter_indices", "image_data", "video_data",
     "audio_data", "mm_hashes", "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_path", "lora_id", "session_id",
     "session_params", "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
     "return_hidden_states", "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
-    "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port",
+    "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port",
     "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
@@ -109,6 +109,8 @@ class GenerateBody(OtherFields, kw_only=True):
     cache_salt: str | list[str | None] | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
+    routed_dp_rank: int | None = None  # the replica that gets it
+    data_parallel_rank: int | None = None  # the same by its older name
     ignore_eos: bool | None = None  # of every prompt whose sampling_params do not say
     log_metrics: bool | None = None  # false: the request does not count in the metrics
     no_logs: bool | None = None  # true: the request is neither logged nor traced
@@ -138,6 +140,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     weight_version: str
     queue_time: float
     e2e_latency: float
+    dp_rank: int | None = None  # of the replica, where there are several
     warnings: list[str] | None = None
     prompt_token_ids: list[int] | None = None
     input_token_logprobs: list[Logprob] | None = None
@@ -337,7 +340,7 @@ class ProfileBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Load(msgspec.Struct):
-    """How busy the engine is."""
+    """How busy a replica is."""
 
     dp_rank: int
     num_running_reqs: int
@@ -351,7 +354,7 @@ class Load(msgspec.Struct):
 
 
 class Loads(msgspec.Struct):
-    """The loads of all replicas of this server: one."""
+    """The loads of all replicas of this server."""
 
     timestamp: float
     version: str

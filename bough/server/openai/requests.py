@@ -102,6 +102,8 @@ class EngineFields(SamplingFields, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     custom_logit_processor: str | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
@@ -132,8 +134,6 @@ class EngineFields(SamplingFields, kw_only=True):
     bootstrap_host: Annotated[Any, UNSUPPORTED] = None
     bootstrap_port: Annotated[Any, UNSUPPORTED] = None
     bootstrap_room: Annotated[Any, UNSUPPORTED] = None
-    routed_dp_rank: Annotated[int | None, UNSUPPORTED] = None
-    data_parallel_rank: Annotated[int | None, UNSUPPORTED] = None
     disagg_prefill_dp_rank: Annotated[int | None, UNSUPPORTED] = None
 
 
@@ -345,6 +345,8 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
         "extra_key": request.extra_key,
         "cache_salt": request.cache_salt,
         "custom_logit_processor": request.custom_logit_processor,
+        "routed_dp_rank": request.routed_dp_rank,
+        "data_parallel_rank": request.data_parallel_rank,
     }
 
 

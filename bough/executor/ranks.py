@@ -33,8 +33,7 @@ def join_ranks(
     parallel, device = settings.parallel, resolve_device(settings.model)
     size, wanted = parallel.tp_size, parallel.ranks_per_node
     if device.type == "cuda":
-        there = torch.cuda.device_count()
-        if wanted > there:
+        if wanted > (there := torch.cuda.device_count()):
             raise SettingsError(
                 f"--tp-size {size} and --dp-size {parallel.dp_size}: each rank needs a GPU, which makes {wanted} on "
                 f"this host, and there are {there}."

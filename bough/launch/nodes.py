@@ -22,8 +22,7 @@ from bough.loader.locate import ModelFiles, gguf_parts
 from bough.messages.channels import TCP, Addresses, use_key
 from bough.version import __version__
 
-KEY_VARIABLE = "BOUGH_CLUSTER_KEY"
-KEY_LENGTH = 32
+KEY_VARIABLE, KEY_LENGTH = "BOUGH_CLUSTER_KEY", 32
 BEAT_MS = 250  # between two looks at who is there
 SILENCE_MS = 5000  # after which a host counts as gone
 LINGER_MS = 1000  # for the last words
@@ -60,13 +59,13 @@ encode = msgspec.msgpack.encode
 
 def check_nodes(parallel: ParallelSettings) -> None:
     """Refuses what does not describe hosts."""
-    nodes, ranks = parallel.nnodes, parallel.ranks
+    nodes = parallel.nnodes
     if parallel.node_rank >= nodes:
         raise SettingsError(f"--node-rank {parallel.node_rank}: with --nnodes {nodes} they are 0 to {nodes - 1}.")
     if nodes > 1 and parallel.dp_size > 1:
         raise SettingsError("--dp-size is for one host: run a server on each, behind `bough gateway`.")
-    if ranks % nodes:
-        raise SettingsError(f"--nnodes {nodes}: {ranks} ranks (--tp-size) cannot be spread evenly over them.")
+    if parallel.ranks % nodes:
+        raise SettingsError(f"--nnodes {nodes}: {parallel.ranks} ranks (--tp-size) cannot be spread evenly over them.")
     if parallel.on_ray and (nodes == 1 or parallel.node_rank or parallel.dist_init_addr):
         raise SettingsError("--use-ray needs --nnodes above 1, and neither --node-rank nor --dist-init-addr.")
     if nodes > 1 and not parallel.on_ray:

@@ -28,8 +28,7 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     loaded = build(spec.files, settings, group)
     if not spec.addresses.ranks:  # one of several replicas
         return loaded
-    listeners, key = spec.listeners, spec.cluster_key
-    sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=listeners, key=key)
+    sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=spec.listeners, key=spec.cluster_key)
     parallel = settings.parallel
     every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
     return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every))

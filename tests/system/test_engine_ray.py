@@ -86,6 +86,9 @@ def test_ray_places_ranks_and_loses_a_node(cluster: Any, model: Path, monkeypatc
 
 
 def test_without_a_cluster_ray_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(SettingsError, match="name it in RAY_ADDRESS"):
+    def find_none(**options: Any) -> None:
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", find_none)
+    with pytest.raises(SettingsError, match=r"--use-ray: Could not find .* name it in RAY_ADDRESS"):
         Engine(model, **SETTINGS, tp_size=2, nnodes=2, use_ray=True)

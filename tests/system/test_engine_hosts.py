@@ -153,4 +153,4 @@ def test_hosts_that_do_not_belong_together_say_so(start: Callable[..., Node], mo
     second = start(1, tmp_path / "other")
     for node in (second, first):
         code, log = node.wait()
-        assert code == 2 and "Hosts must not differ in the files of the model" in log, log
+        assert code and "Hosts must not differ in the files of the model" in log, log

@@ -110,6 +110,8 @@ class BatchPlan:
     sample: BoolArray  # [batch] decodes and the last chunk of a prefill sample; earlier chunks do not
     input_logprobs: tuple[InputLogprobs, ...] = ()
     masked: BoolArray | None = None  # [batch] rows that sample under a mask; None: none does, and none is supplied
+    # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
+    last_tokens: IntArray | None = None
 
     @property
     def sample_widths(self) -> IntArray:
@@ -168,6 +170,13 @@ class StepResult:
         None  # when the step was on the device, by `time.monotonic`; None: unknown
     )
 
+    @staticmethod
+    def without_tokens(
+        step: int, inputs: dict[int, PositionLogprobs], span: tuple[float, float] | None = None
+    ) -> StepResult:
+        none = np.zeros(0, dtype=np.int32)
+        return StepResult(step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -186,6 +195,7 @@ class Limits:
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
     ranks: int = 1
+    stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
 
     def copied_bytes(self, group: int) -> int:
         """What a copy of one page takes, with the parts of all ranks."""

@@ -196,6 +196,11 @@ class SchedulerSettings:
     priority_scheduling_preemption_threshold: int = setting(
         10, "a waiting request preempts a running one whose priority is lower by more than this", low=0
     )
+    pp_max_micro_batch_size: int | None = setting(
+        None,
+        "most rows that decode in one step of a pipeline; those that run, divided by its stages, when left out",
+        low=1,
+    )
     disable_overlap_schedule: bool = setting(False, "commit each step before the next is launched")
     waiting_timeout_s: float | None = setting(None, "a request that waits longer ends with an error", low=0.0)
     running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
@@ -231,6 +236,7 @@ class ParallelSettings:
     """One model on several devices."""
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
+    pp_size: int = setting(1, "stages that the layers are cut into (pipeline parallel), each of tp_size ranks", low=1)
     ep_size: int = setting(
         1, "runs of ranks that the experts are spread over (expert parallel); it divides --tp-size", low=1
     )
@@ -274,7 +280,11 @@ class ParallelSettings:
     @property
     def ranks(self) -> int:
         """Processes that compute, in all replicas."""
-        return self.tp_size * self.dp_size
+        return self.replica_ranks * self.dp_size
+
+    @property
+    def replica_ranks(self) -> int:
+        return self.tp_size * self.pp_size
 
     @property
     def ranks_per_node(self) -> int:
@@ -367,7 +377,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    pp_size: int = unbuilt(1)
     enable_lora: bool = unbuilt(False)
     is_embedding: bool = unbuilt(False)
     speculative_algorithm: str | None = unbuilt(None)

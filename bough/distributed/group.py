@@ -1,7 +1,8 @@
 """How the ranks of an engine meet: sums, gathered columns, and what the first rank decides for all.
 
-Every rank makes the same calls in the same order, because every rank is given the same plans. `RankGroup` itself is a
-rank alone; `open_group` joins processes of one host or of several.
+Every rank of a stage makes the same calls in the same order, because every rank is given the same plans. Stages pass
+hidden states on and never wait for one behind them. `RankGroup` itself is a rank alone; `open_group` joins
+processes of one host or of several.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from bough.core.errors import RankLostError
 from bough.core.settings import Settings
-from bough.distributed.topology import Topology
+from bough.distributed.topology import ONE_RANK, Topology
 from bough.messages.channels import Addresses, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -28,11 +29,11 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 class RankGroup:
     """A rank alone: its share is the whole."""
 
-    topology = Topology()
+    topology = ONE_RANK
     doing = "the start"  # what the exchanges belong to, for errors
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks; it may work in place."""
+        """The sum over all ranks of the stage; it may work in place."""
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,11 +45,18 @@ class RankGroup:
         return x
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        """What the first rank has; it may work in place."""
+        """What the first rank of the stage has; it may work in place."""
+        return x
+
+    def pass_on(self, x: torch.Tensor) -> None:
+        """Sends hidden states to the next stage, which may take its time to receive them."""
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        """What the stage before has passed on; it works in place."""
         return x
 
     def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The smallest of each over all ranks."""
+        """The smallest of each over all ranks of all stages."""
         return tuple(values)
 
     def own_columns(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,25 +89,36 @@ class SimulatedGroup(RankGroup):
 class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
 
-    def __init__(self, topology: Topology, device: torch.device) -> None:
-        self.topology, self._device = topology, device
+    def __init__(self, topology: Topology, device: torch.device, stage: dist.ProcessGroup | None = None) -> None:
+        """`stage` has the ranks of this one's stage; None: there is one stage."""
+        self.topology, self._device, self._stage = topology, device, stage
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._exchange("sum up", dist.all_reduce, x)
+        if self.topology.tp_size > 1:
+            self._exchange("sum up", dist.all_reduce, x, dist.ReduceOp.SUM, self._stage)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         parts = [torch.empty_like(x) for _ in range(self.topology.tp_size)]
-        self._exchange("gather", dist.all_gather, parts, x)
+        self._exchange("gather", dist.all_gather, parts, x, self._stage)
         return torch.cat(parts, dim=1)
 
     def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
         out = x.new_empty((sum(taken), *x.shape[1:]))
-        self._exchange("swap rows", dist.all_to_all_single, out, x.contiguous(), list(taken), list(sent))
+        self._exchange("swap rows", dist.all_to_all_single, out, x.contiguous(), list(taken), list(sent), self._stage)
         return out
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        self._exchange("share tokens", dist.broadcast, x, 0)
+        if self.topology.tp_size > 1:
+            first = self.topology.pp_rank * self.topology.tp_size
+            self._exchange("share tokens", dist.broadcast, x, first, self._stage)
+        return x
+
+    def pass_on(self, x: torch.Tensor) -> None:
+        self._exchange("pass hidden states on", dist.send, x, self.topology.rank + self.topology.tp_size)
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        self._exchange("take hidden states over", dist.recv, x, self.topology.rank - self.topology.tp_size)
         return x
 
     def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
@@ -111,7 +130,7 @@ class TorchGroup(RankGroup):
         try:
             collective(*arguments)
         except RuntimeError as error:  # the other end was closed, or the time is up
-            place = f"Rank {self.topology.tp_rank} of {self.topology.tp_size}"
+            place = f"Rank {self.topology.rank} of {self.topology.ranks}"
             raise RankLostError(f"{place} could not {what} with the others in {self.doing}: {error}") from error
 
 
@@ -121,7 +140,7 @@ def open_group(
     """Waits for the other ranks, which open it with the same addresses; the first one's `listener` is for the store
     through which several hosts find each other."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    rank, size, timeout = topology.tp_rank, topology.tp_size, timedelta(seconds=settings.parallel.dist_timeout)
+    rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=settings.parallel.dist_timeout)
     interface, way = LOOPBACK, dict[str, Any](init_method=(addresses.folder / "ranks").as_uri())
     try:
         if addresses.store:
@@ -130,9 +149,13 @@ def open_group(
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)  # nobody elsewhere takes part
         dist.init_process_group(backend, timeout=timeout, world_size=size, rank=rank, **way)
+        of_stage = None
+        if topology.pp_size > 1 and topology.tp_size > 1:
+            ranks = [list(range(first, first + topology.tp_size)) for first in range(0, size, topology.tp_size)]
+            of_stage, _ = dist.new_subgroups_by_enumeration(ranks, timeout)  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError) as error:
         raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
-    return TorchGroup(topology, device)
+    return TorchGroup(topology, device, of_stage)
 
 
 def _meet(address: str, rank: int, size: int, patience: timedelta, listener: int | None) -> dict[str, Any]:

@@ -94,8 +94,11 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     """Loads the model, or this rank's share, onto the device and gives what memory is left to the cache."""
     if settings.parallel.simulate_tp > 1:
         group = simulated(settings.parallel)
-    elif settings.parallel.tp_size != group.topology.tp_size:
-        raise SettingsError(f"--tp-size {settings.parallel.tp_size}: this command runs the model in one process.")
+    else:
+        for name, size in (("tp", group.topology.tp_size), ("pp", group.topology.pp_size)):
+            asked = getattr(settings.parallel, f"{name}_size")
+            if asked != size:
+                raise SettingsError(f"--{name}-size {asked}: this command runs the model in one process.")
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
     names = choose_backends(settings.model, device.type)
@@ -123,8 +126,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
 
 
 def simulated(settings: ParallelSettings) -> RankGroup:
-    if settings.tp_size > 1:
-        raise SettingsError("--simulate-tp runs one rank alone: leave out --tp-size.")
+    if settings.replica_ranks > 1:
+        raise SettingsError("--simulate-tp runs one rank alone: leave out --tp-size and --pp-size.")
     log.warning(
         "--simulate-tp %d: this is one rank's share, and the other ranks are not there. Times and memory are those of "
         "a rank whose exchanges take no time; answers mean nothing.",
@@ -182,18 +185,18 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     left = max(0, min(free_memory_bytes() // sharing, free - loaded.weight_bytes))
     (left,) = group.minimum([left])
     rows = settings.scheduler.max_running_requests or default_rows(held, rows, int(left * CPU_POOL_SHARE))
-    shape = CacheShape.of(held, per_token, settings.memory, rows, chunk)
+    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, topology)
     size = size_cpu_cache(
         settings.memory,
         free_bytes=left,
         weight_bytes=loaded.weight_bytes,
         shape=shape,
         context_length=config.context_length,
-    )
+    ).shared(group.minimum)
     limits = Limits(
         rows=rows,
         page_size=settings.memory.page_size,
-        pages=group.minimum(size.pages),
+        pages=size.pages,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         chunk_tokens=chunk,
@@ -201,6 +204,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
         ranks=topology.tp_size,
+        stages=topology.pp_size,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
@@ -253,6 +257,8 @@ def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) ->
 def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
     if max(settings.parallel.tp_size, settings.parallel.simulate_tp) > 1:
         return "they cannot add up the results of several ranks (--tp-size)"
+    if settings.parallel.pp_size > 1:
+        return "they do not pass hidden states from stage to stage (--pp-size)"
     if dtype != torch.float32:
         return f"they compute in float32, not in {dtype} (--dtype)"
     if cache_dtype(settings.memory.kv_cache_dtype, dtype) not in CACHE_NUMBERS:

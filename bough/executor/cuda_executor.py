@@ -63,10 +63,10 @@ UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anyth
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """A decode step: the forward pass up to the hidden states, and the logits and sampling of rows that ask for nothing
-    special."""
+    special; None where another stage has these."""
 
     forward: Captured[torch.Tensor]
-    sample: Captured[torch.Tensor]
+    sample: Captured[torch.Tensor] | None
 
 
 class CudaExecutor:
@@ -94,6 +94,7 @@ class CudaExecutor:
         self._pool = pool
         self._attention = attention
         self._limits = limits
+        self._samples = group.topology.is_last
         self._check, self._group = check, group
         self._inputs = inputs
         self._mixed = mixed
@@ -174,6 +175,9 @@ class CudaExecutor:
         if self._check is not None:
             self._check.rows(plan, self._inputs.mirror)
         self._states.begin(plan.setups)
+        if plan.last_tokens is not None:
+            rows = plan.rows[: len(plan.last_tokens)]
+            self._inputs.advance(*(self._staging.to_device(part.astype(np.int64)) for part in (rows, plan.last_tokens)))
         if not len(plan.tokens):
             return self._launch_decodes(plan, growth)
         running = self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
@@ -182,15 +186,18 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        if not self._samples:
+            return
         waiting, self._masked = self._masked, None
         assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
         if has_drafts(waiting.plan):
-            waiting.rest = self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks)
+            waiting.rest.set_result(self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks))
             return
         masked = waiting.plan.masked[waiting.plan.sample]
         places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
         batch = BatchMasks(masked, places, words)
-        waiting.rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
+        rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
+        waiting.rest.set_result(rest)
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
@@ -204,17 +211,14 @@ class CudaExecutor:
             size, graph = captured
             self._inputs.send_decode(plan, growth, size)
             hidden = graph.forward.replay()[:batch]
-            if plan.masked is None and self._sampling.plain(plan.rows):
+            if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, self._model.logits(hidden), self._inputs.decode_rows(batch), {})
+        return self._finish(plan, hidden, self._inputs.decode_rows(batch), {})
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         hidden, inputs = self._mixed_hidden(plan, layout)
-        if not plan.sample.any():
-            return CudaStep(plan, self._clock.stop(), None, None, inputs)
-        rows = self._staging.to_device(plan.rows[plan.sample])
-        return self._finish(plan, self._model.logits(hidden), rows, inputs)
+        return self._finish(plan, hidden, self._staging.to_device(plan.rows[plan.sample]), inputs)
 
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
@@ -226,7 +230,7 @@ class CudaExecutor:
             return graph.replay()[: int(plan.sample.sum())], {}
         token_ids, batch = self._inputs.mixed_batch(layout)
         logits_indices = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
-        if not plan.input_logprobs:
+        if not (plan.input_logprobs and self._samples):
             return self._forward(token_ids, batch, logits_indices), {}
         hidden = self._forward(token_ids, batch)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
@@ -252,9 +256,11 @@ class CudaExecutor:
             return self._sample_decodes(size, self._model.logits(self._hidden[:size]))
 
         forward()
-        sample()
+        if self._samples:
+            sample()
         torch.cuda.synchronize()
-        return DecodeGraph(self._graph_memory.capture(forward), self._graph_memory.capture(sample))
+        captured = self._graph_memory.capture(forward)
+        return DecodeGraph(captured, self._graph_memory.capture(sample) if self._samples else None)
 
     def _capture_mixed(self, size: int) -> Captured[torch.Tensor]:
         self._staging.next_step()
@@ -272,8 +278,11 @@ class CudaExecutor:
         """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
+    def _finish(self, plan: BatchPlan, hidden: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
+        if not self._samples or not plan.sample.any():
+            return CudaStep(plan, self._clock.stop(), None, None, inputs)
+        logits = self._model.logits(hidden)
         if plan.masked is None:
             if has_drafts(plan):
                 return self._verify(plan, logits, inputs, None)

@@ -14,7 +14,6 @@ from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
 from bough.core.errors import SettingsError
-from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.cuda_executor import CudaExecutor
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 # A captured step attends to latents themselves, because it cannot know how many keys it would make of them. In larger
 # steps that takes longer than launching their kernels one by one.
 MOST_ABSORBED = 1024
-RING_DEPTH = 4  # steps whose pinned memory may still be in use: one in flight, one being launched, and some to spare
+RING_DEPTH = 3  # steps whose pinned memory may still be in use beside one for each stage: one is being launched
 
 
 def assemble(
@@ -52,7 +51,7 @@ def assemble(
     weights: WeightStore | None = None,
 ) -> CudaExecutor:
     """An executor with a cache of as many pages as the limits say."""
-    staging = Staging(loaded.device, RING_DEPTH)
+    staging = Staging(loaded.device, RING_DEPTH + limits.stages)
     inputs = CudaInputs(limits, loaded.device, staging)
     block_queries = _block_queries(loaded)
     check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
@@ -102,21 +101,12 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not settings.model.enable_deterministic_inference:
         if names.prefills_capturable:
             chunk = shape.chunk_tokens
-            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config) // loaded.topology.tp_size)
+            mixed = mixed_sizes(chunk, chunk + shape.rows, loaded.config.layer_weights // loaded.topology.tp_size)
         if loaded.config.latent is not None:
             mixed = [size for size in mixed if size <= MOST_ABSORBED]
         if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
             few_keys = [size for size in decode if size <= MOST_ROWS]
     return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
-
-
-def layer_weights(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer that a token is multiplied with."""
-    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-    moe, inner = config.moe, config.intermediate_size
-    if moe is not None:
-        inner = moe.per_token * moe.intermediate_size + moe.shared_size
-    return config.hidden_size * (attention + 3 * inner)
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:

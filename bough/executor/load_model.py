@@ -73,10 +73,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     config = read_config(files, overrides, settings.model.model_impl)
     if runs_transformers(config):
         _check_fallback(settings.model)
-        if max(settings.parallel.tp_size, settings.parallel.simulate_tp) > 1:
+        if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
             raise SettingsError(
-                "--tp-size is for Bough's own layers, and this model runs through transformers' modules "
-                "(--model-impl); leave it out."
+                "--tp-size and --pp-size are for Bough's own layers, and this model runs through transformers' modules "
+                "(--model-impl); leave them out."
             )
     if settings.model.simulate_routing is not None:
         if config.moe is None:
@@ -115,6 +115,7 @@ def load_model(
     """Builds the model and reads its weights, or this rank's share of them, onto the device."""
     dtype = resolve_dtype(settings.model, config, device)
     topology = group.topology
+    topology.layers_of(config)  # raises where the model cannot be cut
     check_experts(config, settings)
     flag = "--tp-size" if settings.parallel.simulate_tp == 1 else "--simulate-tp"
     check_split(config, topology.tp_size, topology.ep_size, flag)
@@ -184,6 +185,8 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
         return
     if config.moe is None:
         raise SettingsError(f"--ep-size {ep_size}: {config.architecture} has no experts; leave it out.")
+    if parallel.enable_eplb and parallel.pp_size > 1:
+        raise SettingsError("--enable-eplb does not go with --pp-size: a stage has some of the layers; leave one out.")
     size = max(parallel.tp_size, parallel.simulate_tp)
     if size % ep_size:
         raise SettingsError(f"--ep-size {ep_size} does not divide --tp-size {size}: experts are spread over its ranks.")

@@ -1,22 +1,26 @@
-"""Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order."""
+"""Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order. The
+last stage of a pipeline sends the results of steps to the first rank."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
 
 import numpy as np
 import torch
 
 from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExperts, Ticket
-from bough.core.errors import BoughError, EngineDeadError, SettingsError
-from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
+from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError, SettingsError
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
+from bough.executor.threaded import Running
 from bough.messages.channels import Addresses
 from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
 
@@ -30,25 +34,71 @@ def join_ranks(
     settings: Settings, rank: int, addresses: Addresses, dp_rank: int = 0, listener: int | None = None
 ) -> RankGroup:
     """This process as one rank of the replica with these addresses, on a GPU of its own where there are any."""
-    parallel, device = settings.parallel, resolve_device(settings.model)
-    size, wanted = parallel.tp_size, parallel.ranks_per_node
+    parallel, place, device = settings.parallel, topology_of(settings, rank), resolve_device(settings.model)
     if device.type == "cuda":
-        if wanted > (there := torch.cuda.device_count()):
+        wanted, there = parallel.ranks_per_node, torch.cuda.device_count()
+        if wanted > there:
             raise SettingsError(
-                f"--tp-size {size} and --dp-size {parallel.dp_size}: each rank needs a GPU, which makes {wanted} on "
-                f"this host, and there are {there}."
+                f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
+                f"rank needs a GPU, which makes {wanted} on this host, and there are {there}."
             )
-        torch.cuda.set_device((dp_rank * size + rank) % wanted)
-    if size == 1:
-        return ALONE
-    return open_group(Topology(rank, size, parallel.ep_size), device, addresses, settings, listener)
+        torch.cuda.set_device((dp_rank * place.ranks + rank) % wanted)
+    return ALONE if place.ranks == 1 else open_group(place, device, addresses, settings, listener)
+
+
+def topology_of(settings: Settings, rank: int) -> Topology:
+    return Topology.at(rank, settings.parallel.tp_size, settings.parallel.pp_size, settings.parallel.ep_size)
+
+
+class Results:
+    """What the last stage of a pipeline has sent: `receive` waits so many seconds for more."""
+
+    def __init__(self, receive: Callable[[float], list[StepResult]], timeout_s: float) -> None:
+        self._receive, self._timeout_s = receive, timeout_s
+        self._arrived: dict[int, StepResult] = {}
+
+    def has(self, step: int, wait_s: float = 0.0) -> bool:
+        if step not in self._arrived:
+            self._arrived |= {result.step: result for result in self._receive(wait_s)}
+        return step in self._arrived
+
+    def take(self, step: int) -> StepResult:
+        if not self.has(step) and not self.has(step, self._timeout_s):  # they come in order: the next is the one
+            raise RankLostError(
+                f"The last stage has not sent the result of step {step} within {self._timeout_s:g} s (--dist-timeout)."
+            )
+        return self._arrived.pop(step)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinedStep:
+    """The first stage's part of a step, with the result of the last."""
+
+    own: InFlight
+    step: int
+    results: Results
+
+    def ready(self) -> bool:
+        return self.own.ready() and self.results.has(self.step)
+
+    def wait(self) -> StepResult:
+        span = self.own.wait().device_span  # by the clock of this host
+        return replace(self.results.take(self.step), device_span=span)
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks."""
+    """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks.
+    `results` are those of a pipeline's last stage."""
 
-    def __init__(self, own: Executor, send: Callable[[ToRank], None], rebalance_every: int = 0) -> None:
+    def __init__(
+        self,
+        own: Executor,
+        send: Callable[[ToRank], None],
+        rebalance_every: int = 0,
+        results: Results | None = None,
+    ) -> None:
         self._own, self._send, self._rebalance_every = own, send, rebalance_every
+        self._results = results
         self._steps = 0
         self._rebalancing: Ticket | None = None
 
@@ -59,7 +109,8 @@ class LeadingExecutor:
         if self._rebalance_every:
             self._rebalance()
         self._send(LaunchPlan(plan))
-        return self._own.launch(plan)
+        own = self._own.launch(plan)
+        return own if self._results is None else PipelinedStep(own, plan.step, self._results)
 
     def _rebalance(self) -> None:
         if self._rebalancing is not None and self._rebalancing.ready():
@@ -79,6 +130,8 @@ class LeadingExecutor:
         self._own.supply_masks(step, masks)
 
     def control(self, command: Command) -> Ticket:
+        if isinstance(command, CopyPagesOut | CopyPagesIn) and self._results is not None:
+            raise RequestError("Pages of a pipeline cannot be copied: each stage has a part of them.")
         match command:
             case CopyPagesOut():
                 self._send(CopyPages(command.pages, command.group))
@@ -101,15 +154,26 @@ class Orders(Protocol):
     def receive(self, timeout_s: float | None) -> list[ToRank]: ...
 
 
-def follow(executor: Executor, orders: Orders) -> None:
+class Reporter:
+    """Sends the result of each step as soon as there is one: a thread waits for it."""
+
+    def __init__(self, send: Callable[[StepResult], None]) -> None:
+        self._send, self._thread = send, ThreadPoolExecutor(1, "results")
+
+    def __call__(self, step: InFlight) -> Running[None]:
+        return Running(self._thread.submit(lambda: self._send(step.wait())))
+
+
+def follow(executor: Executor, orders: Orders, report: Reporter | None = None) -> None:
     """Any other rank: does what comes until it is told to leave. An error of a step is raised here within moments,
     because the ranks that wait for this one cannot tell why it does not come."""
-    in_flight: deque[InFlight | Ticket] = deque()
+    in_flight: deque[InFlight | Ticket | Running[None]] = deque()
     while True:
         for order in orders.receive(LOOK_IN_S if in_flight else None):
             match order:
                 case LaunchPlan():
-                    in_flight.append(executor.launch(order.plan))
+                    step = executor.launch(order.plan)
+                    in_flight.append(step if report is None else report(step))
                 case SupplyMasks():
                     executor.supply_masks(order.step, order.masks)
                 case RunCommand():

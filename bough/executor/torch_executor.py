@@ -82,6 +82,8 @@ class TorchExecutor:
         context = ForwardContext(self._attention, self._pool, batch, None if plan.input_logprobs else last)
         hidden = self._model.forward(torch.from_numpy(layout.token_ids), batch.positions, context)
         self._states.keep(plan)
+        if not self._group.topology.is_last:
+            return StepResult.without_tokens(plan.step, {})
 
         starts, sampling = layout.query_starts, self._rows.sampling
         inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._model.logits)

@@ -56,7 +56,8 @@ class Head:
         """With those of ranks on other hosts, who come to this one, and of the store where all meet."""
         near = addresses.ranks[: self._settings.parallel.ranks_per_node - 1]
         far = tuple(self._listen() for _ in addresses.ranks[len(near) :])
-        self._placed = Placed(replace(addresses, ranks=near + far, store=self._listen()))
+        results = self._listen()  # the last stage of a pipeline is on another host
+        self._placed = Placed(replace(addresses, ranks=near + far, results=results, store=self._listen()))
         return self._placed.addresses
 
     def equip(self, spec: ChildSpec) -> ChildSpec:

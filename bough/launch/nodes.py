@@ -65,7 +65,7 @@ def check_nodes(parallel: ParallelSettings) -> None:
     if nodes > 1 and parallel.dp_size > 1:
         raise SettingsError("--dp-size is for one host: run a server on each, behind `bough gateway`.")
     if parallel.ranks % nodes:
-        raise SettingsError(f"--nnodes {nodes}: {parallel.ranks} ranks (--tp-size) cannot be spread evenly over them.")
+        raise SettingsError(f"--nnodes {nodes}: {parallel.ranks} ranks cannot be spread evenly over them.")
     if parallel.on_ray and (nodes == 1 or parallel.node_rank or parallel.dist_init_addr):
         raise SettingsError("--use-ray needs --nnodes above 1, and neither --node-rank nor --dist-init-addr.")
     if nodes > 1 and not parallel.on_ray:

@@ -11,9 +11,10 @@ from typing import Any
 import zmq
 
 from bough.core.garbage import settle_garbage
+from bough.core.plan import StepResult
 from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
-from bough.executor.ranks import LeadingExecutor, follow, join_ranks
+from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
 from bough.launch.spec import ChildSpec, in_gib
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
@@ -28,10 +29,16 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     loaded = build(spec.files, settings, group)
     if not spec.addresses.ranks:  # one of several replicas
         return loaded
-    sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=spec.listeners, key=spec.cluster_key)
-    parallel = settings.parallel
+    listeners, key = spec.listeners, spec.cluster_key
+    sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=listeners, key=key)
+    parallel, results = settings.parallel, None
+    if parallel.pp_size > 1:
+        receiver: Receiver[StepResult] = Receiver(
+            context, spec.addresses.results, StepResult, unpack=unpack_array, listeners=listeners, key=key
+        )
+        results = Results(receiver.receive, parallel.dist_timeout)
     every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every))
+    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
@@ -45,7 +52,10 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     gc.freeze()
     gc.enable()
     loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0))
+    place, report = topology_of(settings, spec.rank), None
+    if place.is_last and not place.is_first and place.tp_rank == 0:
+        report = Reporter(Sender(context, spec.addresses.results, pack=pack_array, key=spec.cluster_key).send)
     settle_garbage()
     announce(ready={"weight": in_gib(loaded.weight_bytes)})
-    follow(loaded.executor, orders)
+    follow(loaded.executor, orders, report)
     context.destroy(linger=0)

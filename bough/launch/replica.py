@@ -61,12 +61,12 @@ class Replica:
         self._executor = executor
         self.files = find_files(settings.model)
         folder = open_socket_folder(cleanup)
-        self.addresses = [Addresses.in_folder(folder, clients, parallel.tp_size)]
+        self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks)]
         if parallel.dp_size > 1:
             folders = [folder / f"dp{number}" for number in range(parallel.dp_size)]
             for own in folders:
                 own.mkdir()
-            self.addresses = [Addresses.in_folder(folder, clients, parallel.tp_size, own) for own in folders]
+            self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks, own) for own in folders]
         self._head = None
         if parallel.nnodes > 1:
             self._head = Head(settings, self.files, cleanup)
@@ -88,7 +88,7 @@ class Replica:
     def _specs(self, number: int) -> list[ChildSpec]:
         """The processes of one replica."""
         flat, several = self.settings.to_flat(), len(self.addresses) > 1
-        here = self.settings.parallel.tp_size // self.settings.parallel.nnodes
+        here = self.settings.parallel.replica_ranks // self.settings.parallel.nnodes
         roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
         roles += [("executor", rank) for rank in range(1, here)]
         place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}

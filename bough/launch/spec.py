@@ -49,7 +49,9 @@ class ChildSpec:
     def title(self) -> str:
         """What the process is called."""
         replica = "" if self.dp_rank is None else f" DP{self.dp_rank}"
-        return self.role + replica + (f" TP{self.rank}" if self.rank else "")
+        stage, rank = divmod(self.rank, self.settings.get("tp_size", 1))
+        place = f" PP{stage} TP{rank}" if self.settings.get("pp_size", 1) > 1 else f" TP{rank}"
+        return self.role + replica + (place if self.rank else "")
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

@@ -18,11 +18,17 @@ from bough.layers.spread import LayerExperts, SpreadExperts
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
 AllGather = Callable[[torch.Tensor], torch.Tensor]  # the columns of all ranks, side by side
+TakeOver = Callable[[torch.Tensor], torch.Tensor]  # what the stage before has passed on; it works in place
+PassOn = Callable[[torch.Tensor], None]  # to the next stage
 
 
 def no_reduce(x: torch.Tensor) -> torch.Tensor:
     """The sum over a single rank, or its columns."""
     return x
+
+
+def no_stage(x: torch.Tensor) -> None:
+    """There is none to pass hidden states on to."""
 
 
 class TableMaker(Protocol):
@@ -58,6 +64,8 @@ class Placement:
     make_experts: ExpertsMaker = PlainExperts
     all_gather: AllGather = no_reduce
     spread: SpreadExperts = field(default_factory=SpreadExperts)
+    take_over: TakeOver = no_reduce
+    pass_on: PassOn = no_stage
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:

@@ -28,16 +28,17 @@ class Addresses:
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
     ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own; on other hosts tcp://
+    results: str = ""  # of steps, from the last stage of a pipeline
     store: str = ""  # where all ranks meet when they are on several hosts
 
     @classmethod
-    def in_folder(cls, folder: Path, clients: int = 1, tp_size: int = 1, own: Path | None = None) -> Addresses:
+    def in_folder(cls, folder: Path, clients: int = 1, ranks: int = 1, own: Path | None = None) -> Addresses:
         """The folder must be private to the user: a user who can open these files can talk to the engine. A replica
         among several has one of its `own` in it; they have the same clients."""
         own = own or folder
-        scheduler, detokenizer = (f"ipc://{own}/{name}" for name in ("scheduler", "detokenizer"))
+        scheduler, detokenizer, results = (f"ipc://{own}/{name}" for name in ("scheduler", "detokenizer", "results"))
         ways = tuple(f"ipc://{folder}/client{number}" for number in range(clients))
-        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{own}/rank{rank}" for rank in range(1, tp_size)))
+        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{own}/rank{rank}" for rank in range(1, ranks)), results)
 
     @property
     def folder(self) -> Path:
@@ -65,9 +66,21 @@ def use_key(socket: zmq.Socket[Any], key: str, *, listens: bool) -> None:
         socket.curve_publickey = socket.curve_serverkey = zmq.curve_public(secret)
 
 
+def _open_tcp(socket: zmq.Socket[Any], address: str, listeners: Mapping[str, int], key: str) -> bool:
+    """Of an address between hosts, the end that was given a descriptor for it listens; the other connects."""
+    if not address.startswith(TCP):
+        return False
+    use_key(socket, key, listens=address in listeners)
+    if address in listeners:
+        socket.setsockopt(zmq.USE_FD, listeners[address])
+        socket.bind(address)
+    else:
+        socket.connect(address)
+    return True
+
+
 class Sender:
-    """The sending end of a channel, or of several that get the same; `pack` encodes what msgspec does not know. To
-    another host it is the sender that listens, on a descriptor that was opened for the address."""
+    """The sending end of a channel, or of several that get the same; `pack` encodes what msgspec does not know."""
 
     def __init__(
         self,
@@ -81,15 +94,11 @@ class Sender:
         for socket, address in zip(self._sockets, addresses, strict=True):
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.LINGER, 500)  # ms: queued messages are sent, and a dead peer delays nobody
-            if address.startswith(TCP):
-                use_key(socket, key, listens=True)
-                socket.setsockopt(zmq.USE_FD, (listeners or {})[address])
-                socket.bind(address)
-            else:
+            if not _open_tcp(socket, address, listeners or {}, key):
                 socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=pack)
 
-    def send(self, *messages: msgspec.Struct) -> None:
+    def send(self, *messages: Any) -> None:
         """Sends all of them or, where one cannot be encoded, none."""
         for frame in [self._encoder.encode(message) for message in messages]:
             for socket in self._sockets:
@@ -131,15 +140,13 @@ class Receiver(Generic[M]):
         union: Any,
         garbled: Callable[[int | None, str], M] | None = None,
         unpack: Callable[[Any, Any], Any] | None = None,
+        listeners: Mapping[str, int] | None = None,
         key: str = "",
     ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
-            if address.startswith(TCP):
-                use_key(self._socket, key, listens=False)
-                self._socket.connect(address)
-            else:
+            if not _open_tcp(self._socket, address, listeners or {}, key):
                 self._socket.bind(address)
         except zmq.ZMQError:
             self._socket.close()  # its context could never end otherwise

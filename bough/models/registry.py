@@ -125,8 +125,9 @@ def build_model(
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
         table = PlainTable if topology.tp_size == 1 else ShardedTable
-        gather, spread = ranks.all_gather, spread or SpreadExperts(ranks)
-        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, gather, spread)
+        spread = spread or SpreadExperts(ranks)
+        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on)
+        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
     return family.build(config, placement)
 
 

@@ -242,6 +242,11 @@ def test_the_number_of_ranks_has_three_names(flag: str) -> None:
     assert settings_from(parser().parse([flag, "2"]), {}).parallel.tp_size == 2
 
 
+@pytest.mark.parametrize("flag", ["--pp-size", "--pp", "--pipeline-parallel-size"])
+def test_the_number_of_stages_has_three_names(flag: str) -> None:
+    assert settings_from(parser().parse([flag, "2"]), {}).parallel.pp_size == 2
+
+
 @pytest.mark.parametrize("flag", ["--dp-size", "--dp", "--data-parallel-size"])
 def test_the_number_of_replicas_has_three_names(flag: str) -> None:
     assert settings_from(parser().parse([flag, "2"]), {}).parallel.dp_size == 2

@@ -17,7 +17,7 @@ import torch
 
 from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
 from bough.core.errors import EngineDeadError, ModelError, RankLostError, SettingsError
-from bough.core.plan import BatchPlan, Executor, Limits, PageSwap
+from bough.core.plan import BatchPlan, Executor, Limits, PageSwap, StepResult
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup
@@ -25,14 +25,14 @@ from bough.executor import ranks
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
 from bough.executor.load_model import LoadedModel, check_experts, check_split, resolve_config
-from bough.executor.ranks import LeadingExecutor, follow
+from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow
 from bough.loader.locate import locate
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
 from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
 from tests.fakes.one_row import PROMPT, go_on, tokens_of
-from tests.fakes.ranks import LLAMA, MODELS, VOCAB, ThreadGroup, on_ranks, thread_groups
+from tests.fakes.ranks import LLAMA, MODELS, PATIENCE_S, VOCAB, ThreadGroup, on_ranks, thread_groups
 from tests.fakes.scheduler_bench import Bench
 
 T = TypeVar("T")
@@ -57,25 +57,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class Orders:
     """The way to a rank, in memory; what is sent is encoded as on the way to a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Any = ToRank) -> None:
         self.queue: queue.Queue[bytes] = queue.Queue()
+        self._kind = kind
 
-    def send(self, message: ToRank) -> None:
+    def send(self, message: Any) -> None:
         self.queue.put(msgspec.msgpack.encode(message, enc_hook=pack_array))
 
-    def receive(self, timeout_s: float | None) -> list[ToRank]:
+    def receive(self, timeout_s: float | None) -> list[Any]:
         try:
-            frame = self.queue.get(timeout=timeout_s)
+            frame = self.queue.get(block=timeout_s != 0.0, timeout=timeout_s)
         except queue.Empty:
             return []
-        return [msgspec.msgpack.decode(frame, type=ToRank, dec_hook=unpack_array)]
+        return [msgspec.msgpack.decode(frame, type=self._kind, dec_hook=unpack_array)]
 
 
 def build(folder: Path, group: RankGroup | None = None, **flags: Any) -> Executor:
     files = locate(str(folder))
     if group is None:
         return build_executor(files, Settings.from_flat({**FLAGS, **flags})).executor
-    sizes = {"tp_size": group.topology.tp_size, "ep_size": group.topology.ep_size}
+    place = group.topology
+    sizes = {"tp_size": place.tp_size, "ep_size": place.ep_size, "pp_size": place.pp_size}
     settings = Settings.from_flat({**FLAGS, **flags, **sizes})
     return build_executor(files, settings, group).executor
 
@@ -84,30 +86,33 @@ def with_ranks(
     folder: Path,
     size: int,
     use: Callable[[Executor], T],
+    stages: int = 1,
     way: Callable[[], Orders] = Orders,
     ep_size: int = 1,
     every: int = 0,
     **flags: Any,
 ) -> T:
     """What `use` makes of several ranks as one executor."""
-    ways = [way() for _ in range(1, size)]
+    ways, results = [way() for _ in range(1, size * stages)], Orders(StepResult)
 
     def work(group: ThreadGroup) -> list[T]:
-        executor, rank = build(folder, group, **flags), group.topology.tp_rank
-        if rank:
-            follow(executor, ways[rank - 1])
+        executor, place = build(folder, group, **flags), group.topology
+        if place.rank:
+            reports = stages > 1 and place.is_last and place.tp_rank == 0
+            follow(executor, ways[place.rank - 1], Reporter(results.send) if reports else None)
             return []
-        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None, every)
+        arrived = Results(results.receive, PATIENCE_S) if stages > 1 else None
+        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None, every, arrived)
         try:
             return [use(leader)]
         finally:
             leader.close()
 
-    return on_ranks(size, work, ep_size)[0][0]
+    return on_ranks(size, work, ep_size, stages)[0][0]
 
 
-def alone(folder: Path, use: Callable[[Executor], T]) -> T:
-    executor = build(folder)
+def alone(folder: Path, use: Callable[[Executor], T], **flags: Any) -> T:
+    executor = build(folder, **flags)
     try:
         return use(executor)
     finally:
@@ -208,7 +213,7 @@ def test_a_rank_that_goes_its_own_way_is_found(
             super().send(LaunchPlan(disturb(message.plan)) if isinstance(message, LaunchPlan) else message)
 
     with pytest.raises(EngineDeadError, match=f"Rank 1 differs from rank 0 in {words}"):
-        with_ranks(folders["llama"], 2, tokens_of, Disturbed, check_ranks=True)
+        with_ranks(folders["llama"], 2, tokens_of, way=Disturbed, check_ranks=True)
 
 
 def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -419,7 +424,9 @@ def test_every_rank_of_every_replica_has_a_gpu_of_its_own(tmp_path: Path, monkey
     joined = [join(2, 3, rank, dp_rank) for dp_rank in range(3) for rank in range(2)]
     assert joined == [0, 1] * 3 and taken == [0, 1, 2, 3, 4, 5]
     assert join(1, 4, 0, 3) is ALONE and taken[-1] == 3
-    with pytest.raises(SettingsError, match=r"--tp-size 2 and --dp-size 4: .* which makes 8, and there are 6\."):
+    with pytest.raises(
+        SettingsError, match=r"--tp-size 2, --pp-size 1 and --dp-size 4: .* which makes 8, and there are 6\."
+    ):
         join(2, 4, 0, 0)
 
 

@@ -18,6 +18,7 @@ import bough
 from bough.core.errors import SettingsError
 from bough.core.model_config import ModelConfig
 from bough.distributed.group import ALONE, RankGroup
+from bough.distributed.topology import Topology
 from bough.executor.load_model import check_split
 from bough.executor.native_tapes import why_not_recorded
 from bough.layers.spread import SpreadExperts, SpreadOptions
@@ -457,6 +458,18 @@ def compare_ranks(model: Model, size: int) -> None:
     tokens = prompt(50, seed=2)
     for found in on_ranks(size, lambda group: in_chunks(forward(model, group=group), tokens, (13, 14, 33, 48, 49))):
         torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_two_stages_give_the_same_or_the_reason_why_they_cannot(model: Model) -> None:
+    try:
+        Topology(pp_size=2).layers_of(model.config)
+    except SettingsError as error:
+        assert "1 stages at most" in str(error) and model.config.layer_inputs
+        return
+    tokens, cuts = prompt(50, seed=2), (13, 14, 33, 48, 49)
+    _, found = on_ranks(1, lambda group: in_chunks(forward(model, group=group), tokens, cuts), stages=2)
+    torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.slow

@@ -159,7 +159,11 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
-    recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
+    recorder = (
+        None
+        if library is None
+        else Recorder(tokens=chunk + rows, logits=max(rows + settings.speculative.step_drafts, INPUT_BLOCK))
+    )
     free = free_memory_bytes() // topology.tp_size  # the ranks share the host's memory
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)

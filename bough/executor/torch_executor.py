@@ -57,6 +57,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._group.doing = f"step {plan.step}"
+        plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
         batch = AttentionBatch(
             rows=torch.from_numpy(layout.rows),

@@ -47,6 +47,7 @@ class PlannedStep:
     chunks: tuple[Chunk, ...]  # the last len(chunks) of the batch
     decodes: int
     has_drafts: bool
+    known: IntArray  # [batch] tokens of each row whose value the host knew when it was planned
 
     @property
     def prompt_tokens(self) -> int:
@@ -80,6 +81,7 @@ class Assembly:
             new_pages=decodes.pages,
             new_page_counts=decodes.page_counts,
             sample=self._trues[:n],
+            spare=decodes.drafts.spare,
         )
         if chunks:
             plan = self._with_chunks(plan, chunks)
@@ -87,7 +89,7 @@ class Assembly:
         masked = table.constrained[rows] & plan.sample
         if masked.any():
             plan = replace(plan, masked=masked)
-        return PlannedStep(plan, table.serial[rows], tuple(chunks), n, decodes.drafts.some)
+        return PlannedStep(plan, table.serial[rows], tuple(chunks), n, decodes.drafts.some, table.known[rows])
 
     def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk]) -> BatchPlan:
         n, tokens = len(decodes.rows), self._table.tokens
@@ -96,6 +98,7 @@ class Assembly:
             decodes,
             rows=_joined(decodes.rows, [c.request.row for c in chunks]),
             query_lens=_joined(decodes.query_lens, lens),
+            spare=None if decodes.spare is None else _joined(decodes.spare, [0] * len(chunks)),
             given=_joined(decodes.given, lens),
             tokens=np.concatenate(
                 [decodes.tokens, *(tokens[c.request.row, c.first : c.first + c.count] for c in chunks)]

@@ -213,7 +213,7 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
     [
         (["--dp", "2"], "dp_size: this engine does not have it yet; leave it out or at 1, got 2."),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
-        (["--speculative-algorithm", "EAGLE"], "speculative_algorithm: "),
+        (["--speculative-algorithm", "EAGLE"], "speculative_algorithm must be one of NGRAM; got 'EAGLE'. Drafts of"),
         (["--dp-size", "many"], "dp_size: "),
     ],
 )

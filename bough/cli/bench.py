@@ -33,6 +33,7 @@ MENU = Menu(
         # Benchmarks of single parts: they live beside the tests and run in a checkout only.
         "cpu": Command("this CPU, alone or beside llama.cpp (in a checkout)", "tests.bench.cpu", starts_engine=True),
         "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),
+        "costs": Command("the cost model of splits beside what was measured (in a checkout)", "tests.bench.costs"),
         "edge": Command("what HTTP costs, without a model (in a checkout)", "tests.bench.edge"),
         "tree": Command("the radix tree alone (in a checkout)", "tests.bench.tree"),
     },

@@ -17,21 +17,23 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_with_model
-from bough.core.errors import ResourceError
+from bough.core.errors import ModelError, ResourceError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import ModelSettings, Settings
+from bough.distributed.cost_model import Cluster
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
 from bough.executor.sizing import (
     CPU_POOL_SHARE,
     GPU_FRACTION,
     GPU_ROWS,
+    STEP_WIDTHS,
     CacheShape,
     default_gpu_chunk,
     default_rows,
@@ -39,11 +41,13 @@ from bough.executor.sizing import (
     size_gpu_cache,
 )
 from bough.loader import catalogue
-from bough.loader.locate import REPOSITORY, ModelFiles, locate
+from bough.loader.locate import REPOSITORY, SHAPES, ModelFiles, find_files, locate
 from bough.native.library import instruction_sets, load_library, use_instruction_set
 from bough.version import __version__
 
-STEP_WIDTHS = 24  # times the hidden size, that each token of a step takes on a GPU
+if TYPE_CHECKING:
+    from bough.executor.splits import Outlook
+
 USUAL_TOKENS = 2048  # prompt and answer of a request
 # --quantization and --kv-cache-dtype with which a model fits that does not as it was asked for, the least loss first.
 REMEDIES = {
@@ -54,6 +58,7 @@ REMEDIES = {
         {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"},
     ),
 }
+SHOWN_SPLITS = 8
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -117,10 +122,14 @@ def run(argv: Sequence[str]) -> int:
         "is missing.",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path; a config.json is enough")
+    parser.add_argument("--plan", action="store_true", help="show how the model could be split over --gpus instead")
+    parser.add_argument("--gpus", default="8xH200", metavar="8xH200[,HOSTS]", help="that a plan is for, here or not")
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON object")
     add_engine_flags(parser)
     parsed = parser.parse(argv)
     settings = settings_with_model(parsed)
+    if parsed.plan:
+        return _plan(settings, parsed.gpus, parsed.json)
     fit, findings = look_at_fit(settings)
     missing = (*look_for_missing(), *findings)
     ok = not any(finding.needed for finding in missing)
@@ -159,6 +168,50 @@ def _page(report: Report) -> Iterator[str]:
     for finding in report.missing:
         yield f"  {'needed:  ' if finding.needed else 'optional:'} {finding.what}"
         yield f"            → {finding.fix}"
+
+
+def _plan(settings: Settings, gpus: str, as_json: bool) -> int:
+    """Prints how the model could be split; weights of 8 bits are tried where it does not fit as it is."""
+    from bough.executor.load_model import resolve_config
+    from bough.executor.splits import outlooks, weight_bytes_of
+
+    cluster, asked = Cluster.parse(gpus), settings.model.model_path
+    files = _files_on_disk(settings, catalogue.DEFAULT if asked is None else catalogue.find(asked))
+    if files is None:
+        raise ModelError("The model is not on disk: give a folder with a config.json, or that file.")
+    config, numbers = resolve_config(files, settings), weight_bytes_of(files, settings)
+    context = settings.model.context_length or min(USUAL_TOKENS, config.context_length)
+    found = outlooks(config, settings, cluster, numbers, context)
+    if not found and numbers > 1.0:
+        numbers, tried = 1.0, outlooks(config, settings, cluster, 1.0, context)
+        found = [msgspec.structs.replace(each, flags=f"{each.flags} --quantization fp8".strip()) for each in tried]
+    if as_json:
+        print(json.dumps({"context": context, "weight_bytes": numbers, "splits": msgspec.to_builtins(found)}, indent=2))
+    else:
+        print(f"{files.name} on {gpus}: weights of {8 * numbers:.0f} bits, requests of {context:,} tokens")
+        print("\n".join(_splits_table(found)))
+    return 0 if found else 1
+
+
+def _splits_table(found: Sequence[Outlook]) -> Iterator[str]:
+    if not found:
+        yield "It does not fit, however it is split: take more GPUs, or a shorter --context-length."
+        return
+    heads = ["tp", "pp", "dp", "ep", "attention groups", "weights, GiB", "KV, GiB", "KV tokens", "prompts, tok/s"]
+    heads += [f"{pace.requests:,} at once: ms, tok/s" for pace in found[0].paces]
+    yield f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
+    for each in found[:SHOWN_SPLITS]:
+        of = each.split
+        cells = [*map(str, (of.tp, of.pp, of.replicas, of.ep, of.groups))]
+        cells += [f"{nbytes / 2**30:.1f}" for nbytes in (each.weight_bytes, each.kv_bytes)]
+        cells += [f"{each.kv_tokens:,}", f"{each.prompt_tokens_per_s:,.0f}"]
+        cells += [f"{pace.step_ms:.2f}, {pace.tokens_per_s:,.0f}" for pace in each.paces]
+        yield f"| {' | '.join(cells)} |"
+    yield f"\n{len(found)} splits fit (--json has all); times are modelled, not measured. To type:"
+    quickest = min(found, key=lambda each: each.paces[0].step_ms)
+    for name, best in (("most tokens per second", found[0]), ("quickest for one request", quickest)):
+        times = f"  ({best.servers} times, behind `bough gateway`)" if best.servers > 1 else ""
+        yield f"  {name + ':':<26}bough serve {best.flags}{times}"
 
 
 def _line(name: str, value: str) -> str:
@@ -287,6 +340,9 @@ def _gpus(torch: Any) -> tuple[str, ...]:
 
 def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFiles | None:
     model = settings.model.model_path
+    shape = settings.model.model_shape or model
+    if shape in {folder.name for folder in SHAPES.iterdir()}:
+        return find_files(replace(settings.model, model_path=None, model_shape=shape))
     if entry is not None:
         return None if catalogue.local_path(entry) is None else locate(entry.name)
     assert model is not None

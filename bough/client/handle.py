@@ -9,13 +9,15 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol, assert_never
 
-from bough.client.inputs import Inputs, Prompt
+from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
+from bough.client.replicas import Replicas, merge_replies
 from bough.core.control import Sleep, SwapWeights, Wake, memory_tags
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
-from bough.messages.outputs import Deltas, Reply, ToClient
-from bough.messages.requests import Abort, Command, Control, Generate, ProcessCommand
+from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
+from bough.messages.requests import Abort, Command, Control, Generate, GetState, ProcessCommand
+from bough.observability.metrics import State
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -30,17 +32,10 @@ class RequestWatcher(Protocol):
         """Its caller has all of it, or has disconnected (then it is not `done`)."""
 
 
-class SchedulerPort(Protocol):
-    """Sends messages to the scheduler."""
-
-    def send(self, *messages: Generate | Abort | Command) -> None:
-        """Sends all of them, or raises and has sent none."""
-
-
 class EngineClient:
     def __init__(
         self,
-        scheduler: SchedulerPort,
+        replicas: Replicas,
         tokenizer: Tokenizer | None,
         number: int = 0,
         *,
@@ -48,12 +43,11 @@ class EngineClient:
         watchers: Sequence[RequestWatcher] = (),
     ) -> None:
         """`number` identifies this client among those of one engine. The watchers are notified of all requests."""
-        self._scheduler = scheduler
+        self._replicas = replicas
         self._tokenizer = tokenizer
         self._handles = itertools.count(first_handle(number))
         self._answers: dict[int, RequestOutput] = {}
         self._rids: dict[str, RequestOutput] = {}  # the latest with each id
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._death: EngineDeadError | None = None
         self._watchers = watchers
         self.meter = meter or RequestMeter()
@@ -104,17 +98,19 @@ class EngineClient:
                     watcher.ended(answer)
 
     async def call(self, command: Callable[[int], Command]) -> Reply:
-        """The engine's reply to a command, which is made with the number of the call."""
-        if self._death is not None:
-            raise self._death
-        call = next(self._handles)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[call] = future
-        try:
-            self._scheduler.send(command(call))
-            return await future
-        finally:
-            self._calls.pop(call, None)
+        """The engine's reply to a command, which is made with the number of the call: every replica gets it."""
+        return merge_replies(await self._call_all(command))
+
+    async def states(self, timeout_s: float | None = None) -> list[State]:
+        """Of every replica that answers in time."""
+        replies = await self._call_all(GetState, timeout_s)
+        several = len(self._replicas.all) > 1
+        return [{**reply.data, "dp_rank": rank} if several else reply.data for rank, reply in replies.items()]
+
+    @property
+    def dead_replicas(self) -> dict[str, str]:
+        """Why each has died."""
+        return {each.id: str(each.death) for each in self._replicas.all if each.death is not None}
 
     async def update_weights(
         self,
@@ -144,7 +140,8 @@ class EngineClient:
         """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them, those
         of the engine's other clients too."""
         if self._death is None:
-            self._scheduler.send(Abort() if abort_all else Abort(name=rid))
+            for replica in self._replicas.alive:
+                replica.port.send(Abort() if abort_all else Abort(name=rid))
 
     # What the engine's side uses --------------------------------------------------------------------------------------
 
@@ -161,10 +158,17 @@ class EngineClient:
                     answer = self._answers.get(delta.handle)
                     if answer is not None:  # else its caller has disconnected
                         answer.add(delta, now)
+                        if delta.finish is not None:
+                            self._replicas.leave(answer)
+                        elif delta.started is not None:
+                            self._replicas.prefilled(answer)
             case Reply():
-                future = self._calls.pop(message.call, None)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                for replica in self._replicas.all:
+                    future = replica.calls.pop(message.call, None)
+                    if future is not None and not future.done():
+                        future.set_result(message)
+            case ReplicaLost():
+                self._lose(message.dp_rank, EngineDeadError(message.reason))
             case ProcessCommand():
                 message.obey()
                 self.on_command(message)
@@ -175,16 +179,16 @@ class EngineClient:
         self._death = error
         for answer in self._answers.values():
             answer.fail(error)
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
-        self._calls.clear()
+        for replica in self._replicas.all:
+            replica.end_calls(error)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:
         if self._death is not None:
             raise self._death
+        for prompt in inputs.prompts:
+            self._replicas.check(prompt)
         self._refuse_used_rids(inputs)
         updates = UpdateQueue()
         answers = [
@@ -193,14 +197,66 @@ class EngineClient:
             )
             for index, prompt in enumerate(inputs.prompts)
         ]
-        # Nothing can arrive before the event loop runs again, so registering after the send is early enough.
-        self._scheduler.send(*(_generate_message(answer.handle, answer.prompt, stream) for answer in answers))
-        self._answers |= {answer.handle: answer for answer in answers}
+        self._send(answers, stream=stream)
         self._rids |= {answer.prompt.rid: answer for answer in answers}
         for watcher in self._watchers if inputs.watched else ():
             for answer in answers:
                 watcher.arrived(answer)
         return answers, updates
+
+    def _send(self, answers: Sequence[RequestOutput], *, stream: bool) -> None:
+        """Sends each request to the replica that gets it: all of them or, where one cannot be sent, none."""
+        shares: dict[int, list[RequestOutput]] = {}
+        for answer in answers:
+            answer.stream = stream
+            self._replicas.place(answer)
+            shares.setdefault(answer.dp_rank or 0, []).append(answer)
+        sent: list[RequestOutput] = []
+        try:
+            for rank, share in shares.items():
+                self._replicas.all[rank].port.send(*map(_generate_message, share))
+                sent += share
+        except BaseException:
+            for answer in sent:
+                self._replicas.of(answer).port.send(Abort(answer.handle))
+            for answer in answers:
+                self._replicas.leave(answer)
+            raise
+        # Nothing can arrive before the event loop runs again, so registering after the send is early enough.
+        self._answers |= {answer.handle: answer for answer in answers}
+
+    def _lose(self, rank: int, error: EngineDeadError) -> None:
+        """A replica has died. Requests of which nothing has come back begin again elsewhere, unless they chose it. Each
+        does so once: it may be what the replica died of."""
+        alive = [replica for replica in self._replicas.alive if replica.number != rank]
+        for answer in self._replicas.lose(rank, error):
+            if answer.started or answer.ids or answer.moved or answer.prompt.dp_rank is not None or not alive:
+                answer.fail(error)
+                continue
+            del self._answers[answer.handle]
+            answer.handle, answer.moved = next(self._handles), True  # nothing can still come from the dead one
+            self._send([answer], stream=answer.stream)
+
+    async def _call_all(self, command: Callable[[int], Command], timeout_s: float | None = None) -> dict[int, Reply]:
+        """The reply of each replica, without those that die meanwhile or do not answer in time."""
+        if self._death is not None:
+            raise self._death
+        futures: dict[int, asyncio.Future[Reply]] = {}
+        alive, numbers = self._replicas.alive, []
+        try:
+            for replica in alive:
+                numbers.append(next(self._handles))
+                futures[replica.number] = asyncio.get_running_loop().create_future()
+                replica.calls[numbers[-1]] = futures[replica.number]
+                replica.port.send(command(numbers[-1]))
+            await asyncio.wait(futures.values(), timeout=timeout_s)
+        finally:
+            for replica, number in zip(alive, numbers, strict=False):
+                replica.calls.pop(number, None)
+        replies = {rank: each.result() for rank, each in futures.items() if each.done() and not each.exception()}
+        if not replies and all(each.done() for each in futures.values()):
+            next(iter(futures.values())).result()  # raises what they all died of
+        return replies
 
     def _refuse_used_rids(self, inputs: Inputs) -> None:
         seen: set[str] = set()
@@ -225,14 +281,17 @@ class EngineClient:
             del self._answers[answer.handle]
             if self._rids.get(answer.prompt.rid) is answer:
                 del self._rids[answer.prompt.rid]
+            replica = self._replicas.of(answer)
+            self._replicas.leave(answer)
             if not answer.done and self._death is None:
-                self._scheduler.send(Abort(answer.handle))
+                replica.port.send(Abort(answer.handle))
                 answer.abandon()
 
 
-def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
+def _generate_message(answer: RequestOutput) -> Generate:
+    prompt = answer.prompt
     return Generate(
-        handle=handle,
+        handle=answer.handle,
         rid=prompt.rid,
         input_ids=prompt.ids.tobytes(),
         sampling=prompt.sampling,
@@ -240,7 +299,7 @@ def _generate_message(handle: int, prompt: Prompt, stream: bool) -> Generate:
         namespace=prompt.namespace,
         priority=prompt.priority,
         logprobs=prompt.logprobs,
-        stream=stream,
+        stream=answer.stream,
         names=tuple(sorted(prompt.names - {prompt.rid})),
         output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
         thinking=prompt.thinking,

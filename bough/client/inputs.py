@@ -50,6 +50,7 @@ class Prompt:
     bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each; single ones are in the logit bias
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
+    dp_rank: int | None = None  # the replica that the caller chose
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class InputReader:
         bad_words: Sequence[str] = (),
         allowed_token_ids: Sequence[int] | None = None,
         truncate_prompt_tokens: int | None = None,
+        routed_dp_rank: int | None = None,
+        data_parallel_rank: int | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
@@ -136,6 +139,9 @@ class InputReader:
             raise RequestError(
                 f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}.", field="priority"
             )
+        dp_rank = data_parallel_rank if routed_dp_rank is None else routed_dp_rank
+        if dp_rank is not None and not _is_int(dp_rank):
+            raise RequestError(f"routed_dp_rank must be a whole number, got {dp_rank!r}.", field="routed_dp_rank")
         samplings = self._samplings(columns["sampling_params"])
         banned, banned_runs = banned_words(bad_words, self._tokenizer)
         if banned or allowed_token_ids is not None:
@@ -178,6 +184,7 @@ class InputReader:
                         bad_words=banned_runs,
                         processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
+                        dp_rank=dp_rank,
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)

@@ -214,6 +214,10 @@ class RequestOutput:
         self.index = index  # among the prompts of its call
         self.prompt = prompt
         self.ids: list[int] = []
+        self.stream = False  # its reader wants what there is, not only the whole
+        self.dp_rank: int | None = None  # of the replica that has it, where there are several
+        self.moved = False  # from a replica that died
+        self.prefill_tokens = 0.0  # that its replica is expected to compute before its first token
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
         self.input_logprobs = LogprobColumns()
@@ -349,6 +353,8 @@ class RequestOutput:
             "queue_time": self._started.queue_time_s,
             "e2e_latency": end - self._received_at,
         }
+        if self.dp_rank is not None:
+            meta["dp_rank"] = self.dp_rank
         if self.warnings:
             meta["warnings"] = list(self.warnings)
         if self.prompt.show_ids:

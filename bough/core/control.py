@@ -31,10 +31,10 @@ def memory_tags(tags: Sequence[str] | None) -> tuple[MemoryTag, ...]:
 
 
 class CopyPagesOut(msgspec.Struct, frozen=True, tag=True):
-    """Copies what pages hold, all layers together, to memory of the host."""
+    """Copies what pages hold, all layers together and the parts of all ranks side by side, to memory of the host."""
 
     pages: npt.NDArray[np.int32]  # [n]
-    buffer: npt.NDArray[np.uint8]  # [n, Limits.page_bytes of the group], written until the ticket is ready
+    buffer: npt.NDArray[np.uint8]  # [n, Limits.copied_bytes of the group], written until the ticket is ready
     group: int = 0
 
 
@@ -42,7 +42,7 @@ class CopyPagesIn(msgspec.Struct, frozen=True, tag=True):
     """Gives pages the content that `CopyPagesOut` has copied."""
 
     pages: npt.NDArray[np.int32]  # [n]
-    buffer: npt.NDArray[np.uint8]  # [n, Limits.page_bytes of the group], read until the ticket is ready
+    buffer: npt.NDArray[np.uint8]  # [n, Limits.copied_bytes of the group], read until the ticket is ready
     group: int = 0
 
 
@@ -78,8 +78,12 @@ class ProfileStop(msgspec.Struct, frozen=True, tag=True):
     """Ends the recording; the ticket's message is the path of its file."""
 
 
+class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
+    """Moves experts between ranks, by how often each was chosen since the last time."""
+
+
 ClientCommand = SwapWeights | Sleep | Wake  # that clients send through the scheduler
-Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop
+Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 
 
 class CommandResult(msgspec.Struct, frozen=True):

@@ -222,6 +222,14 @@ class ModelConfig:
         index = None if self.latent is None else self.latent.index
         return [] if index is None else [layer for layer in range(self.num_layers) if index.chooses(layer)]
 
+    @property
+    def layer_weights(self) -> int:
+        """Numbers in the matrices of one layer that a token is multiplied with."""
+        attention, inner = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim, self.intermediate_size
+        if self.moe is not None:
+            inner = self.moe.per_token * self.moe.intermediate_size + self.moe.shared_size
+        return self.hidden_size * (attention + 3 * inner)
+
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
 
@@ -267,6 +275,13 @@ class ModelConfig:
         """The layer whose keys and values it reads: itself, or the last of its kind that has some."""
         own = range(self.num_layers - self.shared_kv_layers)
         return layer if layer in own else max(other for other in own if self.slides(other) == self.slides(layer))
+
+    def stands_alone(self, layer: int) -> bool:
+        """Whether this layer and all behind it need nothing of those before but their hidden states."""
+        index = None if self.latent is None else self.latent.index
+        if self.layer_inputs or not (index is None or index.chooses(layer)):
+            return False
+        return all(self.kv_source(other) >= layer for other in range(layer, self.num_layers))
 
     def rope_of(self, layer: int) -> RopeConfig:
         if self.unrotated_layers and self.unrotated_layers[layer]:

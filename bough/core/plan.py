@@ -113,6 +113,8 @@ class BatchPlan:
     # [batch] how many more tokens than `given` a decode brings, because the host does not know yet how many tokens its
     # last step gave: of a row that got n, the first n - 1 are passed over. None: nobody has any.
     spare: IntArray | None = None
+    # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
+    last_tokens: IntArray | None = None
 
     @property
     def sample_widths(self) -> IntArray:
@@ -179,6 +181,13 @@ class StepResult:
         None  # when the step was on the device, by `time.monotonic`; None: unknown
     )
 
+    @staticmethod
+    def without_tokens(
+        step: int, inputs: dict[int, PositionLogprobs], span: tuple[float, float] | None = None
+    ) -> StepResult:
+        none = np.zeros(0, dtype=np.int32)
+        return StepResult(step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -195,7 +204,13 @@ class Limits:
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
-    page_bytes: tuple[int, ...] = ()  # per group: what one page holds, over all layers
+    page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
+    ranks: int = 1
+    stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
+
+    def copied_bytes(self, group: int) -> int:
+        """What a copy of one page takes, with the parts of all ranks."""
+        return self.page_bytes[group] * self.ranks
 
 
 class InFlight(Protocol):

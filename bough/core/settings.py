@@ -200,6 +200,11 @@ class SchedulerSettings:
     priority_scheduling_preemption_threshold: int = setting(
         10, "a waiting request preempts a running one whose priority is lower by more than this", low=0
     )
+    pp_max_micro_batch_size: int | None = setting(
+        None,
+        "most rows that decode in one step of a pipeline; those that run, divided by its stages, when left out",
+        low=1,
+    )
     disable_overlap_schedule: bool = setting(False, "commit each step before the next is launched")
     waiting_timeout_s: float | None = setting(None, "a request that waits longer ends with an error", low=0.0)
     running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
@@ -264,9 +269,50 @@ class ParallelSettings:
     """One model on several devices."""
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
+    pp_size: int = setting(1, "stages that the layers are cut into (pipeline parallel), each of tp_size ranks", low=1)
+    ep_size: int = setting(
+        1, "runs of ranks that the experts are spread over (expert parallel); it divides --tp-size", low=1
+    )
+    moe_a2a_backend: str = setting(
+        "none",
+        "none: each rank sees all tokens, and results are summed up; torch: tokens are sent to the ranks with their "
+        "experts",
+        choices=("none", "torch"),
+        instead=dict.fromkeys(
+            ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe", "pplx"),
+            "Bough has no such kernels, because they could not be run on its machines.",
+        ),
+    )
+    enable_eplb: bool = setting(False, "count which experts are used, and move them so that ranks have equal loads")
+    ep_num_redundant_experts: int = setting(0, "places for second copies of experts, over all ranks", low=0)
+    eplb_rebalance_num_iterations: int = setting(1000, "steps between two looks at the loads of experts", low=1)
+    dp_size: int = setting(
+        1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
+    )
+    load_balance_method: str = setting(
+        "auto",
+        "which replica gets a request; auto goes by what each has cached and by their loads",
+        choices=("auto", "round_robin", "total_requests", "total_tokens"),
+        instead={"follow_bootstrap_room": "This engine does not split prompts from answers, so there are no rooms."},
+    )
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
+    simulate_tp: int = setting(
+        1, "hold one rank's share of so many, without the others: times and memory are right, answers are not", low=1
+    )
+    check_ranks: bool = setting(
+        False, "have ranks compare their page tables and sampled tokens in every step, which is slow; for debugging"
+    )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute, in all replicas."""
+        return self.replica_ranks * self.dp_size
+
+    @property
+    def replica_ranks(self) -> int:
+        return self.tp_size * self.pp_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,9 +397,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    dp_size: int = unbuilt(1)
-    pp_size: int = unbuilt(1)
-    ep_size: int = unbuilt(1)
     nnodes: int = unbuilt(1)
     node_rank: int = unbuilt(0)
     enable_lora: bool = unbuilt(False)

@@ -1,7 +1,8 @@
 """How the ranks of an engine meet: sums, gathered columns, and what the first rank decides for all.
 
-Every rank makes the same calls in the same order, because every rank is given the same plans. `RankGroup` itself is a
-rank alone; `open_group` joins the processes of one host.
+Every rank of a stage makes the same calls in the same order, because every rank is given the same plans. Stages pass
+hidden states on and never wait for one behind them. `RankGroup` itself is a rank alone; `open_group` joins the
+processes of one host.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from bough.core.errors import RankLostError
-from bough.distributed.topology import Topology
+from bough.distributed.topology import ONE_RANK, Topology
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -24,24 +25,40 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 class RankGroup:
     """A rank alone: its share is the whole."""
 
-    topology = Topology()
+    topology = ONE_RANK
     doing = "the start"  # what the exchanges belong to, for errors
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks; it may work in place."""
+        """The sum over all ranks of the stage; it may work in place."""
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[n, width] of each rank, side by side in the order of ranks."""
         return x
 
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        """Rows for other ranks: the first `sent[0]` of x go to the first rank, and so on; `taken[0]` come from it."""
+        return x
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        """What the first rank has; it may work in place."""
+        """What the first rank of the stage has; it may work in place."""
+        return x
+
+    def pass_on(self, x: torch.Tensor) -> None:
+        """Sends hidden states to the next stage, which may take its time to receive them."""
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        """What the stage before has passed on; it works in place."""
         return x
 
     def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The smallest of each over all ranks."""
+        """The smallest of each over all ranks of all stages."""
         return tuple(values)
+
+    def own_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of what `all_gather` has made."""
+        width = x.shape[1] // self.topology.tp_size
+        return x.narrow(1, self.topology.tp_rank * width, width)
 
     def all_say(self, yes: bool) -> bool:
         """Whether every rank says yes."""
@@ -55,23 +72,49 @@ class RankGroup:
 ALONE = RankGroup()
 
 
+class SimulatedGroup(RankGroup):
+    """The first of ranks of which the others are not there: shapes are right, values are not."""
+
+    def __init__(self, size: int, ep_size: int = 1) -> None:
+        self.topology = Topology(0, size, ep_size)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x.repeat(1, self.topology.tp_size)
+
+
 class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
 
-    def __init__(self, topology: Topology, device: torch.device) -> None:
-        self.topology, self._device = topology, device
+    def __init__(self, topology: Topology, device: torch.device, stage: dist.ProcessGroup | None = None) -> None:
+        """`stage` has the ranks of this one's stage; None: there is one stage."""
+        self.topology, self._device, self._stage = topology, device, stage
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._exchange("sum up", dist.all_reduce, x)
+        if self.topology.tp_size > 1:
+            self._exchange("sum up", dist.all_reduce, x, dist.ReduceOp.SUM, self._stage)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         parts = [torch.empty_like(x) for _ in range(self.topology.tp_size)]
-        self._exchange("gather", dist.all_gather, parts, x)
+        self._exchange("gather", dist.all_gather, parts, x, self._stage)
         return torch.cat(parts, dim=1)
 
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        out = x.new_empty((sum(taken), *x.shape[1:]))
+        self._exchange("swap rows", dist.all_to_all_single, out, x.contiguous(), list(taken), list(sent), self._stage)
+        return out
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        self._exchange("share tokens", dist.broadcast, x, 0)
+        if self.topology.tp_size > 1:
+            first = self.topology.pp_rank * self.topology.tp_size
+            self._exchange("share tokens", dist.broadcast, x, first, self._stage)
+        return x
+
+    def pass_on(self, x: torch.Tensor) -> None:
+        self._exchange("pass hidden states on", dist.send, x, self.topology.rank + self.topology.tp_size)
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        self._exchange("take hidden states over", dist.recv, x, self.topology.rank - self.topology.tp_size)
         return x
 
     def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
@@ -83,21 +126,22 @@ class TorchGroup(RankGroup):
         try:
             collective(*arguments)
         except RuntimeError as error:  # the other end was closed, or the time is up
-            place = f"Rank {self.topology.tp_rank} of {self.topology.tp_size}"
+            place = f"Rank {self.topology.rank} of {self.topology.ranks}"
             raise RankLostError(f"{place} could not {what} with the others in {self.doing}: {error}") from error
 
 
 def open_group(topology: Topology, device: torch.device, folder: Path, timeout_s: float) -> RankGroup:
     """Waits for the other ranks, which open it with the same folder; it must be private to the user."""
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(topology.tp_rank)
-        backend = "nccl"
+    backend = "nccl" if device.type == "cuda" else "gloo"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, LOOPBACK)  # nobody outside this host takes part
-    rank, size, timeout = topology.tp_rank, topology.tp_size, timedelta(seconds=timeout_s)
+    rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=timeout_s)
     try:
         dist.init_process_group(backend, (folder / "ranks").as_uri(), timeout, size, rank)
+        of_stage = None
+        if topology.pp_size > 1 and topology.tp_size > 1:
+            ranks = [list(range(first, first + topology.tp_size)) for first in range(0, size, topology.tp_size)]
+            of_stage, _ = dist.new_subgroups_by_enumeration(ranks, timeout)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
-    return TorchGroup(topology, device)
+    return TorchGroup(topology, device, of_stage)

@@ -13,8 +13,8 @@ from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
-from bough.core.settings import ModelSettings, Settings
-from bough.distributed.group import ALONE, RankGroup
+from bough.core.settings import ModelSettings, ParallelSettings, Settings
+from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
     LoadedModel,
@@ -28,6 +28,7 @@ from bough.executor.machine import compute_cores, free_memory_bytes
 from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes, why_not_recorded
+from bough.executor.rank_check import make_check
 from bough.executor.sizing import CPU_POOL_SHARE, CacheShape, default_rows, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
@@ -91,8 +92,13 @@ CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while
 
 def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALONE) -> LoadedModel:
     """Loads the model, or this rank's share, onto the device and gives what memory is left to the cache."""
-    if settings.parallel.tp_size != group.topology.tp_size:
-        raise SettingsError(f"--tp-size {settings.parallel.tp_size}: this command runs the model in one process.")
+    if settings.parallel.simulate_tp > 1:
+        group = simulated(settings.parallel)
+    else:
+        for name, size in (("tp", group.topology.tp_size), ("pp", group.topology.pp_size)):
+            asked = getattr(settings.parallel, f"{name}_size")
+            if asked != size:
+                raise SettingsError(f"--{name}-size {asked}: this command runs the model in one process.")
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
     names = choose_backends(settings.model, device.type)
@@ -117,6 +123,17 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
             "model and its largest step; use a smaller model, --quantization fp8, or lower --chunked-prefill-size and "
             "--max-running-requests."
         ) from error
+
+
+def simulated(settings: ParallelSettings) -> RankGroup:
+    if settings.replica_ranks > 1:
+        raise SettingsError("--simulate-tp runs one rank alone: leave out --tp-size and --pp-size.")
+    log.warning(
+        "--simulate-tp %d: this is one rank's share, and the other ranks are not there. Times and memory are those of "
+        "a rank whose exchanges take no time; answers mean nothing.",
+        settings.simulate_tp,
+    )
+    return SimulatedGroup(settings.simulate_tp, settings.ep_size)
 
 
 def resolve_device(settings: ModelSettings) -> torch.device:
@@ -151,44 +168,44 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
-    topology = group.topology
-    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // topology.tp_size)
+    topology, sharing = group.topology, settings.parallel.ranks  # the ranks share the host's cores and memory
+    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // sharing)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
-    recorder = (
-        None
-        if library is None
-        else Recorder(tokens=chunk + rows, logits=max(rows + settings.speculative.step_drafts, INPUT_BLOCK))
-    )
-    free = free_memory_bytes() // topology.tp_size  # the ranks share the host's memory
+    logits = max(rows + settings.speculative.step_drafts, INPUT_BLOCK)
+    recorder = None if library is None else Recorder(tokens=chunk + rows, logits=logits)
+    free = free_memory_bytes() // sharing
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
+    held = topology.held(config)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
     # Weights that are mapped still count as free, as cached files do; but every step reads them.
-    left = max(0, min(free_memory_bytes() // topology.tp_size, free - loaded.weight_bytes))
+    left = max(0, min(free_memory_bytes() // sharing, free - loaded.weight_bytes))
     (left,) = group.minimum([left])
-    rows = settings.scheduler.max_running_requests or default_rows(config, rows, int(left * CPU_POOL_SHARE))
-    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
+    rows = settings.scheduler.max_running_requests or default_rows(held, rows, int(left * CPU_POOL_SHARE))
+    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, topology)
     size = size_cpu_cache(
         settings.memory,
         free_bytes=left,
         weight_bytes=loaded.weight_bytes,
         shape=shape,
         context_length=config.context_length,
-    )
+    ).shared(group.minimum)
     limits = Limits(
         rows=rows,
         page_size=settings.memory.page_size,
-        pages=group.minimum(size.pages),
+        pages=size.pages,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         chunk_tokens=chunk,
         note=size.note,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        ranks=topology.tp_size,
+        stages=topology.pp_size,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
@@ -202,7 +219,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, native.threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
-    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group)
+    check = make_check(settings.parallel.check_ranks, group, device)
+    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group, check)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
 
@@ -238,8 +256,10 @@ def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) ->
 
 
 def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
-    if settings.parallel.tp_size > 1:
+    if max(settings.parallel.tp_size, settings.parallel.simulate_tp) > 1:
         return "they cannot add up the results of several ranks (--tp-size)"
+    if settings.parallel.pp_size > 1:
+        return "they do not pass hidden states from stage to stage (--pp-size)"
     if dtype != torch.float32:
         return f"they compute in float32, not in {dtype} (--dtype)"
     if cache_dtype(settings.memory.kv_cache_dtype, dtype) not in CACHE_NUMBERS:

@@ -25,6 +25,7 @@ from bough.core.control import (
     MemoryTag,
     ProfileStart,
     ProfileStop,
+    RebalanceExperts,
     Sleep,
     SwapWeights,
     Wake,
@@ -85,14 +86,19 @@ class ModelControl:
                 message = self._wake([tag for tag in command.tags if tag in self._asleep])
             case CopyPagesOut():
                 content = self._pool.groups[command.group].read_pages(torch.from_numpy(command.pages))
-                torch.from_numpy(command.buffer).copy_(content)
+                content = self._group.all_gather(content)
+                if command.buffer.size:  # the first rank has one
+                    torch.from_numpy(command.buffer).copy_(content)
             case CopyPagesIn():
                 pages, content = torch.from_numpy(command.pages).long(), torch.from_numpy(command.buffer)
-                self._pool.groups[command.group].write_pages(pages, content)
+                self._pool.groups[command.group].write_pages(pages, self._group.own_columns(content))
             case ProfileStart():
                 self._profiler.start(command)
             case ProfileStop():
                 message = self._profiler.stop()
+            case RebalanceExperts():
+                assert self._weights is not None
+                message = self._weights.rebalance()
             case _:
                 assert_never(command)
         return CommandResult(message, self._obstacle())

@@ -42,13 +42,13 @@ GPU_EVEN_TOKENS = 512
 
 
 def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, makers: KernelMakers) -> LoadedModel:
-    config, device = loaded.config, loaded.device
+    config, held, device = loaded.config, loaded.topology.held(loaded.config), loaded.device
     if config.vocab_size > MAX_VOCAB_SIZE:
         raise ModelError(
             f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
         )
     (free,) = loaded.group.minimum([torch.cuda.mem_get_info(device)[0]])
-    rows = settings.scheduler.max_running_requests or default_rows(config, GPU_ROWS, int(free * GPU_FRACTION))
+    rows = settings.scheduler.max_running_requests or default_rows(held, GPU_ROWS, int(free * GPU_FRACTION))
     chunk = resolve_chunk(settings, config, default_gpu_chunk(config))
     forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
     widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
@@ -66,7 +66,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
     graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)
     per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology)
-    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk)
+    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
@@ -74,19 +74,21 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings),
         shape=shape,
         graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
-    )
+    ).shared(loaded.group.minimum)
     limits = Limits(
         rows,
         settings.memory.page_size,
-        loaded.group.minimum(size.pages),
+        size.pages,
         config.context_length,
         config.vocab_size,
         chunk,
         size.note,
         even_tokens=GPU_EVEN_TOKENS,
-        late_plans=True,
+        late_plans=loaded.topology.pp_size == 1,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        ranks=loaded.topology.tp_size,
+        stages=loaded.topology.pp_size,
     )
     weights = WeightStore(loaded, files, settings)
     executor = assemble(loaded, settings, limits, graphs, weights)
@@ -145,7 +147,8 @@ def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     with torch.inference_mode():
         attention.prepare(batch)
         hidden = loaded.model.forward(ids, positions, ForwardContext(attention, pool, batch))
-        logits = loaded.model.logits(hidden[:rows])
-        del hidden, logits
+        if loaded.topology.is_last:
+            loaded.model.logits(hidden[:rows])
+        del hidden
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before

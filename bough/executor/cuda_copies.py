@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from bough.core.control import CommandResult, CopyPagesIn, CopyPagesOut
+from bough.distributed.group import RankGroup
 from bough.memory.pools.kv_pool import KVPool
 
 
@@ -32,8 +33,8 @@ class CopyTicket:
 class PageCopies:
     """Owns the stream of the copies."""
 
-    def __init__(self, pool: KVPool, device: torch.device) -> None:
-        self._pool, self._device = pool, device
+    def __init__(self, pool: KVPool, device: torch.device, group: RankGroup) -> None:
+        self._pool, self._device, self._group = pool, device, group
         self._stream = torch.cuda.Stream(device)
 
     @torch.inference_mode()
@@ -42,14 +43,15 @@ class PageCopies:
         pages, host = torch.from_numpy(command.pages).to(self._device).long(), torch.from_numpy(command.buffer)
         steps = torch.cuda.current_stream(self._device)
         if isinstance(command, CopyPagesOut):
-            content = pool.read_pages(pages)
+            content = self._group.all_gather(pool.read_pages(pages))
             self._stream.wait_stream(steps)
             with torch.cuda.stream(self._stream):
-                host.copy_(content, non_blocking=True)
+                if command.buffer.size:  # the first rank has one
+                    host.copy_(content, non_blocking=True)
             content.record_stream(self._stream)
             return CopyTicket(self._stream.record_event())
         with torch.cuda.stream(self._stream):
-            content = host.to(self._device, non_blocking=True)
+            content = self._group.own_columns(host).to(self._device, non_blocking=True)
         steps.wait_stream(self._stream)
         pool.write_pages(pages, content)
         content.record_stream(steps)

@@ -41,6 +41,7 @@ from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes,
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.plain_plans import padding_batch
+from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
 from bough.executor.states import StateCopies
 from bough.executor.threaded import Running
@@ -62,10 +63,10 @@ UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anyth
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """A decode step: the forward pass up to the hidden states, and the logits and sampling of rows that ask for nothing
-    special."""
+    special; None where another stage has these."""
 
     forward: Captured[torch.Tensor]
-    sample: Captured[torch.Tensor]
+    sample: Captured[torch.Tensor] | None
 
 
 class CudaExecutor:
@@ -87,11 +88,14 @@ class CudaExecutor:
         dtype: torch.dtype,
         weights: WeightStore | None = None,
         group: RankGroup = ALONE,
+        check: RankCheck | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._limits = limits
+        self._samples = group.topology.is_last
+        self._check, self._group = check, group
         self._inputs = inputs
         self._mixed = mixed
         self._staging = staging
@@ -128,7 +132,7 @@ class CudaExecutor:
         later steps wait for it."""
         self._finish_command()
         if isinstance(command, CopyPagesOut | CopyPagesIn):
-            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device)
+            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device, self._group)
             return self._copies.start(command)
         torch.cuda.synchronize()
         self._command = self._commands.submit(self._control.run, command)
@@ -171,7 +175,12 @@ class CudaExecutor:
         self._counts[plan.rows] = 1
         self._sampling.setup(plan.setups)
         growth = self._inputs.apply(plan)
+        if self._check is not None:
+            self._check.rows(plan, self._inputs.mirror)
         self._states.begin(plan.setups)
+        if plan.last_tokens is not None:
+            rows = plan.rows[: len(plan.last_tokens)]
+            self._inputs.advance(*(self._staging.to_device(part.astype(np.int64)) for part in (rows, plan.last_tokens)))
         if not len(plan.tokens):
             return self._launch_decodes(plan, growth)
         running = self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
@@ -180,15 +189,18 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        if not self._samples:
+            return
         waiting, self._masked = self._masked, None
         assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
         if has_drafts(waiting.plan):
-            waiting.rest = self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks)
+            waiting.rest.set_result(self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks))
             return
         masked = waiting.plan.masked[waiting.plan.sample]
         places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
         batch = BatchMasks(masked, places, words)
-        waiting.rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
+        rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
+        waiting.rest.set_result(rest)
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
@@ -202,17 +214,14 @@ class CudaExecutor:
             size, graph = captured
             self._inputs.send_decode(plan, growth, size)
             hidden = graph.forward.replay()[:batch]
-            if plan.masked is None and self._sampling.plain(plan.rows):
+            if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, self._model.logits(hidden), self._inputs.decode_rows(batch), {})
+        return self._finish(plan, hidden, self._inputs.decode_rows(batch), {})
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         hidden, inputs = self._mixed_hidden(plan, layout)
-        if not plan.sample.any():
-            return CudaStep(plan, self._clock.stop(), None, None, inputs)
-        rows = self._staging.to_device(plan.rows[plan.sample])
-        return self._finish(plan, self._model.logits(hidden), rows, inputs)
+        return self._finish(plan, hidden, self._staging.to_device(plan.rows[plan.sample]), inputs)
 
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
@@ -224,7 +233,7 @@ class CudaExecutor:
             return graph.replay()[: int(plan.sample.sum())], {}
         token_ids, batch = self._inputs.mixed_batch(layout)
         logits_indices = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
-        if not plan.input_logprobs:
+        if not (plan.input_logprobs and self._samples):
             return self._forward(token_ids, batch, logits_indices), {}
         hidden = self._forward(token_ids, batch)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
@@ -250,9 +259,11 @@ class CudaExecutor:
             return self._sample_decodes(size, self._model.logits(self._hidden[:size]))
 
         forward()
-        sample()
+        if self._samples:
+            sample()
         torch.cuda.synchronize()
-        return DecodeGraph(self._graph_memory.capture(forward), self._graph_memory.capture(sample))
+        captured = self._graph_memory.capture(forward)
+        return DecodeGraph(captured, self._graph_memory.capture(sample) if self._samples else None)
 
     def _capture_mixed(self, size: int) -> Captured[torch.Tensor]:
         self._staging.next_step()
@@ -270,8 +281,11 @@ class CudaExecutor:
         """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _finish(self, plan: BatchPlan, logits: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
+    def _finish(self, plan: BatchPlan, hidden: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
+        if not self._samples or not plan.sample.any():
+            return CudaStep(plan, self._clock.stop(), None, None, inputs)
+        logits = self._model.logits(hidden)
         if plan.masked is None:
             if has_drafts(plan):
                 return self._verify(plan, logits, inputs, None)

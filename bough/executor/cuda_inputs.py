@@ -25,10 +25,10 @@ class CudaInputs:
     def __init__(self, limits: Limits, device: torch.device, staging: Staging) -> None:
         self._limits = limits
         self._staging = staging
-        self._mirror = RowMirror(limits)
-        self.state_table: IntArray = self._mirror.pages[-1]  # where the model has states
+        self.mirror = RowMirror(limits)
+        self.state_table: IntArray = self.mirror.pages[-1]  # where the model has states
         rows, groups = limits.rows, len(limits.pages)
-        self._page_tables = torch.zeros(self._mirror.pages.shape, dtype=torch.int32, device=device)
+        self._page_tables = torch.zeros(self.mirror.pages.shape, dtype=torch.int32, device=device)
         self.page_tables = tuple(self._page_tables)
         self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._decode = torch.zeros((FIELDS + groups, rows), dtype=torch.int32, device=device)
@@ -39,7 +39,7 @@ class CudaInputs:
 
     def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""
-        growth = self._mirror.grow(plan)
+        growth = self.mirror.grow(plan)
         self._write_table(growth.rewritten)
         return growth
 
@@ -47,7 +47,7 @@ class CudaInputs:
         """A step with prompts, whose pages are added to the device's table; those of decodes alone go with
         `send_decode`."""
         self._write_table(growth.appended)
-        return self._mirror.lay_out(plan, growth)
+        return self.mirror.lay_out(plan, growth)
 
     def _write_table(self, writes: TableWrites) -> None:
         if len(writes.places):
@@ -146,4 +146,4 @@ class CudaInputs:
 
     def give_back(self, rows: IntArray, missing: IntArray) -> None:
         """So many drafts of these rows did not hold."""
-        self._mirror.give_back(rows, missing)
+        self.mirror.give_back(rows, missing)

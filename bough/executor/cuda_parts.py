@@ -14,7 +14,6 @@ from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
 from bough.core.errors import SettingsError
-from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.cuda_executor import CudaExecutor
@@ -22,6 +21,7 @@ from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
 from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
+from bough.executor.rank_check import make_check
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 # A captured step attends to latents themselves, because it cannot know how many keys it would make of them. In larger
 # steps that takes longer than launching their kernels one by one.
 MOST_ABSORBED = 1024
-RING_DEPTH = 4  # steps whose pinned memory may still be in use: one in flight, one being launched, and some to spare
+RING_DEPTH = 3  # steps whose pinned memory may still be in use beside one for each stage: one is being launched
 
 
 def assemble(
@@ -51,9 +51,11 @@ def assemble(
     weights: WeightStore | None = None,
 ) -> CudaExecutor:
     """An executor with a cache of as many pages as the limits say."""
-    staging = Staging(loaded.device, RING_DEPTH)
+    staging = Staging(loaded.device, RING_DEPTH + limits.stages)
     inputs = CudaInputs(limits, loaded.device, staging)
     block_queries = _block_queries(loaded)
+    check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
+    agree = loaded.group.from_first if check is None else check.tokens
     return CudaExecutor(
         loaded.model,
         build_pool(loaded, limits.pages, limits.page_size),
@@ -62,12 +64,13 @@ def assemble(
         inputs,
         MixedInputs(limits, block_queries, inputs.page_tables, inputs.last_tokens, staging),
         staging,
-        SamplingState(limits.rows, limits.vocab_size, loaded.device, loaded.group.from_first),
+        SamplingState(limits.rows, limits.vocab_size, loaded.device, agree),
         graphs=graphs,
         hidden_size=loaded.config.hidden_size,
         dtype=loaded.dtype,
         weights=weights,
         group=loaded.group,
+        check=check,
     )
 
 
@@ -80,10 +83,13 @@ def build_pool(loaded: LoadedWeights, pages: Sequence[int], page_size: int) -> K
 def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, forward_bytes: int) -> GraphSizes:
     """Which steps are captured, by what the settings and the back ends allow; `forward_bytes` is what the largest step
     was measured to need."""
-    if settings.model.disable_cuda_graph:
+    if settings.model.disable_cuda_graph or settings.parallel.check_ranks:  # a graph cannot wait for a comparison
         return GraphSizes()
     if runs_transformers(loaded.config):
         log.info("steps run without CUDA graphs: transformers' modules may not be captured")
+        return GraphSizes()
+    if settings.parallel.moe_a2a_backend != "none":
+        log.info("steps run without CUDA graphs: how many tokens go to which rank differs (--moe-a2a-backend)")
         return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:
@@ -95,21 +101,12 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not settings.model.enable_deterministic_inference:
         if names.prefills_capturable:
             chunk = shape.chunk_tokens
-            mixed = mixed_sizes(chunk, chunk + shape.rows, layer_weights(loaded.config))
+            mixed = mixed_sizes(chunk, chunk + shape.rows, loaded.config.layer_weights // loaded.topology.tp_size)
         if loaded.config.latent is not None:
             mixed = [size for size in mixed if size <= MOST_ABSORBED]
         if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
             few_keys = [size for size in decode if size <= MOST_ROWS]
     return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
-
-
-def layer_weights(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer that a token is multiplied with."""
-    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-    moe, inner = config.moe, config.intermediate_size
-    if moe is not None:
-        inner = moe.per_token * moe.intermediate_size + moe.shared_size
-    return config.hidden_size * (attention + 3 * inner)
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:

@@ -8,7 +8,8 @@ was queued, nor end after it was seen to be done, takes out what the two clocks 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -103,8 +104,7 @@ class CudaStep:
         plan = self.plan
         inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
         if self.tokens is None:
-            none = np.zeros(0, dtype=np.int32)
-            return StepResult(plan.step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
+            return StepResult.without_tokens(plan.step, inputs, span)
         sampled = np.count_nonzero(plan.sample)
         tokens = self.tokens.numpy()[:sampled].astype(np.int32)
         bad = tokens < 0
@@ -132,19 +132,19 @@ class VerifiedStep:
         return replace(self.result, device_span=self.done.wait())
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MaskedStep:
-    """A step up to its logits, which wait for masks; `rest` is the whole of it once they have come."""
+    """A step up to its logits, which wait for masks; `rest` is the whole of it once they have come. Of a pipeline's
+    last stage, another thread waits for it."""
 
     plan: BatchPlan
     logits: torch.Tensor  # [sampled, vocabulary]
     rows: torch.Tensor  # [sampled]
     input_logprobs: dict[int, Scores]
-    rest: InFlight | None = None
+    rest: Future[InFlight] = field(default_factory=Future)
 
     def ready(self) -> bool:
-        return self.rest is not None and self.rest.ready()
+        return self.rest.done() and self.rest.result().ready()
 
     def wait(self) -> StepResult:
-        assert self.rest is not None, f"step {self.plan.step} still waits for its masks"
-        return self.rest.wait()
+        return self.rest.result().wait()

@@ -107,6 +107,11 @@ class RowMirror:
         """So many of the tokens that these rows computed last did not hold."""
         self._lengths[rows] -= missing
 
+    def held_by(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """The page tables, page counts and lengths of rows."""
+        counts = self._page_counts[rows]
+        return self.pages[:, rows, : counts.max(initial=1)], counts, self._lengths[rows]
+
     def _set_up(self, setup: RowSetup) -> TableWrites:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from bough.distributed.topology import Topology
 from bough.executor.machine import free_memory_bytes
 from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.packed import Format
+from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
 from bough.loader.load import kept_forms, load_weights, open_source, packed_cache, packed_formats, packed_size
@@ -58,6 +59,7 @@ class LoadedWeights:
     cache_scales: Scales | None = None  # where the cache has 8 bits
     load_s: float = 0.0
     group: RankGroup = ALONE
+    spread: SpreadExperts = field(default_factory=SpreadExperts)
 
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
@@ -71,10 +73,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     config = read_config(files, overrides, settings.model.model_impl)
     if runs_transformers(config):
         _check_fallback(settings.model)
-        if settings.parallel.tp_size > 1:
+        if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
             raise SettingsError(
-                "--tp-size is for Bough's own layers, and this model runs through transformers' modules "
-                "(--model-impl); leave it out."
+                "--tp-size and --pp-size are for Bough's own layers, and this model runs through transformers' modules "
+                "(--model-impl); leave them out."
             )
     if settings.model.simulate_routing is not None:
         if config.moe is None:
@@ -113,15 +115,24 @@ def load_model(
     """Builds the model and reads its weights, or this rank's share of them, onto the device."""
     dtype = resolve_dtype(settings.model, config, device)
     topology = group.topology
-    check_split(config, topology.tp_size)
+    topology.layers_of(config)  # raises where the model cannot be cut
+    check_experts(config, settings)
+    flag = "--tp-size" if settings.parallel.simulate_tp == 1 else "--simulate-tp"
+    check_split(config, topology.tp_size, topology.ep_size, flag)
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
-    free = free_memory_bytes() // topology.tp_size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    on_cpu, sharing = device.type == "cpu", settings.parallel.ranks
+    free = free_memory_bytes() // sharing if on_cpu else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))
         form_of = kept_forms(source, fp8=fp8)
+    parallel = settings.parallel
+    options = SpreadOptions(
+        parallel.ep_num_redundant_experts, parallel.enable_eplb, parallel.moe_a2a_backend == "torch"
+    )
+    spread = SpreadExperts(group, options)
     model = build_model(
         config,
         topology,
@@ -132,13 +143,14 @@ def load_model(
         deterministic=settings.model.enable_deterministic_inference,
         packed_ops=packed_ops,
         form_of=form_of,
+        spread=spread,
     )
     slots = list(model.slots())
     if packed_ops is not None:
         weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
-    if device.type == "cpu" and weight_bytes > free:
+    if on_cpu and weight_bytes > free:
         raise ResourceError(
             f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
             f"model or {instead}."
@@ -158,22 +170,55 @@ def load_model(
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = cache_scales(settings, source, config) if cache.itemsize == 1 else None
-    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s, group)
+    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s, group, spread)
 
 
-def check_split(config: ModelConfig, tp_size: int) -> None:
+def check_experts(config: ModelConfig, settings: Settings) -> None:
+    """Raises if the model's experts cannot be spread as the settings say."""
+    parallel = settings.parallel
+    ep_size, redundant = parallel.ep_size, parallel.ep_num_redundant_experts
+    if ep_size == 1:
+        given = {"--enable-eplb": parallel.enable_eplb, "--ep-num-redundant-experts": redundant > 0}
+        given["--moe-a2a-backend torch"] = parallel.moe_a2a_backend == "torch"
+        for flag in (flag for flag, here in given.items() if here):
+            raise SettingsError(f"{flag} is for experts that are spread over ranks; add --ep-size, or leave it out.")
+        return
+    if config.moe is None:
+        raise SettingsError(f"--ep-size {ep_size}: {config.architecture} has no experts; leave it out.")
+    if parallel.enable_eplb and parallel.pp_size > 1:
+        raise SettingsError("--enable-eplb does not go with --pp-size: a stage has some of the layers; leave one out.")
+    size = max(parallel.tp_size, parallel.simulate_tp)
+    if size % ep_size:
+        raise SettingsError(f"--ep-size {ep_size} does not divide --tp-size {size}: experts are spread over its ranks.")
+    if parallel.moe_a2a_backend == "torch" and ep_size != parallel.tp_size:
+        raise SettingsError(
+            f"--moe-a2a-backend torch sends tokens to whole experts; use --ep-size {parallel.tp_size}, or none."
+        )
+    copied = redundant or config.moe.experts % ep_size
+    if settings.model.enable_deterministic_inference and (copied or parallel.enable_eplb):
+        raise SettingsError(
+            "--enable-deterministic-inference: which rank computes an expert must not change the order of sums; leave "
+            "out --enable-eplb and --ep-num-redundant-experts, and use an --ep-size that divides the experts."
+        )
+    most = config.moe.experts * (ep_size - 1)  # then every rank has every expert
+    if redundant > most:
+        raise SettingsError(f"--ep-num-redundant-experts {redundant}: there is use for at most {most}.")
+
+
+def check_split(config: ModelConfig, tp_size: int, ep_size: int = 1, flag: str = "--tp-size") -> None:
     """Raises, with the sizes that would do, if so many ranks cannot share the model."""
-    why = _why_not_split(config, tp_size)
+    why = _why_not_split(config, tp_size, ep_size)
     if why is not None:
-        sizes = [size for size in range(1, config.num_heads + 1) if _why_not_split(config, size) is None]
-        raise SettingsError(f"--tp-size {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
+        multiples = range(ep_size, config.num_heads + 1, ep_size)
+        sizes = [size for size in multiples if _why_not_split(config, size, ep_size) is None]
+        raise SettingsError(f"{flag} {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
 
 
-def _why_not_split(config: ModelConfig, tp_size: int) -> str | None:
+def _why_not_split(config: ModelConfig, tp_size: int, ep_size: int) -> str | None:
     if tp_size == 1:
         return None
     try:
-        build_model(config, Topology(0, tp_size), torch.float32, torch.device("meta"))
+        build_model(config, Topology(0, tp_size, ep_size), torch.float32, torch.device("meta"))
     except (SettingsError, ModelError) as error:
         return str(error)
     return None

@@ -1,58 +1,142 @@
-"""Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order."""
+"""Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order. The
+last stage of a pipeline sends the results of steps to the first rank."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, assert_never
 
+import numpy as np
 import torch
 
-from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
-from bough.core.errors import BoughError, EngineDeadError, RequestError, SettingsError
-from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
+from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExperts, Ticket
+from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError, SettingsError
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup, open_group
+from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
-from bough.messages.ranks import LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
+from bough.executor.threaded import Running
+from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
 
 log = logging.getLogger(__name__)
 
+NO_BUFFER = np.zeros((0, 0), dtype=np.uint8)  # what ranks copy out goes to that of the first
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
-def join_ranks(settings: Settings, rank: int, folder: Path) -> RankGroup:
-    """This process as one rank of the engine that owns the folder."""
-    size, device = settings.parallel.tp_size, resolve_device(settings.model)
-    if device.type == "cuda" and size > torch.cuda.device_count():
-        raise SettingsError(f"--tp-size {size}: each rank needs a GPU, and there are {torch.cuda.device_count()}.")
-    return open_group(Topology(rank, size), device, folder, settings.parallel.dist_timeout)
+def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) -> RankGroup:
+    """This process as one rank of the replica that owns the folder, on a GPU of its own where there are any."""
+    parallel, place, device = settings.parallel, topology_of(settings, rank), resolve_device(settings.model)
+    if device.type == "cuda":
+        there = torch.cuda.device_count()
+        if parallel.ranks > there:
+            raise SettingsError(
+                f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
+                f"rank needs a GPU, which makes {parallel.ranks}, and there are {there}."
+            )
+        torch.cuda.set_device(dp_rank * place.ranks + rank)
+    return ALONE if place.ranks == 1 else open_group(place, device, folder, parallel.dist_timeout)
+
+
+def topology_of(settings: Settings, rank: int) -> Topology:
+    return Topology.at(rank, settings.parallel.tp_size, settings.parallel.pp_size, settings.parallel.ep_size)
+
+
+class Results:
+    """What the last stage of a pipeline has sent: `receive` waits so many seconds for more."""
+
+    def __init__(self, receive: Callable[[float], list[StepResult]], timeout_s: float) -> None:
+        self._receive, self._timeout_s = receive, timeout_s
+        self._arrived: dict[int, StepResult] = {}
+
+    def has(self, step: int, wait_s: float = 0.0) -> bool:
+        if step not in self._arrived:
+            self._arrived |= {result.step: result for result in self._receive(wait_s)}
+        return step in self._arrived
+
+    def take(self, step: int) -> StepResult:
+        if not self.has(step) and not self.has(step, self._timeout_s):  # they come in order: the next is the one
+            raise RankLostError(
+                f"The last stage has not sent the result of step {step} within {self._timeout_s:g} s (--dist-timeout)."
+            )
+        return self._arrived.pop(step)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinedStep:
+    """The first stage's part of a step, with the result of the last."""
+
+    own: InFlight
+    step: int
+    results: Results
+
+    def ready(self) -> bool:
+        return self.own.ready() and self.results.has(self.step)
+
+    def wait(self) -> StepResult:
+        span = self.own.wait().device_span  # by the clock of this host
+        return replace(self.results.take(self.step), device_span=span)
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others."""
+    """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks.
+    `results` are those of a pipeline's last stage."""
 
-    def __init__(self, own: Executor, send: Callable[[ToRank], None]) -> None:
-        self._own, self._send = own, send
+    def __init__(
+        self,
+        own: Executor,
+        send: Callable[[ToRank], None],
+        rebalance_every: int = 0,
+        results: Results | None = None,
+    ) -> None:
+        self._own, self._send, self._rebalance_every = own, send, rebalance_every
+        self._results = results
+        self._steps = 0
+        self._rebalancing: Ticket | None = None
 
     def limits(self) -> Limits:
         return self._own.limits()
 
     def launch(self, plan: BatchPlan) -> InFlight:
+        if self._rebalance_every:
+            self._rebalance()
         self._send(LaunchPlan(plan))
-        return self._own.launch(plan)
+        own = self._own.launch(plan)
+        return own if self._results is None else PipelinedStep(own, plan.step, self._results)
+
+    def _rebalance(self) -> None:
+        if self._rebalancing is not None and self._rebalancing.ready():
+            try:
+                log.info("experts were rebalanced: %s", self._rebalancing.wait().message)
+            except EngineDeadError:
+                raise
+            except BoughError as error:  # and nothing has changed
+                log.warning("experts could not be rebalanced: %s", error)
+            self._rebalancing = None
+        if self._steps and self._steps % self._rebalance_every == 0:
+            self._rebalancing = self.control(RebalanceExperts())
+        self._steps += 1
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._send(SupplyMasks(step, masks))
         self._own.supply_masks(step, masks)
 
     def control(self, command: Command) -> Ticket:
-        if isinstance(command, CopyPagesOut | CopyPagesIn):
-            raise RequestError("Pages of an engine with several ranks cannot be copied: each rank has a part of them.")
-        self._send(RunCommand(command))
+        if isinstance(command, CopyPagesOut | CopyPagesIn) and self._results is not None:
+            raise RequestError("Pages of a pipeline cannot be copied: each stage has a part of them.")
+        match command:
+            case CopyPagesOut():
+                self._send(CopyPages(command.pages, command.group))
+            case CopyPagesIn():
+                self._send(CopyPages(command.pages, command.group, command.buffer))
+            case _:
+                self._send(RunCommand(command))
         return self._own.control(command)
 
     def idle(self) -> bool:
@@ -68,19 +152,33 @@ class Orders(Protocol):
     def receive(self, timeout_s: float | None) -> list[ToRank]: ...
 
 
-def follow(executor: Executor, orders: Orders) -> None:
+class Reporter:
+    """Sends the result of each step as soon as there is one: a thread waits for it."""
+
+    def __init__(self, send: Callable[[StepResult], None]) -> None:
+        self._send, self._thread = send, ThreadPoolExecutor(1, "results")
+
+    def __call__(self, step: InFlight) -> Running[None]:
+        return Running(self._thread.submit(lambda: self._send(step.wait())))
+
+
+def follow(executor: Executor, orders: Orders, report: Reporter | None = None) -> None:
     """Any other rank: does what comes until it is told to leave. An error of a step is raised here within moments,
     because the ranks that wait for this one cannot tell why it does not come."""
-    in_flight: deque[InFlight | Ticket] = deque()
+    in_flight: deque[InFlight | Ticket | Running[None]] = deque()
     while True:
         for order in orders.receive(LOOK_IN_S if in_flight else None):
             match order:
                 case LaunchPlan():
-                    in_flight.append(executor.launch(order.plan))
+                    step = executor.launch(order.plan)
+                    in_flight.append(step if report is None else report(step))
                 case SupplyMasks():
                     executor.supply_masks(order.step, order.masks)
                 case RunCommand():
                     in_flight.append(executor.control(order.command))
+                case CopyPages(pages=pages, group=group, content=content):
+                    out = CopyPagesOut(pages, NO_BUFFER, group)
+                    in_flight.append(executor.control(out if content is None else CopyPagesIn(pages, content, group)))
                 case UseIdleTime():
                     executor.idle()
                 case Leave():

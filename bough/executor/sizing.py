@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.core.sampling_params import MAX_LOGPROBS
 from bough.core.settings import MemorySettings
+from bough.distributed.topology import ONE_RANK, Topology
 from bough.sampling.logprobs import INPUT_BLOCK
 
 CPU_POOL_SHARE = 0.25  # of the free memory: several engines live side by side on one machine
@@ -23,6 +24,7 @@ GPU_FRACTION = 0.9
 GPU_ROWS = 512
 GPU_CHUNK_TOKENS = 8192
 MOE_CHUNK_TOKENS = 16384  # of which each of many experts gets rows enough for whole tiles
+STEP_WIDTHS = 24  # times the hidden size, that each token of a step takes on a GPU, where that is not measured
 ROW_STATES = 2  # recurrent states for each row: its own, and one that is kept for prefixes to be reused
 MOST_TOKENS = 1 << 22  # of full attention, where no layer has it: page numbers alone take memory then
 
@@ -42,11 +44,17 @@ class CacheShape:
 
     @staticmethod
     def of(
-        config: ModelConfig, bytes_per_token: tuple[int, ...], settings: MemorySettings, rows: int, chunk_tokens: int
+        config: ModelConfig,
+        bytes_per_token: tuple[int, ...],
+        settings: MemorySettings,
+        rows: int,
+        chunk_tokens: int,
+        topology: Topology = ONE_RANK,
     ) -> CacheShape:
-        if config.states is not None:
+        states = topology.states_of(config)
+        if states is not None:
             others = CacheShape.of(replace(config, recurrent=None), bytes_per_token, settings, rows, chunk_tokens)
-            return replace(others, state_bytes=config.states.page_bytes, states=ROW_STATES * rows)
+            return replace(others, state_bytes=states.page_bytes, states=ROW_STATES * rows)
         if len(bytes_per_token) == 1:
             return CacheShape(bytes_per_token[0])
         full, window = bytes_per_token
@@ -70,7 +78,7 @@ class CacheShape:
     def page_bytes(self, page_size: int) -> tuple[int, ...]:
         """What a page of each KV group takes."""
         windows, states = (self.window_bytes * page_size,), (self.state_bytes,)
-        return (self.full_bytes * page_size, *windows * bool(self.window_bytes), *states * bool(self.states))
+        return (self.full_bytes * page_size, *windows * bool(self.least_window), *states * bool(self.states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +88,18 @@ class CacheSize:
     pages: tuple[int, ...]
     note: str
 
+    def shared(self, minimum: Callable[[Sequence[int]], tuple[int, ...]]) -> CacheSize:
+        """What all ranks have room for: `minimum` tells the least of each number."""
+        pages = minimum(self.pages)
+        note = self.note if pages == self.pages else f"{self.note}; all ranks have room for {pages[0]} pages"
+        return CacheSize(pages, note)
+
     @staticmethod
     def of(shape: CacheShape, tokens: int, page_size: int, why: str) -> CacheSize:
         tokens = tokens // page_size * page_size
         note = f"KV cache: {tokens} tokens ({_gib(shape.nbytes(tokens))}), from {why}"
         pages = [tokens // page_size]
-        if shape.window_bytes:
+        if shape.least_window:  # a stage of a pipeline may have no such layer
             window = shape.window_tokens(tokens)
             note += f"; layers with a sliding window keep {window}"
             pages.append(-(-window // page_size))

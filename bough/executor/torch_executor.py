@@ -19,6 +19,7 @@ from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.layout import has_drafts, sampled_tokens
+from bough.executor.rank_check import RankCheck
 from bough.executor.states import StateCopies
 from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.weights import WeightStore
@@ -37,13 +38,15 @@ class TorchExecutor:
         limits: Limits,
         weights: WeightStore | None = None,
         group: RankGroup = ALONE,
+        check: RankCheck | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._limits = limits
         self._group = group
-        self._rows = HostRows(limits, group.from_first)
+        self._check = check
+        self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
         self._control = ModelControl(weights, pool, group)
@@ -59,6 +62,8 @@ class TorchExecutor:
         self._group.doing = f"step {plan.step}"
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
+        if self._check is not None:
+            self._check.rows(plan, self._rows.mirror)
         batch = AttentionBatch(
             rows=torch.from_numpy(layout.rows),
             lengths=torch.from_numpy(layout.lengths),
@@ -78,6 +83,8 @@ class TorchExecutor:
         context = ForwardContext(self._attention, self._pool, batch, None if plan.input_logprobs else last)
         hidden = self._model.forward(torch.from_numpy(layout.token_ids), batch.positions, context)
         self._states.keep(plan)
+        if not self._group.topology.is_last:
+            return StepResult.without_tokens(plan.step, {})
 
         starts, sampling = layout.query_starts, self._rows.sampling
         inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._model.logits)

@@ -66,8 +66,10 @@ class HostRows:
     def apply(self, plan: BatchPlan) -> StepLayout:
         """Brings the rows up to date; decodes begin with the token that their row sampled last."""
         self.sampling.setup(plan.setups)
-        layout = self.mirror.apply(plan)
-        layout.token_ids[layout.from_device] = self.last_tokens[plan.rows[plan.given < plan.query_lens]]
+        layout, decoding = self.mirror.apply(plan), plan.rows[plan.given < plan.query_lens]
+        layout.token_ids[layout.from_device] = (
+            self.last_tokens[decoding] if plan.last_tokens is None else plan.last_tokens
+        )
         return layout
 
     def finish(

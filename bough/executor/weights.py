@@ -73,6 +73,21 @@ class WeightStore:
         self._files, self._load_format = checkpoint.files, checkpoint.load_format
         self._held_bytes = sum(slot.nbytes for slot in self._slots)
 
+    def rebalance(self) -> str:
+        """Moves experts to where they had better be: a rank reads those that it gets from the files."""
+        spread = self._loaded.spread
+        better = spread.better()
+        if better == [layer.slots for layer in spread.layers]:
+            return "All experts stay where they are."
+        with _unreadable():
+            source = self._open(self._files, self._load_format).source
+        before = [slot.name for slot in self._slots]
+        spread.place(better)
+        self._slots = list(self._loaded.model.slots())
+        coming = [slot for slot, name in zip(self._slots, before, strict=True) if slot.name != name]
+        load_weights(coming, source, progress=False, device=self._loaded.device)
+        return f"This rank has read {len(coming)} tensors of experts that moved."
+
     def release(self) -> None:
         held = (part.untyped_storage() for slot in self._slots if slot.packing is None for part in slot.memory)
         storages = {storage.data_ptr(): storage for storage in held}.values()  # parts of one layer share theirs

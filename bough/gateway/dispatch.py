@@ -64,9 +64,6 @@ class Dispatch(RegistryListener):
             self.active -= 1
             self.serve_waiting()
 
-    def available(self, model: str | None) -> list[Worker]:
-        return [worker for worker in self._registry.serving(model) if worker.available]
-
     def serve_waiting(self) -> None:
         """Gives leases to waiting requests while there is room. Also called regularly: a breaker half-opens without
         notice."""
@@ -105,7 +102,7 @@ class Dispatch(RegistryListener):
         if not candidates:
             return None
         # One that has failed this request gets it again only when no other is left.
-        fresh = [worker for worker in candidates if worker.id not in call.tried] or candidates
+        fresh = [w for w in candidates if w.id not in call.tried] or candidates if call.tried else candidates
         choice = self._policies.of(call.peek.model).choose(fresh, call.peek.routing)
         worker = next(worker for worker in fresh if worker.id == choice.worker_id)
         if not call.admitted:
@@ -122,7 +119,7 @@ class Dispatch(RegistryListener):
         if call.pinned is not None:
             # One that drains is taken too: what it holds, nobody else has.
             return [call.pinned] if call.pinned.in_rotation and not call.pinned.removed else []
-        available = self.available(call.peek.model)
+        available = self._registry.available(call.peek.model)
         return [worker for worker in available if worker.id not in call.unable] if call.unable else available
 
     def _check_model(self, call: Call) -> None:

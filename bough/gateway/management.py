@@ -173,7 +173,7 @@ class Management:
 
     def _to_all(self, path: str) -> Handler:
         async def fan_out(parameter: str, body: bytes) -> Response:
-            workers = self.gateway.dispatch.available(None)
+            workers = self.gateway.registry.available(None)
             statuses = await asyncio.gather(*(self._ask(worker, "POST", path, body) for worker in workers))
             results = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
             return json_response({"workers": results}, 200 if all(status == 200 for status in statuses) else 502)
@@ -192,7 +192,7 @@ class Management:
     # ---- the gateway itself
 
     async def _readiness(self, parameter: str, body: bytes) -> Response:
-        ready = len(self.gateway.dispatch.available(None))
+        ready = len(self.gateway.registry.available(None))
         total = len(self.gateway.registry)
         status = "ready" if ready else "not ready: no worker is in rotation"
         return json_response(

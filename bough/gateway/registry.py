@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 # Sources of workers that are treated differently.
 MANAGEMENT = "api"  # added over the management routes
 LAUNCHED = "launch"  # started by the gateway itself
+MOST_MODELS = 256  # whose workers are remembered
 DISCOVERED = "kubernetes"  # each gateway process looks for these itself
 
 
@@ -41,6 +42,7 @@ class Registry:
         self._settings = settings
         self._workers: dict[str, Worker] = {}
         self._listeners: list[RegistryListener] = []
+        self._available: dict[str | None, list[Worker]] = {}  # by model, until a worker changes
 
     def listen(self, listener: RegistryListener) -> None:
         self._listeners.append(listener)
@@ -80,6 +82,7 @@ class Registry:
             return
         worker.removed = True
         worker.in_rotation = False
+        self._available.clear()
         log.info("worker %s at %s is removed", worker.id, worker.url)
         for listener in self._listeners:
             listener.removed(worker)
@@ -106,11 +109,13 @@ class Registry:
         if not worker.in_rotation:
             return
         worker.in_rotation = False
+        self._available.clear()
         log.warning("worker %s at %s leaves the rotation: %s", worker.id, worker.url, reason)
         worker.expel()
         self.notify_changed(worker)
 
     def notify_changed(self, worker: Worker) -> None:
+        self._available.clear()
         for listener in self._listeners:
             listener.changed(worker)
 
@@ -123,6 +128,15 @@ class Registry:
 
     def serving(self, model: str | None) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.serves(model)]
+
+    def available(self, model: str | None) -> list[Worker]:
+        """Those that get the model's requests; not to be changed."""
+        kept = self._available.get(model)
+        if kept is None:
+            if len(self._available) >= MOST_MODELS:  # any name, where workers do not say which models they have
+                self._available.clear()
+            kept = self._available[model] = [worker for worker in self.serving(model) if worker.available]
+        return kept
 
 
 def normal_url(url: str) -> str:

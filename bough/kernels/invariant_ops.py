@@ -75,7 +75,7 @@ class InvariantOps(Ops):
         scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
-        x, routed = weighed(x, route(logits, moe, bias, count=True), moe, scale)
+        x, routed = weighed(x, route(logits, moe, bias, count=matrices.spread is None), moe, scale)
         tiling = INVARIANT_FP8 if isinstance(matrices.gate_up, QuantizedRows) else INVARIANT_TILING
         return multiply(x, matrices, routed, activation, config=tiling)
 

@@ -16,7 +16,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
 from bough.kernels.causal_conv.reference import causal_conv_
 from bough.kernels.embedding.reference import embedding
-from bough.kernels.experts.reference import Matrices, experts
+from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
@@ -53,6 +53,7 @@ class ExpertMatrices(NamedTuple):
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
     down_bias: torch.Tensor | None = None  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
+    spread: Spread | None = None  # None: all experts are here
 
 
 class PackedExpertWeights(NamedTuple):
@@ -164,8 +165,16 @@ class Ops:
             weights = weights * scale[ids]
         if moe.scales_inputs:
             x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
-        gate_up, down, gate_up_bias, down_bias, gate = matrices
-        return experts(x, gate_up, down, ids, weights, activation, gate_up_bias, down_bias, gate)
+        gate_up, down, gate_up_bias, down_bias, gate, spread = matrices
+
+        def multiply(x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return experts(x, gate_up, down, places, weights, activation, gate_up_bias, down_bias, gate)
+
+        if spread is not None:
+            ids = find_places(ids, spread)
+            if spread.dispatch is not None:
+                return spread.dispatch(x, ids, weights, multiply)
+        return multiply(x, ids, weights)
 
     def normed_experts(
         self,

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import zmq
 
 from bough.client.handle import EngineClient, RequestWatcher
+from bough.client.replicas import Replicas
 from bough.core.errors import EngineDeadError
 from bough.messages.channels import Addresses, Receiver, Sender
-from bough.messages.outputs import ToClient
+from bough.messages.outputs import ReplicaLost, ToClient
 from bough.messages.requests import Shutdown
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -29,14 +30,15 @@ T = TypeVar("T")
 
 
 class ClientEnd:
-    """Owns the sockets and the client on them. Everything but `die` is called on its loop. An engine's clients differ
-    by their `number`."""
+    """Owns the sockets and the client on them. Everything but `die` and `lose` is called on its loop. `addresses` are
+    those of each replica. An engine's clients differ by their `number`."""
 
-    def __init__(self, addresses: Addresses, number: int = 0) -> None:
+    def __init__(self, addresses: Sequence[Addresses], number: int = 0) -> None:
         self._addresses = addresses
         self.number = number
         self._context: zmq.Context[Any] = zmq.Context()
-        self._senders: list[Sender] = []  # to the scheduler, to the detokenizer
+        self._schedulers: list[Sender] = []
+        self._detokenizers: list[Sender] = []
         self._inbox: Receiver[ToClient] | None = None
         self._client: EngineClient | None = None
         self._death: EngineDeadError | None = None
@@ -44,26 +46,32 @@ class ClientEnd:
 
     def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        for address in (self._addresses.scheduler, self._addresses.detokenizer):
-            self._senders.append(Sender(self._context, address))
-        self._inbox = Receiver(self._context, self._addresses.clients[self.number], ToClient)
-        # Not zmq's own asyncio sockets: their futures cost more than all else that is done for a token here.
-        self._loop.add_reader(self._inbox.fd, self._receive)
-        self._loop.call_soon(self._receive)  # for what came before somebody looked
+        for replica in self._addresses:
+            self._schedulers.append(Sender(self._context, replica.scheduler))
+            self._detokenizers.append(Sender(self._context, replica.detokenizer))
+        self._inbox = Receiver(self._context, self._addresses[0].clients[self.number], ToClient)
 
     @property
     def folder(self) -> Path:
-        return self._addresses.folder
+        return self._addresses[0].shared_folder
 
     def connect(
         self,
         tokenizer: Tokenizer | None,
+        method: str,
+        cache_tokens: int,
         meter: RequestMeter | None = None,
         watchers: Sequence[RequestWatcher] = (),
     ) -> EngineClient:
-        self._client = EngineClient(self._senders[0], tokenizer, self.number, meter=meter, watchers=watchers)
+        """From here on messages are received. The `method` is that of placing requests."""
+        assert self._loop is not None and self._inbox is not None
+        replicas = Replicas(self._schedulers, method, cache_tokens)
+        self._client = EngineClient(replicas, tokenizer, self.number, meter=meter, watchers=watchers)
         if self._death is not None:
             self._client.die(self._death)
+        # Not zmq's own asyncio sockets: their futures cost more than all else that is done for a token here.
+        self._loop.add_reader(self._inbox.fd, self._receive)
+        self._loop.call_soon(self._receive)  # for what came before somebody looked
         return self._client
 
     def die(self, error: EngineDeadError) -> None:
@@ -74,13 +82,26 @@ class ClientEnd:
             if self._client is not None:
                 self._client.die(error)
 
+        self._on_loop(tell)
+
+    def lose(self, dp_rank: int, error: EngineDeadError) -> None:
+        """A replica has died. Called by the supervisor's thread of the main process, which tells all clients."""
+
+        def tell() -> None:
+            clients = Sender(self._context, *self._addresses[0].clients)
+            clients.send(ReplicaLost(dp_rank, str(error)))
+            clients.close()
+
+        self._on_loop(tell)
+
+    def _on_loop(self, act: Callable[[], None]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                self._loop.call_soon_threadsafe(tell)
+                self._loop.call_soon_threadsafe(act)
 
     def send_shutdown(self) -> None:
         """Ends the engine's processes; waiting callers get an error."""
-        for sender in self._senders:
+        for sender in (*self._schedulers, *self._detokenizers):
             sender.send(Shutdown())
         if self._client is not None:
             self._client.die(EngineDeadError("This engine was shut down."))
@@ -90,7 +111,7 @@ class ClientEnd:
             self._loop.remove_reader(self._inbox.fd)
             self._inbox.close()
             self._inbox = None
-        for sender in self._senders:
+        for sender in (*self._schedulers, *self._detokenizers):
             sender.close()
 
     def terminate(self) -> None:
@@ -99,13 +120,13 @@ class ClientEnd:
 
     def _receive(self) -> None:
         """Reads everything that has arrived: the descriptor signals a message only once."""
-        for message in self._inbox.receive() if self._inbox is not None else ():
-            if self._client is not None:
+        if self._inbox is not None and self._client is not None:
+            for message in self._inbox.receive():
                 self._client.receive(message)
 
 
 class Link:
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, addresses: Sequence[Addresses]) -> None:
         self._end = ClientEnd(addresses)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="bough-client")
@@ -116,8 +137,8 @@ class Link:
         self._do(self._end.open)
         self.is_open = True
 
-    def connect(self, tokenizer: Tokenizer | None) -> EngineClient:
-        return self._do(lambda: self._end.connect(tokenizer))
+    def connect(self, tokenizer: Tokenizer | None, method: str, cache_tokens: int) -> EngineClient:
+        return self._do(lambda: self._end.connect(tokenizer, method, cache_tokens))
 
     def runs_here(self) -> bool:
         """Whether the caller is on the link's own thread, which must never wait for itself."""
@@ -125,6 +146,9 @@ class Link:
 
     def die(self, error: EngineDeadError) -> None:
         self._end.die(error)
+
+    def lose(self, dp_rank: int, error: EngineDeadError) -> None:
+        self._end.lose(dp_rank, error)
 
     def send_shutdown(self) -> None:
         if self._thread.is_alive():

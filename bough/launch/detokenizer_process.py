@@ -48,7 +48,7 @@ class ChannelOutlet:
 
 def run_detokenizer(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
-    set_up_logging("detokenizer", settings.process.log_level)
+    set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
     inbox: Receiver[ToDetokenizer] = Receiver(context, spec.addresses.detokenizer, ToDetokenizer)
     outlet = ChannelOutlet(ClientSenders(context, spec.addresses), Sender(context, spec.addresses.scheduler))

@@ -22,7 +22,7 @@ from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.replica import Replica
 from bough.messages.outputs import Reply, facts_of
-from bough.messages.requests import FlushCache, GetState
+from bough.messages.requests import FlushCache
 from bough.observability.logs import set_up_logging
 from bough.version import __version__
 
@@ -99,7 +99,7 @@ class Engine:
     ) -> Any:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
-        return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt,
+        return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt, routed_dp_rank,
         custom_logit_processor; and what the answer must
         match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
         structural_tag or choices."""
@@ -170,18 +170,19 @@ class Engine:
 
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
-        return self._replica.describe().to_dict() | facts_of(self._wait(self._client.call(GetState)).data)
+        return self._replica.describe().to_dict() | facts_of(self._wait(self._client.states())[0])
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and the present load."""
-        reply = self._wait(self._client.call(GetState))
+        states = self._wait(self._client.states())
         return {
             **self.settings.to_shown(),
             **self._replica.limits,
             **self._replica.describe().to_dict(),
-            **facts_of(reply.data),
+            **facts_of(states[0]),
             "version": __version__,
-            "internal_states": [reply.data],
+            "internal_states": states,
+            "dead_replicas": self._client.dead_replicas,
         }
 
     @property
@@ -215,7 +216,7 @@ class Engine:
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         ties = _Ties()
         self._cleanup.callback(ties.undo)
-        ties.supervisor = self._replica.supervise(ties.die)
+        ties.supervisor = self._replica.supervise(ties.die, ties.lose)
         self._replica.start()
         from bough.launch.client_end import Link
 
@@ -224,7 +225,8 @@ class Engine:
         self._tokenizer = self._replica.open_tokenizer()
         self._reader = self._replica.input_reader(self._tokenizer)
         self._replica.wait_until_ready()
-        self._client = self._link.connect(self._tokenizer)
+        method, tokens = self.settings.parallel.load_balance_method, self._replica.limits["max_total_num_tokens"]
+        self._client = self._link.connect(self._tokenizer, method, tokens)
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
@@ -316,6 +318,10 @@ class _Ties:
         """A process has died. Before there is a link nobody waits for an answer, and the start itself will fail."""
         if self.link is not None:
             self.link.die(error)
+
+    def lose(self, dp_rank: int, error: EngineDeadError) -> None:
+        if self.link is not None:
+            self.link.lose(dp_rank, error)
 
     def undo(self) -> None:
         with contextlib.ExitStack() as endings:  # all of them happen, the last one first

@@ -11,10 +11,11 @@ from typing import Any
 import zmq
 
 from bough.core.garbage import settle_garbage
+from bough.core.plan import StepResult
 from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
-from bough.executor.ranks import LeadingExecutor, follow, join_ranks
-from bough.launch.spec import ChildSpec
+from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
+from bough.launch.spec import ChildSpec, in_gib
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
 from bough.observability.logs import set_up_logging
@@ -24,9 +25,17 @@ BuildExecutor = Callable[..., LoadedModel]
 
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
+    group = join_ranks(settings, 0, spec.addresses.folder, spec.dp_rank or 0)
+    loaded = build(spec.files, settings, group)
+    if not spec.addresses.ranks:  # one of several replicas
+        return loaded
     sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
-    loaded = build(spec.files, settings, join_ranks(settings, 0, spec.addresses.folder))
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send))
+    parallel, results = settings.parallel, None
+    if parallel.pp_size > 1:
+        receiver: Receiver[StepResult] = Receiver(context, spec.addresses.results, StepResult, unpack=unpack_array)
+        results = Results(receiver.receive, parallel.dist_timeout)
+    every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
+    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
@@ -38,8 +47,11 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder))
+    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses.folder, spec.dp_rank or 0))
+    place, report = topology_of(settings, spec.rank), None
+    if place.is_last and not place.is_first and place.tp_rank == 0:
+        report = Reporter(Sender(context, spec.addresses.results, pack=pack_array).send)
     settle_garbage()
-    announce(ready={})
-    follow(loaded.executor, orders)
+    announce(ready={"weight": in_gib(loaded.weight_bytes)})
+    follow(loaded.executor, orders, report)
     context.destroy(linger=0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.core.custom_code import load_dill
-from bough.core.errors import BoughError, EngineDeadError
+from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
 from bough.launch.parts import check_model, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
@@ -47,25 +47,40 @@ class Replica:
         template_defaults(settings.model.default_chat_template_kwargs)
         if settings.scheduler.enable_custom_logit_processor:
             load_dill()
+        parallel = settings.parallel
+        if parallel.dp_size > 1 and settings.memory.kv_events_config is not None:
+            raise SettingsError(
+                "--kv-events-config tells of the cache of one scheduler; leave it out with --dp-size, or run that many "
+                "servers behind `bough gateway`."
+            )
         self._executor = executor
         self.files = find_files(settings.model)
-        self.addresses = Addresses.in_folder(open_socket_folder(cleanup), clients, settings.parallel.tp_size)
-        self.limits: dict[str, Any] = {}  # what the scheduler announced when it was ready
+        folder = open_socket_folder(cleanup)
+        self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks)]
+        if parallel.dp_size > 1:
+            folders = [folder / f"dp{number}" for number in range(parallel.dp_size)]
+            for own in folders:
+                own.mkdir()
+            self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks, own) for own in folders]
+        self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
-    def supervise(self, on_death: Callable[[EngineDeadError], None]) -> Supervisor:
-        self.supervisor = Supervisor(on_death)
+    def supervise(
+        self, on_death: Callable[[EngineDeadError], None], on_loss: Callable[[int, EngineDeadError], None]
+    ) -> Supervisor:
+        """`on_loss` is told of a replica that dies while others live."""
+        self.supervisor = Supervisor(on_death, on_loss)
         return self.supervisor
 
     def start(self) -> None:
-        flat = self.settings.to_flat()
+        self.supervisor.start([spec for number in range(len(self.addresses)) for spec in self._specs(number)])
+
+    def _specs(self, number: int) -> list[ChildSpec]:
+        """The processes of one replica."""
+        flat, several = self.settings.to_flat(), len(self.addresses) > 1
         roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, self.settings.parallel.tp_size)]
-        self.supervisor.start(
-            [
-                ChildSpec(role, flat, self.addresses, self.files, executor=self._executor, rank=rank)
-                for role, rank in roles
-            ]
-        )
+        roles += [("executor", rank) for rank in range(1, self.settings.parallel.replica_ranks)]
+        place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}
+        return [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
 
     def open_tokenizer(self) -> Tokenizer | None:
         """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a
@@ -80,7 +95,18 @@ class Replica:
         return input_reader(self.files, self.settings.model, tokenizer)
 
     def wait_until_ready(self) -> None:
-        self.limits = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)["scheduler"]
+        ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)
+        specs = [self._specs(number) for number in range(len(self.addresses))]
+        self.replica_limits = [ready[first.title] for first, *_ in specs]
+        for limits, (_, _, *ranks) in zip(self.replica_limits, specs, strict=True):
+            if ranks:
+                usage = limits["memory_usage"]
+                usage["weight_of_ranks"] = [usage["weight"], *(ready[rank.title]["weight"] for rank in ranks)]
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the first scheduler announced."""
+        return self.replica_limits[0]
 
     @property
     def served_model_name(self) -> str:
@@ -98,6 +124,7 @@ class Replica:
             vocab_size=self.limits["vocab_size"],
             created=int(time.time()),
             limits=self.limits,
+            replica_limits=self.replica_limits,
         )
 
 

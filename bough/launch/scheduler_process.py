@@ -19,7 +19,7 @@ from bough.core.settings import ProcessSettings, Settings
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, has_text, open_tokenizer
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import ChildSpec, in_gib
 from bough.loader.catalogue import home
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
@@ -43,12 +43,13 @@ class ChannelOutbox:
         self._clients.to(message.call).send(message)
 
 
-def open_trace(settings: ProcessSettings) -> StepTrace | None:
-    """The step trace, if one is asked for; naming its file asks for it."""
+def open_trace(settings: ProcessSettings, dp_rank: int | None) -> StepTrace | None:
+    """The step trace, if one is asked for; naming its file asks for it. Replicas have a file each."""
     if not settings.enable_step_trace and settings.step_trace_path is None:
         return None
     chosen = settings.step_trace_path
-    trace = StepTrace(default_trace_path(home()) if chosen is None else Path(chosen).expanduser().absolute())
+    path = default_trace_path(home()) if chosen is None else Path(chosen).expanduser().absolute()
+    trace = StepTrace(path if dp_rank is None else path.with_stem(f"{path.stem}-DP{dp_rank}"))
     log.info("the step trace is written to %s", trace.path)
     return trace
 
@@ -65,8 +66,8 @@ def memory_usage(limits: Limits, weight_bytes: int) -> dict[str, Any]:
     cache_bytes = sum(pages * size for pages, size in zip(limits.pages, limits.page_bytes, strict=False))
     windows = [pages for pages, group in zip(limits.pages, limits.groups, strict=False) if group.kind == "window"]
     return {
-        "weight": round(weight_bytes / 2**30, 3),
-        "kvcache": round(cache_bytes / 2**30, 3),
+        "weight": in_gib(weight_bytes),
+        "kvcache": in_gib(cache_bytes),
         "token_capacity": limits.pages[0] * limits.page_size,
         "token_capacity_swa": windows[0] * limits.page_size if windows else None,
     }
@@ -75,7 +76,7 @@ def memory_usage(limits: Limits, weight_bytes: int) -> dict[str, Any]:
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     began = time.monotonic()
     settings = spec.parse_settings()
-    set_up_logging("scheduler", settings.process.log_level)
+    set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
     inbox: Receiver[ToScheduler] = Receiver(context, spec.addresses.scheduler, ToScheduler, Garbled)
     outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), ClientSenders(context, spec.addresses))
@@ -84,7 +85,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     if settings.memory.kv_events_config is not None:
         events = KVEventPublisher(parse_config(settings.memory.kv_events_config))
 
-    trace = open_trace(settings.process)
+    trace = open_trace(settings.process, spec.dp_rank)
 
     from bough.sampling.custom_logit_processor import load_processor
     from bough.scheduler.loop import Scheduler
@@ -95,7 +96,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     gc.freeze()  # the modules stay: collections while the model loads need not look at them
     gc.enable()
     imported = time.monotonic()
-    if spec.addresses.ranks:
+    if spec.addresses.ranks or spec.dp_rank is not None:
         from bough.launch.rank_process import lead_ranks
 
         loaded = lead_ranks(spec, settings, context, build_executor)

@@ -124,7 +124,8 @@ def connect(
         traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
         cleanup.push_async_callback(in_thread, traces.close)
         watchers.append(traces)
-    client = end.connect(tokenizer, RequestMeter(end.folder, end.number), watchers)
+    method, cache_tokens = settings.parallel.load_balance_method, model.limits["max_total_num_tokens"]
+    client = end.connect(tokenizer, method, cache_tokens, RequestMeter(end.folder, end.number), watchers)
     client.on_command = logging.obey
     watchdog = None
     if server.watchdog_timeout:
@@ -275,7 +276,7 @@ class MainServer(Serving):
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         cleanup.push_async_callback(in_thread, end.terminate)
         cleanup.callback(end.close)
-        supervisor = self._supervisor = replica.supervise(on_death)
+        supervisor = self._supervisor = replica.supervise(on_death, end.lose)
         cleanup.push_async_callback(in_thread, supervisor.close)
         cleanup.callback(end.send_shutdown)
         cleanup.callback(supervisor.expect_endings)
@@ -298,10 +299,10 @@ class MainServer(Serving):
         if self._shared_listener is None:
             return
         flat = self._settings.to_flat()
-        fd = self._shared_listener.fileno()
+        fd, ways = self._shared_listener.fileno(), replica.addresses
         numbers = range(1, self._settings.server.tokenizer_worker_num)
         replica.supervisor.start(
-            [ChildSpec("server", flat, replica.addresses, replica.files, ServerSpec(n, fd, model)) for n in numbers]
+            [ChildSpec("server", flat, ways[0], replica.files, ServerSpec(n, fd, model, tuple(ways))) for n in numbers]
         )
         await in_thread(replica.wait_until_ready)
 
@@ -322,7 +323,7 @@ class TokenizerWorker(Serving):
         self._files = spec.files
         self._model = server.model
         self._announce = announce
-        self._end = ClientEnd(spec.addresses, server.number)
+        self._end = ClientEnd(server.replicas, server.number)
         self.ended = threading.Event()
 
     def lose_parent(self) -> None:

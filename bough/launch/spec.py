@@ -19,11 +19,17 @@ Role = Literal["scheduler", "detokenizer", "server", "executor"]
 MODEL_EXECUTOR = "bough.executor.build:build_executor"  # what runs plans, as module:function; benchmarks have another
 
 
+def in_gib(count: int) -> float:
+    """Bytes, as children tell how many they use."""
+    return round(count / 2**30, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     number: int  # of its client
     listener_fd: int
     model: ModelInfo
+    replicas: tuple[Addresses, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,15 @@ class ChildSpec:
     server: ServerSpec | None = None
     executor: str = MODEL_EXECUTOR
     rank: int = 0  # of an executor beside the scheduler's own
+    dp_rank: int | None = None  # of a replica among several
 
     @property
     def title(self) -> str:
         """What the process is called."""
-        return f"{self.role} TP{self.rank}" if self.rank else self.role
+        replica = "" if self.dp_rank is None else f" DP{self.dp_rank}"
+        stage, rank = divmod(self.rank, self.settings.get("tp_size", 1))
+        place = f" PP{stage} TP{rank}" if self.settings.get("pp_size", 1) > 1 else f" TP{rank}"
+        return self.role + replica + (place if self.rank else "")
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"

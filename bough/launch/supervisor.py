@@ -1,7 +1,8 @@
 """Starts an engine's child processes, watches them, and ends all of them when one dies. No orphan survives.
 
 Owns the processes. Each has a thread that reads its announcements and then waits for its end; the first unexpected end
-kills the others and is reported once, with the child's own words where it had any.
+kills the others and is reported once, with the child's own words where it had any. A replica among several that serve
+ends alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REASON_S = 2.0  # how long the end of a rank that lost another may wait for that
 
 class Child:
     def __init__(self, spec: ChildSpec) -> None:
-        self.role, self.title = spec.role, spec.title
+        self.role, self.title, self.dp_rank = spec.role, spec.title, spec.dp_rank
         self.ready: dict[str, Any] | None = None
         self.fatal: str | None = None
         self.kind: str | None = None
@@ -111,8 +112,13 @@ def _print_named(name: str, descriptor: int) -> None:
 
 
 class Supervisor:
-    def __init__(self, on_death: Callable[[EngineDeadError], None]) -> None:
+    def __init__(
+        self,
+        on_death: Callable[[EngineDeadError], None],
+        on_loss: Callable[[int, EngineDeadError], None] = lambda dp_rank, error: None,
+    ) -> None:
         self._on_death = on_death
+        self._on_loss = on_loss
         self._changed = threading.Condition()
         self._closing = False
         self.error: BoughError | None = None  # why the engine has ended, if a child has ended it
@@ -127,7 +133,7 @@ class Supervisor:
             threading.Thread(target=self._watch, args=(child,), daemon=True, name=f"watch-{child.title}").start()
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
-        """What each role announced. Raises the error of the first that failed."""
+        """What each announced, by title. Raises the error of the first that failed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self.error is None and any(child.ready is None for child in self.children):
@@ -137,7 +143,7 @@ class Supervisor:
                 self._changed.wait(min(left, 1.0))
             if self.error is not None:
                 raise self.error
-            return {child.role: child.ready or {} for child in self.children}
+            return {child.title: child.ready or {} for child in self.children}
 
     def print_stacks(self) -> None:
         """Has every child print where its threads are; those that have ended cannot."""
@@ -183,15 +189,31 @@ class Supervisor:
         code = child.listen(self._notify)
         with self._changed:
             if child.kind == RankLostError.__name__:
-                self._changed.wait_for(lambda: self._closing, REASON_S)
+                self._changed.wait_for(lambda: self._closing or child.dismissed, REASON_S)
             if self._closing or child.dismissed:
                 return
-            self._closing = True
-            text = child.describe_end(code)
-            self.error = _as_error(child, text)
+            text, lost = child.describe_end(code), self._replica_of(child)
+            for each in lost:
+                each.dismissed = True
+            if not lost:
+                self._closing = True
+                self.error = _as_error(child, text)
             self._changed.notify_all()
+        if lost and child.dp_rank is not None:
+            log.error("%s Replica %d is dead; the others serve on.", text, child.dp_rank)
+            for each in lost:
+                each.end_now()
+            self._on_loss(child.dp_rank, EngineDeadError(text))
+            return
         self.end_now()
         self._on_death(EngineDeadError(text))
+
+    def _replica_of(self, child: Child) -> list[Child]:
+        """The processes that end with a child; none: all do, because no other replica serves."""
+        if child.dp_rank is None or any(each.ready is None for each in self.children):
+            return []
+        alive = {each.dp_rank for each in self.children if not each.dismissed} - {None, child.dp_rank}
+        return [each for each in self.children if each.dp_rank == child.dp_rank] if alive else []
 
     def end_now(self) -> None:
         for child in list(self.children):

@@ -14,10 +14,9 @@ import torch
 
 from bough.attention.base import AttentionSpec, QKNormRope
 from bough.attention.context import ForwardContext
-from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
-from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
 from bough.layers.norm import NO_NORM, NormLayer, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
@@ -30,8 +29,8 @@ class SelfAttention:
         (all_kv_heads, head_dim), source = config.kv_shape(layer), config.kv_source(layer)
         query_heads = placement.topology.slice_of(config.num_heads, "num_heads")
         kv_heads = placement.topology.kv_slice_of(all_kv_heads)
-        query = Columns("q_proj", _features(query_heads, head_dim))
-        key = Columns("k_proj", _features(kv_heads, head_dim))
+        query = Columns("q_proj", features(query_heads, head_dim))
+        key = Columns("k_proj", features(kv_heads, head_dim))
         keys_as_values = config.full_keys_as_values and not config.slides(layer)
         value = key if keys_as_values else Columns("v_proj", key.held)
         self._shares = source != layer  # another layer's keys and values: it has queries alone
@@ -44,11 +43,13 @@ class SelfAttention:
         self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
         self._norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:
-            if config.qk_norm_whole and placement.topology.tp_size > 1:
-                raise ModelError(f"{config.architecture} normalises all heads at once, which one rank alone can do.")
-            sizes = (query.size, key.size) if config.qk_norm_whole else (head_dim,) * 2
             settings = (config.norm_eps, config.norm_plus_one, placement)
-            self._norms = (RmsNorm(sizes[0], *settings), RmsNorm(sizes[1], *settings))
+            if config.qk_norm_whole:
+                self._norms = (RmsNorm(query.size, *settings, query.held), RmsNorm(key.size, *settings, key.held))
+            else:
+                self._norms = (RmsNorm(head_dim, *settings), RmsNorm(head_dim, *settings))
+        self._shares_norms = config.qk_norm_whole and placement.topology.tp_size > 1
+        self._mean_of_ranks = placement.mean_of_ranks
         self._take_rows = placement.ops.take_rows
         self._query_heads = query_heads
         window = config.sliding_window if config.slides(layer) else None
@@ -67,7 +68,7 @@ class SelfAttention:
         self._spec_of_ends = replace(self._spec, ends_only=True)
         unrotated = bool(config.unrotated_layers) and config.unrotated_layers[layer]
         rope = placement.rope(config.rope_of(layer), head_dim, config.context_length)
-        query_norm, key_norm = self._norms or (None, None)
+        query_norm, key_norm = (None, None) if self._norms is None or self._shares_norms else self._norms
         unit = torch.ones_like(placement.empty(head_dim)) if config.qk_unit_norm and not unrotated else None
         self._qk_norm_rope = QKNormRope(
             unit if query_norm is None else query_norm.rms.weight,
@@ -108,6 +109,8 @@ class SelfAttention:
         else:
             qkv, total = self._qkv.after(norm, x, residual, ctx)
         qkv = qkv.view(x.shape[0], -1, spec.head_dim)
+        if self._shares_norms:
+            self._normalise_whole(qkv, spec)
         if self._growth is not None:
             self._grow_queries_(qkv, spec.heads, positions, *self._growth)
         if self._value_weight is not None:
@@ -125,6 +128,17 @@ class SelfAttention:
             attended = self._take_rows(attended, ctx.logits_indices)
             total = self._take_rows(total, ctx.logits_indices)
         return self._output(attended, ctx), total
+
+    def _normalise_whole(self, qkv: torch.Tensor, spec: AttentionSpec) -> None:
+        """Normalises all query heads at once, and all key heads, of which each rank has as many as the others."""
+        assert self._norms is not None
+        parts = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)[:2]
+        wide = [part.flatten(1).float() for part in parts]
+        squares = self._mean_of_ranks(torch.stack([part.pow(2).mean(1) for part in wide], dim=1))
+        lengths = torch.rsqrt(squares + self._qk_norm_rope.eps)
+        for place, (part, norm) in enumerate(zip(parts, self._norms, strict=True)):
+            weight = norm.rms.weight.float() + norm.rms.plus_one
+            part.copy_((wide[place] * lengths[:, place, None] * weight).view(part.shape))
 
     def _rotate_and_run(
         self, qkv: torch.Tensor, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
@@ -168,8 +182,3 @@ class SelfAttention:
             yield from self._norms[1].slots(f"{prefix}k_norm.")
         if self._spec.sinks is not None:
             yield WeightSlot(f"{prefix}sinks", self._spec.sinks, (self._query_heads,))
-
-
-def _features(heads: slice, head_dim: int) -> slice:
-    """The features that these heads occupy."""
-    return slice(heads.start * head_dim, heads.stop * head_dim)

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.layers.linear import Columns
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.recurrent import RecurrentLayer, rate_slot
+from bough.layers.recurrent import RecurrentLayer, Shares, rate_slot
 from bough.layers.weights import WeightSlot, slots_of
 
 
@@ -19,14 +20,13 @@ class GatedDeltaNet(RecurrentLayer):
     """The recurrence of one layer. A head's result is normalised and scaled by gates."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        shape = config.recurrent
-        assert shape is not None
-        keys, values = shape.key_heads * shape.key_dim, shape.heads * shape.value_dim
-        others = {"z_proj": values, "b_proj": shape.heads, "a_proj": shape.heads}
-        super().__init__(config, layer, placement, {"q_proj": keys, "k_proj": keys, "v_proj": values}, others)
-        self._widths = [keys, keys, values]
-        self._norm = RmsNorm(shape.value_dim, config.norm_eps, False, placement)
-        self._rates, self._dt_bias = (placement.empty(shape.heads).float() for _ in range(2))
+        own = Shares(config, placement.topology)
+        convolved = (Columns("q_proj", own.keys), Columns("k_proj", own.keys), Columns("v_proj", own.values))
+        others = (Columns("z_proj", own.values), Columns("b_proj", own.heads), Columns("a_proj", own.heads))
+        super().__init__(config, layer, placement, own, convolved, others)
+        self._widths = [part.size for part in convolved]
+        self._norm = RmsNorm(own.shape.value_dim, config.norm_eps, False, placement)
+        self._rates, self._dt_bias = (placement.empty(own.shape.heads).float() for _ in range(2))
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, z, b, a = parts
@@ -38,5 +38,6 @@ class GatedDeltaNet(RecurrentLayer):
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().slots(prefix)
         yield from slots_of(prefix, norm=self._norm)
-        yield rate_slot(f"{prefix}A_log", self._rates)
-        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias)
+        heads = self._shares.heads
+        yield rate_slot(f"{prefix}A_log", self._rates, heads)
+        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias, (heads,))

@@ -12,10 +12,8 @@ from bough.core.model_config import ModelConfig
 from bough.layers.linear import ColumnLinear, Columns
 from bough.layers.norm import NO_NORM, RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.recurrent import RecurrentLayer, rate_slot
+from bough.layers.recurrent import RecurrentLayer, Shares, rate_slot
 from bough.layers.weights import WeightSlot, slots_of
-
-CONVOLVED = ("q", "k", "v")
 
 
 class KimiDelta(RecurrentLayer):
@@ -24,16 +22,20 @@ class KimiDelta(RecurrentLayer):
     output_name = "o_proj"
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        shape = config.recurrent
-        assert shape is not None and shape.key_heads == shape.heads and shape.key_dim == shape.value_dim
-        width, size = shape.heads * shape.key_dim, shape.key_dim
-        others = {"b_proj": shape.heads, "f_a_proj": size, "g_a_proj": size}
-        super().__init__(config, layer, placement, {f"{part}_proj": width for part in CONVOLVED}, others)
+        own = Shares(config, placement.topology)
+        shape, size = own.shape, own.shape.key_dim
+        assert shape.key_heads == shape.heads and size == shape.value_dim
+        convolved = [Columns(f"{part}_proj", own.values) for part in "qkv"]
+        narrow = [Columns(name, slice(0, size)) for name in ("f_a_proj", "g_a_proj")]
+        super().__init__(config, layer, placement, own, convolved, (Columns("b_proj", own.heads), *narrow))
         self._steps, self._gates = (
-            ColumnLinear(size, (Columns(name, slice(0, width)),), False, placement) for name in ("f_b_proj", "g_b_proj")
+            ColumnLinear(size, (Columns(name, own.values),), False, placement) for name in ("f_b_proj", "g_b_proj")
         )
         self._norm = RmsNorm(size, config.norm_eps, False, placement)
-        self._rates, self._dt_bias = placement.empty(shape.heads, 1).float(), placement.empty(width).float()
+        self._rates, self._dt_bias = (
+            placement.empty(shape.heads, 1).float(),
+            placement.empty(shape.heads * size).float(),
+        )
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, b, f, g = parts
@@ -43,14 +45,10 @@ class KimiDelta(RecurrentLayer):
         found = self._norm(self._recur(q, k, v, decay, b.sigmoid(), ctx), None, ctx)[0]
         return found.flatten(1) * self._gates.after(NO_NORM, g, None, ctx)[0].sigmoid()
 
-    def _conv_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        for part, own in zip(CONVOLVED, self._conv[:, None].chunk(3), strict=True):
-            yield WeightSlot(f"{prefix}{part}_conv1d.weight", own)
-
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().slots(prefix)
         yield from self._steps.slots(prefix)
         yield from self._gates.slots(prefix)
         yield from slots_of(prefix, o_norm=self._norm)
-        yield rate_slot(f"{prefix}A_log", self._rates[None, None])
-        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias)
+        yield rate_slot(f"{prefix}A_log", self._rates[None, None], slice(None), slice(None), self._shares.heads)
+        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias, (self._shares.values,))

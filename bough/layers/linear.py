@@ -32,6 +32,11 @@ class Columns:
         return int(self.held.stop) - int(self.held.start)
 
 
+def features(heads: slice, head_dim: int) -> slice:
+    """The features that these heads occupy."""
+    return slice(heads.start * head_dim, heads.stop * head_dim)
+
+
 class ColumnLinear:
     """Several checkpoint matrices with the same input, stacked to a single product; outputs stand side by side."""
 

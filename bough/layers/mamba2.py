@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.layers.linear import Columns
 from bough.layers.placement import Placement
-from bough.layers.recurrent import RecurrentLayer, rate_slot
+from bough.layers.recurrent import RecurrentLayer, Shares, rate_slot
 from bough.layers.weights import WeightSlot
 
 
@@ -18,14 +19,16 @@ class Mamba2(RecurrentLayer):
     """The recurrence of one layer. Its keys and queries are known as B and C, its rates as time steps."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        shape = config.recurrent
-        assert shape is not None
-        keys, values = shape.key_heads * shape.key_dim, shape.heads * shape.value_dim
-        others = {"z_proj": values, "dt_proj": shape.heads}
-        super().__init__(config, layer, placement, {"x_proj": shape.channels}, others, bias=shape.bias)
-        self._widths = [values, keys, keys]
-        self._norm = placement.empty(values)
-        self._rates, self._d, self._dt_bias = (placement.empty(shape.heads).float() for _ in range(3))
+        own = Shares(config, placement.topology)
+        convolved = (Columns("x_proj", own.values), Columns("b_proj", own.keys), Columns("c_proj", own.keys))
+        others = (Columns("z_proj", own.values), Columns("dt_proj", own.heads))
+        super().__init__(config, layer, placement, own, convolved, others, bias=own.shape.bias)
+        self._widths = [part.size for part in convolved]
+        self._norm = placement.empty(self._widths[0])
+        self._norm_groups = placement.topology.kv_slice_of(own.shape.norm_groups, "parts of the Mamba norm")
+        self._sum_up = placement.all_reduce if own.shape.norm_groups < placement.topology.tp_size else None
+        self._replicas = placement.topology.tp_size // own.shape.norm_groups
+        self._rates, self._d, self._dt_bias = (placement.empty(own.shape.heads).float() for _ in range(3))
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         inner, z, dt = parts
@@ -34,12 +37,23 @@ class Mamba2(RecurrentLayer):
         heads = x.float().view(len(x), self._shape.heads, -1)
         found = self._recur(query, key, heads * steps[..., None], self._rates * steps, None, ctx)
         gated = (found + heads * self._d[:, None]).flatten(1) * F.silu(z)
-        of_group = gated.view(len(x), self._shape.norm_groups, -1)
-        normed = of_group * torch.rsqrt(of_group.pow(2).mean(-1, keepdim=True) + self._shape.norm_eps)
+        of_group = gated.view(len(x), self._norm_groups.stop - self._norm_groups.start, -1)
+        normed = of_group * torch.rsqrt(self._squares(of_group)[..., None] + self._shape.norm_eps)
         return normed.flatten(1).to(z.dtype) * self._norm
+
+    def _squares(self, of_group: torch.Tensor) -> torch.Tensor:
+        """The mean square of each group, of which a rank has several, or a part of one."""
+        own = of_group.pow(2).mean(-1)
+        if self._sum_up is None:
+            return own
+        of_all = own.new_zeros(len(own), self._shape.norm_groups)
+        of_all[:, self._norm_groups] = own / self._replicas
+        return self._sum_up(of_all)[:, self._norm_groups]
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().slots(prefix)
-        yield rate_slot(f"{prefix}A_log", self._rates)
-        own = {"norm.weight": self._norm, "D": self._d, "dt_bias": self._dt_bias}
-        yield from (WeightSlot(f"{prefix}{name}", weight) for name, weight in own.items())
+        heads = self._shares.heads
+        yield rate_slot(f"{prefix}A_log", self._rates, heads)
+        yield WeightSlot(f"{prefix}norm.weight", self._norm, (self._shares.values,))
+        yield WeightSlot(f"{prefix}D", self._d, (heads,))
+        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias, (heads,))

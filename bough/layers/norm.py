@@ -30,9 +30,10 @@ class NormLayer(Protocol):
 
 
 class RmsNorm(NormLayer):
-    """Normalises the last dimension. Every rank holds the whole weight."""
+    """Normalises the last dimension. Every rank holds the whole weight, unless `held` says which part of it."""
 
-    def __init__(self, size: int, eps: float, plus_one: bool, placement: Placement) -> None:
+    def __init__(self, size: int, eps: float, plus_one: bool, placement: Placement, held: slice | None = None) -> None:
+        self._index = () if held is None else (held,)
         self.rms: Norm = Norm(placement.empty(size), eps, plus_one)
         self._rms_norm = placement.ops.rms_norm
 
@@ -42,7 +43,7 @@ class RmsNorm(NormLayer):
         return self._rms_norm(x, self.rms.weight, self.rms.eps, residual, self.rms.plus_one)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}weight", self.rms.weight)
+        yield WeightSlot(f"{prefix}weight", self.rms.weight, self._index)
 
 
 class NoNorm(NormLayer):

@@ -14,14 +14,21 @@ from bough.kernels.ops import REFERENCE, Ops
 from bough.layers.rope import RopeTable, rope_table
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, TableWeight
 from bough.layers.schemes.plain import PlainExperts, PlainTable, PlainWeight
+from bough.layers.spread import LayerExperts, SpreadExperts
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
 AllGather = Callable[[torch.Tensor], torch.Tensor]  # the columns of all ranks, side by side
+TakeOver = Callable[[torch.Tensor], torch.Tensor]  # what the stage before has passed on; it works in place
+PassOn = Callable[[torch.Tensor], None]  # to the next stage
 
 
 def no_reduce(x: torch.Tensor) -> torch.Tensor:
     """The sum over a single rank, or its columns."""
     return x
+
+
+def no_stage(x: torch.Tensor) -> None:
+    """There is none to pass hidden states on to."""
 
 
 class TableMaker(Protocol):
@@ -56,11 +63,22 @@ class Placement:
     make_table: TableMaker = PlainTable
     make_experts: ExpertsMaker = PlainExperts
     all_gather: AllGather = no_reduce
+    spread: SpreadExperts = field(default_factory=SpreadExperts)
+    take_over: TakeOver = no_reduce
+    pass_on: PassOn = no_stage
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Memory for a weight, not yet written."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def experts(self, moe: MoEConfig) -> LayerExperts:
+        """Which of the next layer's experts are here."""
+        return self.spread.layer(moe.experts, self.topology, self.device)
+
+    def mean_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
+        """Of equal parts of a whole, each on one rank or each on as many."""
+        return self.all_reduce(x) / self.topology.tp_size
 
     def rope(self, config: RopeConfig, head_dim: int, context_length: int) -> RopeTable:
         """The angles of a rotation; layers that rotate alike share them."""

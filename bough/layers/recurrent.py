@@ -5,22 +5,34 @@ The layer owns weights; the states of requests live in the pool. It stands where
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.distributed.topology import Topology
+from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
 from bough.layers.norm import NormLayer
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
 
+class Shares:
+    """The heads of a recurrent layer that this rank has, and the features of their values and keys."""
+
+    def __init__(self, config: ModelConfig, topology: Topology) -> None:
+        whole = config.recurrent
+        assert whole is not None, "the model has no recurrent layers"
+        self.shape = topology.recurrent_share(whole)
+        self.heads = topology.slice_of(whole.heads, "recurrent heads")
+        self.values = features(self.heads, whole.value_dim)
+        self.keys = features(topology.kv_slice_of(whole.key_heads, "recurrent key heads"), whole.key_dim)
+
+
 class RecurrentLayer:
     """A subclass says in `_mix` what becomes of the projection: of its first part, which is convolved and holds all
-    channels, and of the others. `convolved` and `others` have the names and sizes of what the checkpoint has of it."""
+    channels, and of the others."""
 
     output_name = "out_proj"
 
@@ -29,23 +41,19 @@ class RecurrentLayer:
         config: ModelConfig,
         layer: int,
         placement: Placement,
-        convolved: Mapping[str, int],
-        others: Mapping[str, int],
+        shares: Shares,
+        convolved: Sequence[Columns],
+        others: Sequence[Columns],
         *,
         bias: bool = False,
     ) -> None:
-        recurrent = config.recurrent
-        assert recurrent is not None, "the model has no recurrent layers"
-        if placement.topology.tp_size > 1:
-            raise ModelError(f"{config.architecture} has recurrent layers, which one rank alone can compute.")
-        self._shape, self._layer, self._ops = recurrent, layer, placement.ops
-        self._sizes = [sum(convolved.values()), *others.values()]
-        columns = [Columns(name, slice(0, size)) for name, size in {**convolved, **others}.items()]
-        self._input = ColumnLinear(config.hidden_size, columns, bias, placement)
-        inner = slice(0, recurrent.heads * recurrent.value_dim)
-        self._output = RowLinear(self.output_name, inner, config.hidden_size, bias, placement)
-        self._conv = placement.empty(recurrent.channels, recurrent.conv_width)
-        self._conv_bias = placement.empty(recurrent.channels) if recurrent.conv_bias else None
+        self._shares, self._convolved = shares, convolved
+        self._shape, self._layer, self._ops = shares.shape, layer, placement.ops
+        self._sizes = [self._shape.channels, *(part.size for part in others)]
+        self._input = ColumnLinear(config.hidden_size, (*convolved, *others), bias, placement)
+        self._output = RowLinear(self.output_name, shares.values, config.hidden_size, bias, placement)
+        self._conv = placement.empty(self._shape.channels, self._shape.conv_width)
+        self._conv_bias = placement.empty(self._shape.channels) if self._shape.conv_bias else None
 
     def __call__(
         self,
@@ -91,19 +99,20 @@ class RecurrentLayer:
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._input.slots(prefix)
-        yield from self._conv_slots(prefix)
+        first = 0
+        for part in self._convolved:
+            name, own = part.name.replace("_proj", "_conv1d"), slice(first, first + part.size)
+            yield WeightSlot(f"{prefix}{name}.weight", self._conv[own, None], (part.held,))
+            if self._conv_bias is not None:
+                yield WeightSlot(f"{prefix}{name}.bias", self._conv_bias[own], (part.held,))
+            first = own.stop
         yield from self._output.slots(prefix)
 
-    def _conv_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}conv1d.weight", self._conv[:, None])
-        if self._conv_bias is not None:
-            yield WeightSlot(f"{prefix}conv1d.bias", self._conv_bias)
 
-
-def rate_slot(name: str, rates: torch.Tensor) -> WeightSlot:
+def rate_slot(name: str, rates: torch.Tensor, *index: slice) -> WeightSlot:
     """How fast heads forget, of which checkpoints have the logarithms without their sign."""
 
     def store(first: int, band: torch.Tensor) -> None:
         rates[first : first + len(band)] = -band.float().exp()
 
-    return WeightSlot(name, rates, store=store)
+    return WeightSlot(name, rates, index, store=store)

@@ -6,17 +6,18 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.layers.linear import Columns
 from bough.layers.placement import Placement
-from bough.layers.recurrent import RecurrentLayer
+from bough.layers.recurrent import RecurrentLayer, Shares
 
 
 class ShortConv(RecurrentLayer):
     """One gate before the convolution and one behind it."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        shape, size = config.recurrent, config.hidden_size
-        assert shape is not None and shape.channels == size
-        super().__init__(config, layer, placement, {"x_proj": size}, {"b_proj": size, "c_proj": size}, bias=shape.bias)
+        own = Shares(config, placement.topology)
+        x, *gates = (Columns(f"{part}_proj", own.values) for part in "xbc")
+        super().__init__(config, layer, placement, own, (x,), gates, bias=own.shape.bias)
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         x, before, behind = parts

@@ -24,17 +24,26 @@ class Addresses:
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
     ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own
+    results: str = ""  # of steps, from the last stage of a pipeline
 
     @classmethod
-    def in_folder(cls, folder: Path, clients: int = 1, tp_size: int = 1) -> Addresses:
-        """The folder must be private to the user: a user who can open these files can talk to the engine."""
-        scheduler, detokenizer = (f"ipc://{folder}/{name}" for name in ("scheduler", "detokenizer"))
+    def in_folder(cls, folder: Path, clients: int = 1, ranks: int = 1, own: Path | None = None) -> Addresses:
+        """The folder must be private to the user: a user who can open these files can talk to the engine. A replica
+        among several has one of its `own` in it; they have the same clients."""
+        own = own or folder
+        scheduler, detokenizer, results = (f"ipc://{own}/{name}" for name in ("scheduler", "detokenizer", "results"))
         ways = tuple(f"ipc://{folder}/client{number}" for number in range(clients))
-        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{folder}/rank{rank}" for rank in range(1, tp_size)))
+        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{own}/rank{rank}" for rank in range(1, ranks)), results)
 
     @property
     def folder(self) -> Path:
+        """Where the ranks meet."""
         return Path(self.scheduler.removeprefix("ipc://")).parent
+
+    @property
+    def shared_folder(self) -> Path:
+        """Where all clients and replicas of the engine meet."""
+        return Path(self.clients[0].removeprefix("ipc://")).parent
 
 
 class Sender:
@@ -48,7 +57,7 @@ class Sender:
             socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=pack)
 
-    def send(self, *messages: msgspec.Struct) -> None:
+    def send(self, *messages: Any) -> None:
         """Sends all of them or, where one cannot be encoded, none."""
         for frame in [self._encoder.encode(message) for message in messages]:
             for socket in self._sockets:

@@ -116,9 +116,16 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     data: dict[str, Any] = {}
 
 
+class ReplicaLost(msgspec.Struct, frozen=True, tag=True):
+    """A scheduler among several has died; the main process tells all clients."""
+
+    dp_rank: int
+    reason: str
+
+
 def facts_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """What commands have changed of the model's description, as the scheduler's state says it."""
     return {name: state[name] for name in ("model_path", "weight_version") if name in state}
 
 
-ToClient = Deltas | Reply | ProcessCommand
+ToClient = Deltas | Reply | ProcessCommand | ReplicaLost

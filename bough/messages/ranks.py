@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from bough.core.control import ClientCommand, ProfileStart, ProfileStop
+from bough.core.control import ClientCommand, ProfileStart, ProfileStop, RebalanceExperts
 from bough.core.plan import BatchPlan, TokenMasks
 
 
@@ -25,7 +26,15 @@ class SupplyMasks(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunCommand(msgspec.Struct, frozen=True, tag=True):
-    command: ClientCommand | ProfileStart | ProfileStop
+    command: ClientCommand | ProfileStart | ProfileStop | RebalanceExperts
+
+
+class CopyPages(msgspec.Struct, frozen=True, tag=True):
+    """Of each rank its part: to the first, or from a copy of all parts."""
+
+    pages: npt.NDArray[np.int32]  # [n]
+    group: int
+    content: npt.NDArray[np.uint8] | None = None  # [n, Limits.copied_bytes]; None: the first asks for it
 
 
 class UseIdleTime(msgspec.Struct, frozen=True, tag=True):
@@ -36,7 +45,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """Nothing comes after this."""
 
 
-ToRank = LaunchPlan | SupplyMasks | RunCommand | UseIdleTime | Leave
+ToRank = LaunchPlan | SupplyMasks | RunCommand | CopyPages | UseIdleTime | Leave
 
 
 def pack_array(value: Any) -> Any:

@@ -18,52 +18,68 @@ from bough.layers.weights import WeightSlot, slots_of
 
 
 class Decoder:
-    """A causal language model. `block` makes each of its layers."""
+    """A causal language model, or a stage of one. `block` makes each of its layers."""
 
     def __init__(
         self, config: ModelConfig, placement: Placement, block: Callable[[ModelConfig, int, Placement], Block]
     ) -> None:
-        self.config = config
-        self._embedding = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale, placement)
-        shape = (config.context_length, config.hidden_size)
-        self._positions = placement.empty(*shape) if config.learned_positions else None
+        self.config, self._placement, topology = config, placement, placement.topology
+        self._layers = topology.layers_of(config)
+        shape, self._embedding = (config.vocab_size, config.hidden_size), None
+        if topology.is_first or (topology.is_last and config.tied_embeddings):
+            self._embedding = Embedding(*shape, config.embedding_scale, placement)
+        learned = config.learned_positions and topology.is_first
+        self._positions = placement.empty(config.context_length, config.hidden_size) if learned else None
         self._layer_inputs = LayerInputs(config, placement) if config.layer_inputs else None
-        self._blocks = [block(config, layer, placement) for layer in range(config.num_layers)]
-        ended = config.num_layers if config.layer_inputs or config.layer_scales else 0
-        self._ends = [LayerEnd(config, placement) for _ in range(ended)]
-        self._norm = make_norm(config, placement)
-        shape = (config.vocab_size, config.hidden_size)
-        table = self._embedding.table if config.tied_embeddings else placement.make_table(*shape, placement)
-        bias = placement.empty(config.vocab_size) if config.head_bias else None
-        self._head = Head(table, config.logit_softcap, placement, config.logit_scale, bias)
+        self._blocks = [block(config, layer, placement) for layer in self._layers]
+        ended = self._layers if config.layer_inputs or config.layer_scales else ()
+        self._ends = [LayerEnd(config, placement) for _ in ended]
+        self._norm = self._head = None
+        if topology.is_last:
+            self._norm = make_norm(config, placement)
+            tied = self._embedding if config.tied_embeddings else None
+            table = placement.make_table(*shape, placement) if tied is None else tied.table
+            bias = placement.empty(config.vocab_size) if config.head_bias else None
+            self._head = Head(table, config.logit_softcap, placement, config.logit_scale, bias)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x, residual = self._embedding(token_ids, ctx), None
+        residual = None
+        if self._embedding is not None and self._placement.topology.is_first:
+            x = self._embedding(token_ids, ctx)
+        else:
+            x = self._placement.take_over(self._placement.empty(len(positions), self.config.hidden_size))
         if self._positions is not None:
             x = x + self._positions.index_select(0, positions)
         inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x, ctx)
         inner = ctx if ctx.logits_indices is None else replace(ctx, logits_indices=None)
-        for layer, block in enumerate(self._blocks):
+        for place, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
             # What nobody asks for is dropped as soon as no key or value depends on it: in the last layer.
-            own = ctx if layer == len(self._blocks) - 1 else inner
+            own = ctx if layer == self.config.num_layers - 1 else inner
             x, residual = block(x, residual, positions, own)
             if self._ends:
-                x, residual = self._ends[layer](x, residual, None if inputs is None else inputs[:, layer], own)
+                x, residual = self._ends[place](x, residual, None if inputs is None else inputs[:, layer], own)
+        if self._norm is None:  # the next stage goes on with all tokens, and nobody here asks for any
+            self._placement.pass_on(x if residual is None else x + residual)
+            return x[:0]
         return self._norm(x, residual, ctx)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None, "only the last stage has logits"
         return self._head(hidden)
 
     def slots(self) -> Iterator[WeightSlot]:
-        yield from self._embedding.slots("model.embed_tokens.")
+        if self._embedding is not None:
+            yield from self._embedding.slots("model.embed_tokens.")
         if self._positions is not None:
             yield WeightSlot("model.embed_positions.weight", self._positions, (slice(0, len(self._positions)),))
         if self._layer_inputs is not None:
             yield from self._layer_inputs.slots("model.")
-        for layer, block in enumerate(self._blocks):
+        for layer, block in zip(self._layers, self._blocks, strict=True):
             yield from block.slots(f"model.layers.{layer}.")
-        for layer, end in enumerate(self._ends):
+        for layer, end in zip(self._layers, self._ends, strict=False):
             yield from end.slots(f"model.layers.{layer}.")
+        if self._norm is None or self._head is None:
+            return
         yield from slots_of("model.", norm=self._norm)
         if not self.config.tied_embeddings:
             yield from self._head.slots("lm_head.")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
-from bough.core.model_config import Activation, ModelConfig
+from bough.core.model_config import Activation, ModelConfig, MoEConfig
 from bough.models.fields import Fields
 from bough.models.names import Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
@@ -125,6 +125,13 @@ class ModelFamily:
         if name not in known:
             raise ModelError(f"{config.where}: {field} {name!r} is not supported; supported are {', '.join(known)}.")
         return known[name]
+
+
+def read_moe(
+    config: Fields, *, experts: str = "num_experts", size: str = "moe_intermediate_size", **routing: Any
+) -> MoEConfig:
+    """A mixture of experts; `experts` and `size` are the fields that have their number and the inner width of one."""
+    return MoEConfig(config.integer(experts), config.integer("num_experts_per_tok"), config.integer(size), **routing)
 
 
 def layer_norms(config: Fields, epsilon: str = "layer_norm_eps") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import Metadata
+from bough.models.family import Metadata, read_moe
 from bough.models.fields import Fields
 from bough.models.granite import Granite
 from bough.models.names import Names, planes
@@ -20,11 +20,7 @@ class GraniteMoe(Granite):
     defaults: ClassVar[dict[str, Any]] = {**Granite.defaults, "num_local_experts": 8, "num_experts_per_tok": 2}
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = MoEConfig(
-            experts=config.integer("num_local_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("intermediate_size"),
-        )
+        moe = read_moe(config, experts="num_local_experts", size="intermediate_size")
         return {**super().fields(config), "moe": moe}
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from bough.models.granitemoe import expert_names
 from bough.models.names import Names, fused
 
 KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
-MAMBA_PARTS = ("conv1d", "norm", "out_proj", "A_log", "D", "dt_bias")
+MAMBA_PARTS = ("norm", "out_proj", "A_log", "D", "dt_bias")
 
 
 class GraniteMoeHybrid(Granite):
@@ -66,7 +66,7 @@ class GraniteMoeHybrid(Granite):
         parts = [f"{shared}.gate_proj", f"{shared}.up_proj"]
         return {
             **found,
-            f"{theirs}.mamba.in_proj": mamba_projections(config, f"{theirs}.self_attn"),
+            **mamba_names(config, f"{theirs}.mamba", f"{theirs}.self_attn"),
             f"{theirs}.shared_mlp.input_linear": fused(parts, (inner, inner)),
             f"{theirs}.shared_mlp.output_linear": f"{shared}.down_proj",
         }
@@ -104,9 +104,14 @@ def _step_limits(config: Fields) -> tuple[float, float]:
     return least, most
 
 
-def mamba_projections(config: ModelConfig, module: str) -> Any:
-    """What one matrix holds: the gates, what is convolved, and the rates."""
+def mamba_names(config: ModelConfig, theirs: str, ours: str) -> Names:
+    """What one matrix holds, the gates, what is convolved, and the rates; and the convolution."""
     shape = config.recurrent
     assert shape is not None
-    parts = [f"{module}.{part}" for part in ("z_proj", "x_proj", "dt_proj")]
-    return fused(parts, (shape.heads * shape.value_dim, shape.channels, shape.heads))
+    keys, values = shape.key_heads * shape.key_dim, shape.heads * shape.value_dim
+    projections = [f"{ours}.{part}_proj" for part in ("z", "x", "b", "c", "dt")]
+    convolutions = [f"{ours}.{part}_conv1d" for part in "xbc"]
+    return {
+        f"{theirs}.in_proj": fused(projections, (values, values, keys, keys, shape.heads)),
+        f"{theirs}.conv1d": fused(convolutions, (values, keys, keys)),
+    }

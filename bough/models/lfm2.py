@@ -21,7 +21,7 @@ NAMES: Names = {
     f"{LAYER}.self_attn.out_proj": f"{LAYER}.self_attn.o_proj",
     f"{LAYER}.self_attn.q_layernorm": f"{LAYER}.self_attn.q_norm",
     f"{LAYER}.self_attn.k_layernorm": f"{LAYER}.self_attn.k_norm",
-    f"{LAYER}.conv.conv": f"{LAYER}.self_attn.conv1d",
+    f"{LAYER}.conv.conv": f"{LAYER}.self_attn.x_conv1d",
     f"{LAYER}.conv.out_proj": f"{LAYER}.self_attn.out_proj",
 }
 
@@ -54,8 +54,8 @@ class Lfm2(ModelFamily):
             recurs = layers_of_type(config, {"conv": True, "full_attention": False})
         convolution = RecurrentConfig(
             layers=recurs,
-            heads=1,
-            value_dim=config.integer("hidden_size"),
+            heads=config.integer("hidden_size"),
+            value_dim=1,
             conv_width=config.integer("conv_L_cache"),
             conv_bias=config.boolean("conv_bias"),
             bias=config.boolean("conv_bias"),

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import ModelFamily
+from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily, read_moe
 from bough.models.fields import Fields
 from bough.models.mixtral import block_sparse_names
 from bough.models.names import Names
@@ -32,12 +32,8 @@ class MiniMaxM2(ModelFamily):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = MoEConfig(
-            experts=config.integer("num_local_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("intermediate_size"),
-            scores="sigmoid",
-            correction_bias=True,
+        moe = read_moe(
+            config, experts="num_local_experts", size="intermediate_size", scores="sigmoid", correction_bias=True
         )
         found: dict[str, Any] = {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
         rotated = config.optional_integer("rotary_dim")  # how published checkpoints say it

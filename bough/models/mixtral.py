@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from bough.core.model_config import ModelConfig, MoEConfig
+from bough.core.model_config import ModelConfig
+from bough.models.family import read_moe
 from bough.models.fields import Fields
 from bough.models.mistral import Mistral
 from bough.models.names import Names
@@ -22,11 +23,7 @@ class Mixtral(Mistral):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = MoEConfig(
-            experts=config.integer("num_local_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("intermediate_size"),
-        )
+        moe = read_moe(config, experts="num_local_experts", size="intermediate_size")
         return {**super().fields(config), "moe": moe}
 
     def names(self, config: ModelConfig) -> Names:

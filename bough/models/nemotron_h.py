@@ -10,7 +10,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layers_of_type
 from bough.models.fields import Fields
-from bough.models.granitemoehybrid import mamba, mamba_projections
+from bough.models.granitemoehybrid import mamba, mamba_names
 from bough.models.names import Names
 
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -69,9 +69,9 @@ class NemotronH(ModelFamily):
 
     def names(self, config: ModelConfig) -> Names:
         mixer = "model.layers.*.mixer"
-        projections = mamba_projections(config, mixer)
         return {
-            **{f"{mixer.replace('model', outer)}.in_proj": projections for outer in ("model", "backbone")},
+            **mamba_names(config, mixer, mixer),
+            **mamba_names(config, mixer.replace("model", "backbone"), mixer),
             **{f"{outer}.{name}": f"model.{own}" for outer in ("model", "backbone") for name, own in ENDS.items()},
             "backbone.": "model.",
         }

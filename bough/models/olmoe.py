@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from bough import layers
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import ModelFamily
+from bough.core.model_config import ModelConfig
+from bough.models.family import ModelFamily, read_moe
 from bough.models.fields import Fields
 
 
@@ -28,12 +28,7 @@ class Olmoe(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_number("clip_qkv") is not None:
             raise ModelError(f"{config.where}: clip_qkv is not supported; the published OLMoE models have none.")
-        moe = MoEConfig(
-            experts=config.integer("num_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("intermediate_size"),
-            renormalise=config.boolean("norm_topk_prob"),
-        )
+        moe = read_moe(config, size="intermediate_size", renormalise=config.boolean("norm_topk_prob"))
         return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
 
 

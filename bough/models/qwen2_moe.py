@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 from bough.models.qwen2 import DEFAULTS, Qwen2
@@ -35,10 +36,8 @@ class Qwen2Moe(Qwen2):
 
 def shared_experts(config: Fields) -> MoEConfig:
     """Experts beside one that every token passes."""
-    return MoEConfig(
-        experts=config.integer("num_experts"),
-        per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("moe_intermediate_size"),
+    return read_moe(
+        config,
         renormalise=config.boolean("norm_topk_prob"),
         shared_size=config.integer("shared_expert_intermediate_size"),
         shared_gate=True,

@@ -11,7 +11,7 @@ from bough.core.model_config import ModelConfig
 from bough.models.fields import Fields
 from bough.models.names import Names, fused, nested, planes
 from bough.models.qwen2_moe import shared_experts, shared_names
-from bough.models.qwen3_next import ATTENTION, NET, UNCHANGED, Qwen3Next, attention_names, net_fields, projections
+from bough.models.qwen3_next import NET, Qwen3Next, attention_names, net_fields, net_names, projections
 
 
 class Qwen35(Qwen3Next):
@@ -29,7 +29,7 @@ class Qwen35(Qwen3Next):
         return nested(
             {
                 **attention_names(config),
-                **{f"{NET}.{part}": f"{ATTENTION}.{part}" for part in UNCHANGED},
+                **net_names(net),
                 f"{NET}.in_proj_qkv": fused(projections("qkv"), (keys, keys, net.heads * net.value_dim)),
                 **dict(zip((f"{NET}.in_proj_{part}" for part in "zba"), projections("zba"), strict=True)),
             }

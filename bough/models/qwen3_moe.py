@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from bough.core.model_config import MoEConfig
-from bough.models.family import Metadata
+from bough.models.family import Metadata, read_moe
 from bough.models.fields import Fields
 from bough.models.qwen2 import DEFAULTS
 from bough.models.qwen3 import Qwen3
@@ -26,13 +25,7 @@ class Qwen3Moe(Qwen3):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = MoEConfig(
-            experts=config.integer("num_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("moe_intermediate_size"),
-            renormalise=config.boolean("norm_topk_prob"),
-            dense_layers=sparse_steps(config),
-        )
+        moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))
         return {**super().fields(config), "moe": moe}
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:

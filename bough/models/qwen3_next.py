@@ -14,7 +14,7 @@ from bough.models.names import Names, Piece, fused, pairs_apart
 from bough.models.qwen2_moe import Qwen2Moe, shared_experts, shared_names
 
 ATTENTION, NET = "model.layers.*.self_attn", "model.layers.*.linear_attn"
-UNCHANGED = ("conv1d", "norm", "out_proj", "A_log", "dt_bias")
+UNCHANGED = ("norm", "out_proj", "A_log", "dt_bias")
 KINDS = {"linear_attention": True, "full_attention": False}
 
 
@@ -53,7 +53,7 @@ class Qwen3Next(ModelFamily):
         return {
             **attention_names(config),
             **shared_names(),
-            **{f"{NET}.{part}": f"{ATTENTION}.{part}" for part in UNCHANGED},
+            **net_names(net),
             f"{NET}.in_proj_qkvz": fused(projections("qkvz"), sizes, groups=net.key_heads),
             f"{NET}.in_proj_ba": fused(projections("ba"), (shared, shared), groups=net.key_heads),
         }
@@ -93,6 +93,14 @@ def attention_names(config: ModelConfig) -> Names:
     norms = pairs_apart(query_norm, key_norm, replace(config, num_heads=1, num_kv_heads=1))
     query, key = pairs_apart(query, key, config)
     return {query.module: [query, gate], **{piece.module: piece for piece in (key, *norms)}}
+
+
+def net_names(net: RecurrentConfig) -> Names:
+    """What stands under the same names in all of them, and the convolution of queries, keys and values."""
+    keys = net.key_heads * net.key_dim
+    parts = [f"{ATTENTION}.{part}_conv1d" for part in "qkv"]
+    unchanged = {f"{NET}.{part}": f"{ATTENTION}.{part}" for part in UNCHANGED}
+    return {**unchanged, f"{NET}.conv1d": fused(parts, (keys, keys, net.heads * net.value_dim))}
 
 
 def projections(parts: str) -> list[str]:

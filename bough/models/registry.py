@@ -8,67 +8,14 @@ Torch is loaded only when a model is built.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.arcee import Arcee, Jais2
-from bough.models.cohere import Cohere, Cohere2
-from bough.models.cwm import Cwm
-from bough.models.deepseek_v2 import DeepseekV2
-from bough.models.deepseek_v3 import DeepseekV3
-from bough.models.deepseek_v32 import DeepseekV32
-from bough.models.dots1 import Dots1, SolarOpen
-from bough.models.ernie4_5 import Ernie45, Helium
-from bough.models.ernie4_5_moe import Ernie45Moe
-from bough.models.exaone4 import Exaone4
-from bough.models.exaone_moe import ExaoneMoe
 from bough.models.family import ModelFamily
-from bough.models.gemma import Gemma, Gemma2, VaultGemma
-from bough.models.gemma3 import Gemma3
-from bough.models.gemma4 import Gemma4
-from bough.models.glm import Glm, Glm4
-from bough.models.glm4_moe import Glm4Moe
-from bough.models.glm4_moe_lite import Glm4MoeLite
-from bough.models.glm_moe_dsa import GlmMoeDsa
-from bough.models.gpt2 import Gpt2
-from bough.models.gpt_neox import GptNeoX
-from bough.models.gpt_oss import GptOss
-from bough.models.granite import Granite
-from bough.models.granitemoe import GraniteMoe
-from bough.models.granitemoehybrid import GraniteMoeHybrid
-from bough.models.hunyuan import HunYuanDense
-from bough.models.hunyuan_moe import HunYuanMoe
-from bough.models.hy_v3 import HunYuan3
-from bough.models.kimi_linear import KimiLinear
-from bough.models.lfm2 import Lfm2, Lfm2Moe
-from bough.models.llama import Llama
-from bough.models.llama4 import Llama4
-from bough.models.minimax_m2 import MiniMaxM2
-from bough.models.ministral import Ministral, Ministral3, Mistral3
-from bough.models.mistral import Mistral
-from bough.models.mixtral import Mixtral
-from bough.models.nemotron import Nemotron
-from bough.models.nemotron_h import NemotronH
-from bough.models.olmo import Olmo
-from bough.models.olmo2 import Olmo2, Olmo3
-from bough.models.olmoe import FlexOlmo, Olmoe
-from bough.models.opt import Opt
-from bough.models.phi import Phi
-from bough.models.phi3 import Phi3
-from bough.models.phimoe import PhiMoe
-from bough.models.qwen2 import Qwen2
-from bough.models.qwen2_moe import Qwen2Moe
-from bough.models.qwen3 import Qwen3
-from bough.models.qwen3_5 import Qwen35, Qwen35Moe
-from bough.models.qwen3_moe import Qwen3Moe
-from bough.models.qwen3_next import Qwen3Next
-from bough.models.seed_oss import SeedOss
-from bough.models.smollm3 import SmolLM3
-from bough.models.stablelm import StableLm
-from bough.models.starcoder2 import Starcoder2
 from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
 
 if TYPE_CHECKING:
@@ -78,20 +25,28 @@ if TYPE_CHECKING:
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
     from bough.layers.schemes.stored import FormOf
+    from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
 
-BUILT_IN: tuple[ModelFamily, ...] = (
-    *(Llama(), Mistral(), Mistral3(), Ministral(), Ministral3(), Qwen2(), Qwen3(), Gemma(), Gemma2(), Gemma3()),
-    *(Gemma4(), VaultGemma(), Phi(), Phi3(), Glm(), Glm4(), Granite(), Olmo(), Olmo2(), Olmo3(), SmolLM3(), Exaone4()),
-    *(SeedOss(), HunYuanDense(), Ernie45(), Cohere(), Cohere2(), Starcoder2(), Gpt2(), GptNeoX(), Opt()),
-    *(StableLm(), Nemotron(), Helium(), Arcee(), Jais2(), Cwm()),
-    *(Mixtral(), Llama4(), Qwen2Moe(), Qwen3Moe(), GptOss(), Glm4Moe(), Olmoe(), GraniteMoe(), PhiMoe(), HunYuanMoe()),
-    *(Ernie45Moe(), MiniMaxM2(), DeepseekV2(), DeepseekV3(), Dots1(), SolarOpen(), HunYuan3(), ExaoneMoe()),
-    *(DeepseekV32(), GlmMoeDsa(), Glm4MoeLite(), FlexOlmo()),
-    *(Qwen3Next(), Qwen35(), Qwen35Moe(), GraniteMoeHybrid(), NemotronH(), Lfm2(), Lfm2Moe(), KimiLinear()),
-)
+MODULES = (  # each has one family or several
+    "llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma3", "gemma4", "phi", "phi3", "glm", "granite",
+    "olmo", "olmo2", "smollm3", "exaone4", "seed_oss", "hunyuan", "ernie4_5", "cohere", "starcoder2", "gpt2",
+    "gpt_neox", "opt", "stablelm", "nemotron", "arcee", "cwm", "mixtral", "llama4", "qwen2_moe", "qwen3_moe",
+    "gpt_oss", "glm4_moe", "olmoe", "granitemoe", "phimoe", "hunyuan_moe", "ernie4_5_moe", "minimax_m2", "deepseek_v2",
+    "deepseek_v3", "dots1", "hy_v3", "exaone_moe", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "qwen3_next",
+    "qwen3_5", "granitemoehybrid", "nemotron_h", "lfm2", "kimi_linear",
+)  # fmt: skip
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
+
+
+def _families_in(module: str) -> Iterator[ModelFamily]:
+    for kind in vars(importlib.import_module(f"bough.models.{module}")).values():
+        if isinstance(kind, type) and issubclass(kind, ModelFamily) and kind.__module__.endswith(f".{module}"):
+            yield kind()
+
+
+BUILT_IN = tuple(family for module in MODULES for family in _families_in(module))
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -142,9 +97,11 @@ def build_model(
     deterministic: bool = False,
     packed_ops: PackedOps | None = None,
     form_of: FormOf | None = None,
+    spread: SpreadExperts | None = None,
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs a `group`. With
-    `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names."""
+    `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names. `spread` gets
+    to know the layers' experts."""
     family = find_family(config.architecture)
     from bough.distributed.group import ALONE
     from bough.kernels.registry import ops_for
@@ -154,6 +111,7 @@ def build_model(
     from bough.layers.schemes.registry import experts_for, scheme_for
     from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
+    from bough.layers.spread import SpreadExperts
 
     ranks = group or ALONE
     reduce = ranks.all_reduce
@@ -167,7 +125,9 @@ def build_model(
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
         table = PlainTable if topology.tp_size == 1 else ShardedTable
-        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, ranks.all_gather)
+        spread = spread or SpreadExperts(ranks)
+        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on)
+        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
     return family.build(config, placement)
 
 

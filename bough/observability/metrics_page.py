@@ -26,32 +26,49 @@ from bough.observability.metrics import (
 from bough.observability.request_meter import slices
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+TOLD_BY_LABEL = {REALTIME_TOKENS: "realtime_tokens", FORWARD_SECONDS: "forward_seconds", STARTUP_TIME: "startup_time"}
 RANK_LABELS = {"tp_rank": "0", "pp_rank": "0"}  # the scheduler's figures are those of the first rank
 
 
 def metrics_page(
     totals: Sequence[float] | None,
-    state: State | None,
+    states: Sequence[State],
     model_name: str,
     style: str = "bough",
-    limits: State | None = None,
+    limits: Sequence[State] = (),
     cpu_seconds: Mapping[str, float] | None = None,
 ) -> bytes:
-    """`totals` are a `RequestMeter`'s, `state` is the scheduler's, `limits` is what it announced at its start, and
-    `cpu_seconds` are those of each component; what is None is left out. `style` says in whose names."""
+    """`totals` are a `RequestMeter`'s, `states` are those of the schedulers that answer, `limits` what each announced
+    at its start, and `cpu_seconds` are those of each component; what is None is left out. `style` says in whose
+    names. Of several schedulers the figures have the label dp_rank."""
     labels = {"model_name": model_name, "engine_type": "unified"}
     counted = {} if totals is None else slices(totals)
     families = [f for metric, numbers in counted.items() for f in _families(metric, numbers, labels, style)]
     families += _families(PROCESS_CPU_SECONDS, cpu_seconds or {}, labels, style)
-    figures = {} if state is None else state_figures(state)
-    figures |= start_figures(limits or {})
     labels |= RANK_LABELS
-    told = [metric for metric in (*STATE_METRICS, *START_METRICS) if metric.name in figures]
-    families += [f for metric in told for f in _families(metric, [figures[metric.name]], labels, style)]
-    families += _families(REALTIME_TOKENS, (state or {}).get("realtime_tokens", {}), labels, style)
-    families += _families(FORWARD_SECONDS, (state or {}).get("forward_seconds", {}), labels, style)
-    families += _families(STARTUP_TIME, (limits or {}).get("startup_time", {}), labels, style)
-    return families_page(families)
+    for state in states:
+        families += _replica_families(state, state_figures(state), labels | _dp_label(state), style)
+    for announced in limits:
+        families += _replica_families(announced, start_figures(announced), labels | _dp_label(announced), style)
+    merged: dict[str, Family] = {}
+    for family in families:
+        if family is not merged.setdefault(family.name, family):
+            merged[family.name].samples += family.samples
+    return families_page(merged.values())
+
+
+def _dp_label(figures: State) -> dict[str, str]:
+    return {"dp_rank": str(figures["dp_rank"])} if "dp_rank" in figures else {}
+
+
+def _replica_families(
+    told: State, figures: Mapping[str, float], labels: Mapping[str, str], style: str
+) -> Iterator[Family]:
+    for metric in (*STATE_METRICS, *START_METRICS):
+        if metric.name in figures:
+            yield from _families(metric, [figures[metric.name]], labels, style)
+    for metric, name in TOLD_BY_LABEL.items():
+        yield from _families(metric, told.get(name, {}), labels, style)
 
 
 def families_page(families: Iterable[Family]) -> bytes:

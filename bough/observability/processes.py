@@ -21,7 +21,7 @@ def cpu_seconds(main: int) -> dict[str, float]:
             title = next(iter(process.cmdline()), "")
             component = component_of.get(process.pid) or component_of.get(process.ppid(), "tokenizer")
             if title.startswith(TITLE):
-                role = title.removeprefix(TITLE)
+                role = title.removeprefix(TITLE).split()[0]  # without its ranks
                 component = COMPONENTS.get(role, role)
             component_of[process.pid] = component
             user, system, ended_user, ended_system = process.cpu_times()[:4]

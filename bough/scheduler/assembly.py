@@ -67,8 +67,15 @@ class Assembly:
         self._trues.setflags(write=False)
 
     def assemble(
-        self, setups: Sequence[RowSetup], edits: tuple[PageSwap, ...], decodes: Decodes, chunks: Sequence[Chunk]
+        self,
+        setups: Sequence[RowSetup],
+        edits: tuple[PageSwap, ...],
+        decodes: Decodes,
+        chunks: Sequence[Chunk],
+        *,
+        tell: bool = False,
     ) -> PlannedStep:
+        """`tell` has the plan say with which tokens decodes begin; the host must know them."""
         table, n = self._table, len(decodes.rows)
         plan = BatchPlan(
             step=next(self._steps),
@@ -82,6 +89,7 @@ class Assembly:
             new_page_counts=decodes.page_counts,
             sample=self._trues[:n],
             spare=decodes.drafts.spare,
+            last_tokens=table.tokens[decodes.rows, table.known[decodes.rows] - 1] if tell else None,
         )
         if chunks:
             plan = self._with_chunks(plan, chunks)

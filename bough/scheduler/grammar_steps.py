@@ -41,8 +41,8 @@ class GrammarSteps:
         return any(table.held[row] for row in held)
 
     def masks(self, step: PlannedStep) -> TokenMasks:
-        """For the masked rows of the oldest step in flight: all tokens before it are known. Rows that have
-        ended, jumped or are late may sample anything: their result is dropped."""
+        """For the masked rows of a step before which all their tokens are known. Rows that have ended, jumped or are
+        late may sample anything: their result is dropped."""
         table = self._table
         plan = step.plan.aligned(table.known[step.plan.rows] - step.known)
         deadline = time.monotonic() + PATIENCE_S

@@ -1,8 +1,9 @@
 """The scheduler's loop: it only states the order of events.
 
 With overlap, step t + 1 is planned and launched before the result of step t is read, so the executor always has work
-queued. Where step t is known to take long, that happens shortly before its end, so that requests that arrive in the
-meantime are in step t + 1. When there is nothing to do the loop blocks on the inbox, and audits the page accounts.
+queued. A pipeline has as many steps in flight as stages. Where step t is known to take long, the next is planned
+shortly before its end, so that requests that arrive in the meantime are in step t + 1. When there is nothing to do the
+loop blocks on the inbox, and audits the page accounts.
 """
 
 from __future__ import annotations
@@ -58,7 +59,6 @@ from bough.scheduler.waiting_queue import Timeouts, WaitingQueue
 
 log = logging.getLogger(__name__)
 
-OVERLAP_DEPTH = 1  # steps in flight while the next is planned
 SHORTEST_WAIT_S = 0.001  # for late arrivals: the resolution of the inbox's timeout
 LONGEST_WAIT_S = 0.002  # between two polls of a running step, which may end before its estimate
 QUIET_S = 1.0  # without a message before the page accounts are audited, so that no request waits for the audit
@@ -97,13 +97,14 @@ class Scheduler:
         self._jump_forward = None
         # A recurrent state cannot go back: by the token that a jump replaces, or by drafts that do not hold.
         can_go_back = all(group.kind != "state" for group in limits.groups)
-        if proposer is not None and not can_go_back:
-            log.warning("no speculation: the model's recurrent layers cannot go back behind drafts that do not hold")
+        if proposer is not None and not (can_go_back and limits.stages == 1):
+            log.warning("no speculation: neither recurrent layers nor stages of a pipeline go back behind a draft")
+            proposer = None
         can_jump = can_go_back and not settings.disable_jump_forward
         if grammars is not None and eos_ids and can_jump:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer if can_go_back else None)
+        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer)
         self._control = ControlQueue(executor)
         facts = self._control.facts
         sinks = outbox, eos_ids, self._forget, clock, facts
@@ -116,7 +117,8 @@ class Scheduler:
         self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._masked_step = -1  # the last that got its masks
-        self._depth = 0 if settings.disable_overlap_schedule else OVERLAP_DEPTH
+        self._stages = limits.stages
+        self._depth = limits.stages - settings.disable_overlap_schedule  # steps in flight while the next is planned
         self._closing = False
         self._paused = False
         self._warming_up = True  # the executor may have put work off to quiet moments
@@ -208,10 +210,11 @@ class Scheduler:
         self._supply_masks()
 
     def _supply_masks(self) -> None:
-        """Once a step is the oldest in flight, all tokens before it are known, and so is what its rows may sample."""
-        if not self._in_flight:
+        """Once no other step is in flight, all tokens before the newest are known, and so is what its rows may sample.
+        In a pipeline they always are."""
+        if not self._in_flight or (len(self._in_flight) > 1 and self._stages == 1):
             return
-        step, _ = self._in_flight[0]
+        step, _ = self._in_flight[-1]
         if step.plan.masked is None or step.plan.step == self._masked_step:
             return
         self._masked_step = step.plan.step

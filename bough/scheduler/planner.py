@@ -1,7 +1,8 @@
 """Decides the next step: which rows decode, which prompts go on or begin, and with which pages.
 
 Decodes get their pages before any prompt does. `policy` orders the queue, `retraction` frees pages, `admission` decides
-what memory allows, `drafting` how wide decodes are, and `assembly` writes the plan; this module keeps their order.
+what memory allows, `micro_batches` which rows of a pipeline decode, `drafting` how wide decodes are, and `assembly`
+writes the plan; this module keeps their order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from bough.core.settings import SchedulerSettings
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.drafting import Drafting
+from bough.scheduler.micro_batches import MicroBatches
 from bough.scheduler.policy import Ranking
 from bough.scheduler.ports import Proposer
 from bough.scheduler.prefix_cache import pages_for
@@ -54,6 +56,9 @@ class Planner:
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
         self._assembly = Assembly(batch.table)
+        self._micro_batches = None
+        if limits.stages > 1:
+            self._micro_batches = MicroBatches(batch.table, limits.stages, settings.pp_max_micro_batch_size)
         self._setups: list[RowSetup] = []  # of the plan in the making
         self.ratio = self._forecast.ratio
 
@@ -80,7 +85,7 @@ class Planner:
         if len(decodes.rows):
             self._table.count_samples(decodes.rows, decodes.drafts.widths)
             self.ratio.after_decode()
-        return self._assembly.assemble(self._setups, edits, decodes, chunks)
+        return self._assembly.assemble(self._setups, edits, decodes, chunks, tell=self._micro_batches is not None)
 
     def fits_late_arrivals(self, now: float) -> bool:
         """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached."""
@@ -110,10 +115,12 @@ class Planner:
     # Decodes ----------------------------------------------------------------------------------------------------------
 
     def _grow_decodes(self, *, stand_back: bool) -> Decodes:
-        """Pages for the next tokens of every row that decodes; of none, when they stand back for prompts. There is
-        memory for a token of each row. Where there is none for drafts, a step goes without: no request is retracted
-        for the sake of a guess."""
+        """Pages for the next tokens of every row that decodes, or of a micro-batch; of none, when they stand back for
+        prompts. There is memory for a token of each row. Where there is none for drafts, a step goes without: no
+        request is retracted for the sake of a guess."""
         rows = NO_ROWS if stand_back else self._table.decoding()
+        if self._micro_batches is not None:
+            rows = self._micro_batches.next_of(rows)
         drafts = self.drafting.decide(rows)
         if self.drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
             drafts = self.drafting.without(rows)

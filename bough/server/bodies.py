@@ -1,8 +1,8 @@
 """Reads request bodies: bounded, decoded straight into structs, checked, with errors that name the field.
 
 Requests to generate accept unknown fields, because real clients send fields of their own: each is logged once, and the
-answer has a warning. Management routes refuse them (their structs say so). Ranges stand in the schemas, unsupported
-features in a table of each protocol.
+answer has a warning. Management routes refuse them (their structs say so). Ranges and unsupported features stand in the
+schemas.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import math
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -99,8 +99,14 @@ def _parts(hint: Any) -> Iterator[Any]:
 # A number of tokens, -1 for the most there can be; the engine refuses 0, which would leave none.
 TOKENS_OR_MOST = msgspec.Meta(extra_json_schema={"minimum": -1, "maximum": INT32_MAX, "not": {"const": 0}})
 
-# By field, the values that ask for nothing besides empty ones; with None among them even an empty one asks.
-Harmless = Mapping[str, tuple[Any, ...]]
+
+def unsupported(*harmless: Any) -> msgspec.Meta:
+    """A feature that this engine does not have. `harmless` values ask for nothing, besides empty ones; with None among
+    them even an empty one asks."""
+    return msgspec.Meta(extra={"harmless": harmless})
+
+
+UNSUPPORTED = unsupported()
 
 
 def between(low: float, high: float) -> msgspec.Meta:
@@ -127,11 +133,11 @@ def check_stops(stops: Any, name: str) -> None:
         raise RequestError(f"{name} has {len(stops)} entries; at most {MAX_STOPS} are taken.", field=name)
 
 
-def refuse_unsupported(request: msgspec.Struct, unsupported: Harmless) -> None:
+def refuse_unsupported(request: msgspec.Struct) -> None:
     """Raises for the first field that asks for a feature which this engine does not have."""
-    for name in request.__struct_fields__:
-        value, harmless = getattr(request, name), unsupported.get(name)
-        if harmless is None or value is None or value in harmless or (asks_nothing(value) and None not in harmless):
+    for name, harmless in unsupported_fields(type(request)).items():
+        value = getattr(request, name)
+        if value is None or value in harmless or (asks_nothing(value) and None not in harmless):
             continue
         raise RequestError(f"{name} is not supported by this server; leave it out.", field=name)
 
@@ -152,6 +158,14 @@ def asks_nothing(value: Any) -> bool:
             case _:
                 return False
     return True
+
+
+@functools.cache
+def unsupported_fields(struct: type[msgspec.Struct]) -> dict[str, tuple[Any, ...]]:
+    """With the values of each that ask for nothing, in the struct's order."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    notes = [(name, note) for name in struct.__struct_fields__ for note in getattr(hints[name], "__metadata__", ())]
+    return {name: note.extra["harmless"] for name, note in notes if note.extra}
 
 
 @functools.cache

@@ -16,7 +16,6 @@ from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs, Prompt
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.settings import Settings
-from bough.messages.requests import GetState
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.bodies import warnings_of_body
@@ -67,13 +66,9 @@ class ServerContext:
             )
         return self.tokenizer
 
-    async def state(self) -> State | None:
-        """The scheduler's state, which it sends between two steps; None when it does not answer."""
-        try:
-            async with asyncio.timeout(STATE_TIMEOUT_S):
-                return (await self.client.call(GetState)).data
-        except TimeoutError:
-            return None
+    async def states(self) -> list[State]:
+        """The states of the schedulers, which they send between two steps; those that do not answer are missing."""
+        return await self.client.states(STATE_TIMEOUT_S)
 
     async def read_inputs(self, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""

@@ -18,6 +18,7 @@ class ModelInfo:
     vocab_size: int
     created: int  # when the server started, in seconds since 1970
     limits: dict[str, Any] = field(default_factory=dict)  # everything that the scheduler announced when it was ready
+    replica_limits: list[dict[str, Any]] = field(default_factory=list)  # the same of each, where there are several
 
     def to_dict(self) -> dict[str, Any]:
         """For SGLang's /model_info, as far as every user of an engine knows it."""

@@ -3,7 +3,8 @@
 `bough bench gateway` runs it in a checkout. Workers are stand-ins that hold an engine's real cache and model its time
 (`gateway_simulation`), so that many of them fit on a small machine. By default real processes are measured: stand-ins,
 `bough gateway`, and users over HTTP. With `--simulate` the same policies run against the same model in virtual time,
-with the same result on every machine. With `--overhead` the gateway is compared with calling the worker directly.
+with the same result on every machine. With `--overhead` the gateway is compared with calling the worker directly. With
+`--scale` its own work is measured for as many workers as no machine could run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from bough.bench.number_checks import require_above_zero, require_counts
 from bough.core.errors import SettingsError
 from bough.gateway.policies import POLICIES
-from tests.bench import gateway_overhead
+from tests.bench import gateway_overhead, gateway_scale
 from tests.bench.gateway_overhead import OverheadOptions
 from tests.bench.gateway_processes import drive, gateway_process, worker_processes
 from tests.bench.gateway_simulation import TOKEN_CHARS, Costs, Dialogue, Served, Simulation, Turn
@@ -76,6 +77,9 @@ HELP = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--simulate", action="store_true", help="in virtual time, without processes")
     parser.add_argument("--overhead", action="store_true", help="compare with calling a worker directly instead")
+    parser.add_argument(
+        "--scale", action="store_true", help="measure the gateway's own work per request and worker instead"
+    )
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), help="which loads are run; all if left out")
     parser.add_argument(
         "--policies",
@@ -99,6 +103,8 @@ def main(args: argparse.Namespace) -> int:
         for cost in gateway_overhead.measure_overhead(_chosen(OverheadOptions, args)):
             print(json.dumps(cost) if args.json else gateway_overhead.as_text(cost), flush=True)
         return 0
+    if args.scale:
+        return _scale(args)
     if not args.simulate and WORKER_ADDED in (args.loads or ()):
         raise SettingsError(f"the load {WORKER_ADDED} runs in virtual time only: add --simulate.")
     for load in args.loads or [load for load in LOADS if args.simulate or load != WORKER_ADDED]:
@@ -116,6 +122,16 @@ def main(args: argparse.Namespace) -> int:
                 name: result[name] / first[name] for name in ("hit_rate", "requests_per_s") if first[name]
             }
             print(json.dumps(result) if args.json else as_text(result), flush=True)
+    return 0
+
+
+def _scale(args: argparse.Namespace) -> int:
+    dialogues = LOADS[(args.loads or ["shared-prefix"])[0]](_chosen(LoadOptions, args))
+    for policy in args.policies:
+        result = gateway_scale.measure_scale(policy, args.workers, dialogues, args.users)
+        print(json.dumps(result) if args.json else gateway_scale.as_text(result), flush=True)
+    polls = gateway_scale.measure_polls(args.workers)
+    print(json.dumps(polls) if args.json else gateway_scale.as_text(polls))
     return 0
 
 

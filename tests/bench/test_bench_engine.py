@@ -43,6 +43,15 @@ def test_one_batch_measures_each_size(tiny_model: Path, capsys: pytest.CaptureFi
     assert [line["batch_size"] for line in lines_of(capsys)] == [1, 3]
 
 
+@pytest.mark.slow
+def test_offline_runs_one_rank_of_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    shape = ["--model-shape", "qwen3-0.6b", "--simulate-tp", "8", "--json-model-override-args", json.dumps(small)]
+    load = ["--num-prompts", "3", "--input-len", "8", "--output-len", "4", "--vocab", "100", "--json"]
+    assert main(["bench", "offline", *load, *shape, "--device", "cpu", "--max-total-tokens", "256"]) == 0
+    assert lines_of(capsys)[0]["output_tokens"] == 3 * 4
+
+
 @pytest.mark.parametrize("flag", ["--num-prompts", "--input-len", "--output-len", "--repeat"])
 def test_a_load_of_nothing_is_refused(flag: str, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "offline", flag, "0", "--model", str(tiny_model), *TINY]) == 2

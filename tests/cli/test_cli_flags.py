@@ -202,7 +202,7 @@ def test_an_unknown_variable_is_mentioned_once_and_ignored(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize(
-    "argv", [["--dp-size", "1"], ["--pp", "1", "--data-parallel-size=1"], ["--nnodes", "1", "--node_rank", "0"]]
+    "argv", [["--pp-size", "1"], ["--pp", "1", "--data-parallel-size=1"], ["--nnodes", "1", "--node_rank", "0"]]
 )
 def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[str]) -> None:
     assert settings_from(parser().parse(argv), {}) == Settings()
@@ -211,10 +211,9 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["--dp", "2"], "dp_size: this engine does not have it yet; leave it out or at 1, got 2."),
+        (["--enable-lora"], "enable_lora: this engine does not have it yet; leave it out or at False, got True."),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
         (["--speculative-algorithm", "EAGLE"], "speculative_algorithm must be one of NGRAM; got 'EAGLE'. Drafts of"),
-        (["--dp-size", "many"], "dp_size: "),
     ],
 )
 def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: str) -> None:
@@ -223,21 +222,31 @@ def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: 
     assert str(caught.value).startswith(text)
 
 
-@pytest.mark.parametrize("text", ["dp-size: 1", "dp: 1", "data-parallel-size: '1'", "enable_lora: 'false'"])
+@pytest.mark.parametrize("text", ["is-embedding: false", "enable_lora: 'false'"])
 def test_a_file_may_hold_settings_that_are_not_built(text: str, tmp_path: Path) -> None:
     file = config_file(tmp_path, text)
     assert Settings.from_flat(given("--config", file)) == Settings()
-    refused = text.replace("1", "2").replace("false", "true")
-    with pytest.raises(SettingsError, match=r"engine\.yaml: (dp_size|enable_lora): this engine does not have it"):
+    refused = text.replace("false", "true")
+    with pytest.raises(SettingsError, match=r"engine\.yaml: (is_embedding|enable_lora): this engine does not have it"):
         given("--config", config_file(tmp_path, refused))
 
 
 def test_a_variable_may_hold_settings_that_are_not_built(caplog: pytest.LogCaptureFixture) -> None:
     assert Settings.from_flat(given(BOUGH_PP_SIZE="1", BOUGH_DP="1")) == Settings() and not caplog.messages
-    with pytest.raises(SettingsError, match="BOUGH_DP: dp_size: this engine does not have it"):
-        given(BOUGH_DP="2")
+    with pytest.raises(SettingsError, match="BOUGH_ENABLE_LORA: enable_lora: this engine does not have it"):
+        given(BOUGH_ENABLE_LORA="1")
 
 
 @pytest.mark.parametrize("flag", ["--tp-size", "--tp", "--tensor-parallel-size"])
 def test_the_number_of_ranks_has_three_names(flag: str) -> None:
     assert settings_from(parser().parse([flag, "2"]), {}).parallel.tp_size == 2
+
+
+@pytest.mark.parametrize("flag", ["--pp-size", "--pp", "--pipeline-parallel-size"])
+def test_the_number_of_stages_has_three_names(flag: str) -> None:
+    assert settings_from(parser().parse([flag, "2"]), {}).parallel.pp_size == 2
+
+
+@pytest.mark.parametrize("flag", ["--dp-size", "--dp", "--data-parallel-size"])
+def test_the_number_of_replicas_has_three_names(flag: str) -> None:
+    assert settings_from(parser().parse([flag, "2"]), {}).parallel.dp_size == 2

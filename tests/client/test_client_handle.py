@@ -12,6 +12,7 @@ import pytest
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader
 from bough.client.outputs import Piece, Timings
+from bough.client.replicas import Replicas
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Reply, Started
@@ -38,7 +39,7 @@ def delta(handle: int, text: str = "", ids: list[int] | None = None, **more: Any
 def test_deltas_become_a_cumulative_answer() -> None:
     async def go() -> None:
         port = FakeScheduler()
-        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        client = EngineClient(Replicas([port]), ByteTokenizer())  # type: ignore[arg-type]
         task = asyncio.create_task(client.generate(READER.read(prompt="ab", rid="r")))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         (message,) = port.sent
@@ -56,7 +57,7 @@ def test_deltas_become_a_cumulative_answer() -> None:
 def test_a_slow_reader_gets_several_tokens_in_one_piece() -> None:
     async def go() -> None:
         port = FakeScheduler()
-        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        client = EngineClient(Replicas([port]), ByteTokenizer())  # type: ignore[arg-type]
         stream = client.stream(READER.read(prompt="a"))
         first = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
@@ -74,7 +75,7 @@ def test_a_slow_reader_gets_several_tokens_in_one_piece() -> None:
 def test_a_caller_who_leaves_aborts_and_a_refusal_raises() -> None:
     async def go() -> None:
         port = FakeScheduler()
-        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        client = EngineClient(Replicas([port]), ByteTokenizer())  # type: ignore[arg-type]
         task = asyncio.create_task(client.generate(READER.read(prompt="a")))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         task.cancel()
@@ -92,7 +93,7 @@ def test_a_caller_who_leaves_aborts_and_a_refusal_raises() -> None:
 
 def test_death_reaches_everyone_who_waits_and_everyone_who_comes() -> None:
     async def go() -> None:
-        client = EngineClient(FakeScheduler(), ByteTokenizer())  # type: ignore[arg-type]
+        client = EngineClient(Replicas([FakeScheduler()]), ByteTokenizer())  # type: ignore[arg-type]
         waiting = [asyncio.create_task(client.generate(READER.read(prompt="a"))) for _ in range(3)]  # type: ignore[arg-type]
         call = asyncio.create_task(client.call(FlushCache))  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -109,7 +110,7 @@ def test_death_reaches_everyone_who_waits_and_everyone_who_comes() -> None:
 def test_calls_are_answered_by_number() -> None:
     async def go() -> None:
         port = FakeScheduler()
-        client = EngineClient(port, None)
+        client = EngineClient(Replicas([port]), None)
         task = asyncio.create_task(client.call(FlushCache))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert isinstance(port.sent[0], FlushCache)
@@ -128,7 +129,7 @@ async def begin(stream: AsyncGenerator[dict[str, Any], None]) -> asyncio.Task[di
 
 def make_client() -> tuple[EngineClient, FakeScheduler]:
     port = FakeScheduler()
-    return EngineClient(port, ByteTokenizer()), port  # type: ignore[arg-type]
+    return EngineClient(Replicas([port]), ByteTokenizer()), port  # type: ignore[arg-type]
 
 
 def test_a_paused_reader_of_a_batch_finds_each_answer_once() -> None:
@@ -164,7 +165,7 @@ def test_logprobs_are_unpacked_once_and_cut_with_the_ids() -> None:
 
     async def go() -> None:
         tokenizer, port = CountingTokenizer(), FakeScheduler()
-        client = EngineClient(port, tokenizer)  # type: ignore[arg-type]
+        client = EngineClient(Replicas([port]), tokenizer)  # type: ignore[arg-type]
         options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
         stream = client.stream(READER.read(prompt="ab", return_text_in_logprobs=True, **options))  # type: ignore[arg-type]
         first = await begin(stream)
@@ -236,7 +237,7 @@ def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
 
     async def go() -> None:
         port = NarrowScheduler()
-        client = EngineClient(port, ByteTokenizer())  # type: ignore[arg-type]
+        client = EngineClient(Replicas([port]), ByteTokenizer())  # type: ignore[arg-type]
         for _ in range(2):  # the second time no id is in use
             with pytest.raises(OverflowError):
                 await client.generate(READER.read(prompt=["a", "b"], rid=["good", "bad"]))

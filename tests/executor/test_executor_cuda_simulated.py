@@ -22,12 +22,13 @@ from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
 from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RecurrentConfig
-from bough.core.plan import BatchPlan, Executor, Limits
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
+from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.distributed.topology import Topology
 from bough.executor import cuda_executor, cuda_parts, graphs, staging
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.cuda_parts import assemble, graph_sizes, layer_weights
+from bough.executor.cuda_parts import assemble, graph_sizes
 from bough.executor.graphs import GraphSizes
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
 from bough.executor.plain_plans import decode_plan, prompt_plan
@@ -41,11 +42,14 @@ from bough.kernels.ops import REFERENCE
 from bough.kernels.projected_decode import triton as projected
 from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
+from bough.messages.requests import LogprobRequest
 from bough.models.registry import build_model
 from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.grammars import EOS, FakeGrammars, Places, grammar
 from tests.fakes.one_row import tokens_of as greedy_tokens
+from tests.fakes.ranks import ThreadGroup, thread_groups
 from tests.fakes.scheduler_bench import Bench
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
@@ -142,6 +146,20 @@ def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> Non
     eager = tokens_of(build(loaded, GraphSizes()), lengths)
     assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 4
     assert tokens_of(build(loaded, GRAPHS), lengths) == eager
+
+
+@pytest.mark.slow
+def test_a_rank_runs_by_graphs_and_with_its_checks(loaded: LoadedWeights) -> None:
+    group = SimulatedGroup(2)
+    model = build_model(CONFIG, group.topology, torch.float16, CPU, group)
+    for slot in model.slots():
+        slot.target.normal_(0.0, 0.3)
+    rank = replace(loaded, model=model, topology=group.topology, group=group)
+    checked = Settings.from_flat({"check_ranks": True})
+    expected = tokens_of(assemble(rank, checked, LIMITS, GraphSizes()), [9, 3])
+    assert tokens_of(build(rank, GRAPHS), [9, 3]) == expected
+    step = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
+    assert graph_sizes(rank, SETTINGS, step, 0).count and not graph_sizes(rank, checked, step, 0).count
 
 
 @pytest.mark.slow
@@ -262,7 +280,7 @@ def test_prompts_of_a_small_model_have_graphs_up_to_a_full_chunk(config: ModelCo
     model: Any = None
     loaded = LoadedWeights(model, config, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
     step = StepShape(512, 8192, config.vocab_size, config.hidden_size, config.context_length, 1, 2, 2)
-    assert layer_weights(config) == weights
+    assert config.layer_weights == weights
     assert graph_sizes(loaded, SETTINGS, step, forward_bytes=0).mixed[-1] == mixed
 
 
@@ -355,3 +373,52 @@ def test_states_are_those_of_torchs_executor(kind: str, monkeypatch: pytest.Monk
         outputs.append(bench.out.outputs)
         executor.close()
     assert outputs[0] == outputs[1]
+
+
+class TwoStages:
+    """Both stages on one thread, one after the other."""
+
+    def __init__(self, first: CudaExecutor, last: CudaExecutor) -> None:
+        self._stages, self.limits = (first, last), last.limits
+
+    def launch(self, plan: BatchPlan) -> InFlight:
+        first, last = (stage.launch(plan) for stage in self._stages)
+        assert len(first.wait().tokens) == 0
+        return last
+
+    def supply_masks(self, step: int, masks: TokenMasks) -> None:
+        for stage in self._stages:
+            stage.supply_masks(step, masks)
+
+    def idle(self) -> bool:
+        first, last = (stage.idle() for stage in self._stages)
+        return first and last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("captured", [GraphSizes(), GraphSizes(decode=(1, 2), mixed=(16,))])
+def test_stages_give_the_tokens_of_one(monkeypatch: pytest.MonkeyPatch, captured: GraphSizes) -> None:
+    monkeypatch.setattr(ThreadGroup, "minimum", lambda self, values: tuple(values))  # nobody else is there to be asked
+    config, vocab_size = replace(CONFIG, vocab_size=97), 97
+
+    def stage(group: RankGroup) -> CudaExecutor:
+        model, weights = build_model(config, group.topology, torch.float32, CPU, group), torch.Generator()
+        for slot in model.slots():
+            slot.target.normal_(0.0, 0.3, generator=weights.manual_seed(len(slot.name) + sum(slot.name.encode())))
+        loaded = LoadedWeights(model, config, torch.float32, CPU, group.topology, 0, torch.float32, group=group)
+        limits = replace(LIMITS, vocab_size=vocab_size, stages=group.topology.pp_size)
+        return assemble(loaded, SETTINGS, limits, captured)
+
+    def tokens(executor: Any) -> dict[int, list[int]]:
+        while executor.idle():
+            pass
+        places: Places = [[11, 22, 33], [44, 33]]
+        bench = Bench(executor, eos_ids=(EOS,), grammars=FakeGrammars())  # type: ignore[arg-type]
+        greedy = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 0.0}
+        bench.ask(0, [20] * 12, **greedy)
+        bench.ask(1, [5, 6, 7], **greedy, logprobs=LogprobRequest(start=0))
+        bench.ask(2, [5, 6], temperature=0.0, max_new_tokens=12, regex=grammar(places))
+        bench.run()
+        return dict(bench.out.outputs)
+
+    assert tokens(TwoStages(*(stage(group) for group in thread_groups(1, stages=2)))) == tokens(stage(ALONE))

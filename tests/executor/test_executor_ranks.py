@@ -3,30 +3,36 @@ what the first is told; and a failure on one shows on all."""
 
 from __future__ import annotations
 
+import functools
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
-from bough.core.control import CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
-from bough.core.errors import ModelError, RankLostError, RequestError, SettingsError
-from bough.core.plan import Executor
+from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
+from bough.core.errors import EngineDeadError, ModelError, RankLostError, SettingsError
+from bough.core.plan import BatchPlan, Executor, Limits, PageSwap, StepResult
+from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
-from bough.distributed.group import RankGroup
+from bough.distributed.group import ALONE, RankGroup
+from bough.executor import ranks
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
-from bough.executor.ranks import LeadingExecutor, follow
+from bough.executor.load_model import LoadedModel, check_experts, check_split, resolve_config
+from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow
 from bough.loader.locate import locate
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
 from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
-from tests.fakes.one_row import tokens_of
-from tests.fakes.ranks import LLAMA, MODELS, VOCAB, ThreadGroup, on_ranks, thread_groups
+from tests.fakes.one_row import PROMPT, go_on, tokens_of
+from tests.fakes.ranks import LLAMA, MODELS, PATIENCE_S, VOCAB, ThreadGroup, on_ranks, thread_groups
 from tests.fakes.scheduler_bench import Bench
 
 T = TypeVar("T")
@@ -51,48 +57,62 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class Orders:
     """The way to a rank, in memory; what is sent is encoded as on the way to a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Any = ToRank) -> None:
         self.queue: queue.Queue[bytes] = queue.Queue()
+        self._kind = kind
 
-    def send(self, message: ToRank) -> None:
+    def send(self, message: Any) -> None:
         self.queue.put(msgspec.msgpack.encode(message, enc_hook=pack_array))
 
-    def receive(self, timeout_s: float | None) -> list[ToRank]:
+    def receive(self, timeout_s: float | None) -> list[Any]:
         try:
-            frame = self.queue.get(timeout=timeout_s)
+            frame = self.queue.get(block=timeout_s != 0.0, timeout=timeout_s)
         except queue.Empty:
             return []
-        return [msgspec.msgpack.decode(frame, type=ToRank, dec_hook=unpack_array)]
+        return [msgspec.msgpack.decode(frame, type=self._kind, dec_hook=unpack_array)]
 
 
 def build(folder: Path, group: RankGroup | None = None, **flags: Any) -> Executor:
     files = locate(str(folder))
     if group is None:
         return build_executor(files, Settings.from_flat({**FLAGS, **flags})).executor
-    settings = Settings.from_flat({**FLAGS, **flags, "tp_size": group.topology.tp_size})
+    place = group.topology
+    sizes = {"tp_size": place.tp_size, "ep_size": place.ep_size, "pp_size": place.pp_size}
+    settings = Settings.from_flat({**FLAGS, **flags, **sizes})
     return build_executor(files, settings, group).executor
 
 
-def with_ranks(folder: Path, size: int, use: Callable[[Executor], T], **flags: Any) -> T:
+def with_ranks(
+    folder: Path,
+    size: int,
+    use: Callable[[Executor], T],
+    stages: int = 1,
+    way: Callable[[], Orders] = Orders,
+    ep_size: int = 1,
+    every: int = 0,
+    **flags: Any,
+) -> T:
     """What `use` makes of several ranks as one executor."""
-    ways = [Orders() for _ in range(1, size)]
+    ways, results = [way() for _ in range(1, size * stages)], Orders(StepResult)
 
     def work(group: ThreadGroup) -> list[T]:
-        executor, rank = build(folder, group, **flags), group.topology.tp_rank
-        if rank:
-            follow(executor, ways[rank - 1])
+        executor, place = build(folder, group, **flags), group.topology
+        if place.rank:
+            reports = stages > 1 and place.is_last and place.tp_rank == 0
+            follow(executor, ways[place.rank - 1], Reporter(results.send) if reports else None)
             return []
-        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None)
+        arrived = Results(results.receive, PATIENCE_S) if stages > 1 else None
+        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None, every, arrived)
         try:
             return [use(leader)]
         finally:
             leader.close()
 
-    return on_ranks(size, work)[0][0]
+    return on_ranks(size, work, ep_size, stages)[0][0]
 
 
-def alone(folder: Path, use: Callable[[Executor], T]) -> T:
-    executor = build(folder)
+def alone(folder: Path, use: Callable[[Executor], T], **flags: Any) -> T:
+    executor = build(folder, **flags)
     try:
         return use(executor)
     finally:
@@ -119,11 +139,81 @@ def mixed_load(executor: Executor) -> dict[int, list[int]]:
     return {handle: tokens for handle, tokens in bench.out.outputs.items() if handle != 4}
 
 
+@functools.cache
+def of_one_rank(folder: Path) -> dict[int, list[int]]:
+    return alone(folder, mixed_load)
+
+
 @pytest.mark.parametrize(
-    ("model", "size"), [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4)]
+    ("model", "size"),
+    [("llama", 2), ("llama", 4), ("untied", 2), ("untied", 4), ("moe", 2), ("moe", 4), ("latent", 4), ("states", 2)],
 )
 def test_ranks_give_the_tokens_of_one_under_a_mixed_load(folders: dict[str, Path], model: str, size: int) -> None:
-    assert with_ranks(folders[model], size, mixed_load) == alone(folders[model], mixed_load)
+    assert with_ranks(folders[model], size, mixed_load, check_ranks=True) == of_one_rank(folders[model])
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "ep_size", "flags"),
+    [
+        ("moe", 4, 2, {}),
+        ("latent", 2, 2, {"ep_num_redundant_experts": 2}),
+        ("moe", 2, 2, {"moe_a2a_backend": "torch"}),
+    ],
+)
+def test_experts_that_are_spread_give_the_tokens_of_one_rank(
+    folders: dict[str, Path], model: str, size: int, ep_size: int, flags: dict[str, Any]
+) -> None:
+    assert with_ranks(folders[model], size, mixed_load, ep_size=ep_size, **flags) == of_one_rank(folders[model])
+
+
+@pytest.mark.parametrize(("model", "backend"), [("moe", "none"), ("latent", "torch")])
+def test_experts_move_between_steps_and_no_token_changes(
+    folders: dict[str, Path], model: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = {"enable_eplb": True, "ep_num_redundant_experts": 2, "moe_a2a_backend": backend}
+    with caplog.at_level("INFO", "bough.executor.ranks"):
+        found = with_ranks(folders[model], 2, mixed_load, ep_size=2, every=5, **flags)
+    assert found == of_one_rank(folders[model])
+    told = [record.getMessage() for record in caplog.records if "rebalanced" in record.getMessage()]
+    assert len(told) > 3 and any("has read" in text for text in told)
+
+
+def other_page(plan: BatchPlan) -> BatchPlan:
+    swap = PageSwap(row=0, group=0, first=2, pages=np.array([90], dtype=np.int32))
+    return replace(plan, edits=(swap,)) if plan.step == 1 else plan
+
+
+def other_row(plan: BatchPlan) -> BatchPlan:
+    return replace(plan, rows=plan.rows + 1)
+
+
+def other_prompt(plan: BatchPlan) -> BatchPlan:
+    return replace(plan, tokens=plan.tokens + 1)
+
+
+def other_sampling(plan: BatchPlan) -> BatchPlan:
+    biased = SamplingParams(temperature=0.0, logit_bias={17: 100.0})
+    return replace(plan, setups=tuple(replace(setup, sampling=biased) for setup in plan.setups))
+
+
+@pytest.mark.parametrize(
+    ("disturb", "words"),
+    [
+        (other_page, r"step 1: the digest of the page tables is \d+, not \d+ \(--check-ranks\)\."),
+        (other_row, "step 0: the digest of the rows is"),
+        (other_prompt, "step 0: the digest of the given tokens is"),
+        (other_sampling, r"step 0: sampled token 0 is 17, not \d+ \(--check-ranks\)"),
+    ],
+)
+def test_a_rank_that_goes_its_own_way_is_found(
+    folders: dict[str, Path], disturb: Callable[[BatchPlan], BatchPlan], words: str
+) -> None:
+    class Disturbed(Orders):
+        def send(self, message: ToRank) -> None:
+            super().send(LaunchPlan(disturb(message.plan)) if isinstance(message, LaunchPlan) else message)
+
+    with pytest.raises(EngineDeadError, match=f"Rank 1 differs from rank 0 in {words}"):
+        with_ranks(folders["llama"], 2, tokens_of, way=Disturbed, check_ranks=True)
 
 
 def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -143,13 +233,22 @@ def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str,
     assert expected[0] != expected[2] and with_ranks(folders["llama"], 2, use) == expected
 
 
-def test_pages_of_several_ranks_are_not_copied(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("model", "size"), [("llama", 2), ("untied", 4), ("latent", 2)])
+def test_pages_of_all_ranks_are_copied_out_and_into_others(folders: dict[str, Path], model: str, size: int) -> None:
     def use(executor: Executor) -> None:
-        pages = np.ones(1, dtype=np.int32)
-        with pytest.raises(RequestError, match="each rank has a part"):
-            executor.control(CopyPagesOut(pages, np.zeros((1, 4), dtype=np.uint8)))
+        expected, used = tokens_of(executor), len(PROMPT)
+        pages, elsewhere = np.arange(1, 1 + used, dtype=np.int32), np.arange(60, 40, -1, dtype=np.int32)
+        buffer = np.zeros((used, executor.limits().copied_bytes(0)), dtype=np.uint8)
+        executor.control(CopyPagesOut(pages, buffer)).wait()
+        assert all(part.any() for part in np.split(buffer, size, axis=1))
+        executor.control(CopyPagesIn(elsewhere[:used].copy(), buffer)).wait()
+        assert go_on(executor, expected[0], elsewhere, used, 5) == expected[1:]
+        if model == "llama":  # of the others every rank has the same
+            swapped = np.concatenate(np.split(buffer, size, axis=1)[::-1], axis=1)
+            executor.control(CopyPagesIn(elsewhere[:used].copy(), swapped)).wait()
+            assert go_on(executor, expected[0], elsewhere, used, 5) != expected[1:]
 
-    with_ranks(folders["llama"], 2, use)
+    with_ranks(folders[model], size, use)
 
 
 def test_a_rank_that_fails_alone_ends_all() -> None:
@@ -234,9 +333,128 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
         build(folders[model], thread_groups(size)[0])
 
 
+@pytest.mark.parametrize(
+    ("model", "flags", "words"),
+    [
+        ("moe", {"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
+        ("llama", {"tp_size": 2, "ep_size": 2}, "LlamaForCausalLM has no experts"),
+        ("moe", {"enable_eplb": True}, "--enable-eplb is for experts that are spread"),
+        ("moe", {"ep_num_redundant_experts": 1}, "--ep-num-redundant-experts is for experts that are spread"),
+        ("moe", {"moe_a2a_backend": "torch"}, "--moe-a2a-backend torch is for experts that are spread"),
+        ("moe", {"tp_size": 4, "ep_size": 2, "moe_a2a_backend": "torch"}, "use --ep-size 4, or none"),
+        ("moe", {"tp_size": 2, "ep_size": 2, "ep_num_redundant_experts": 5}, "there is use for at most 4"),
+        (
+            "moe",
+            {"tp_size": 2, "ep_size": 2, "enable_eplb": True, "enable_deterministic_inference": True},
+            "which rank computes an expert must not change",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_spread_so_are_refused_with_the_reason(
+    folders: dict[str, Path], model: str, flags: dict[str, Any], words: str
+) -> None:
+    settings = Settings.from_flat({**FLAGS, **flags})
+    with pytest.raises(SettingsError, match=words):
+        check_experts(resolve_config(locate(str(folders[model])), settings), settings)
+
+
+def test_inner_widths_that_do_not_fit_all_ranks_may_fit_those_that_share_an_expert(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 3, **{**MODELS["moe"], "moe_intermediate_size": 18})
+    config = resolve_config(locate(str(folder)), Settings.from_flat(FLAGS))
+    with pytest.raises(SettingsError, match=r"moe_intermediate_size \(18\) .* Sizes that fit this model: 1, 2\."):
+        check_split(config, 4)
+    check_split(config, 4, ep_size=2)
+    with pytest.raises(SettingsError, match=r"--tp-size 6: num_heads .* Sizes that fit this model: 2, 4\."):
+        check_split(config, 6, ep_size=2)
+
+
+def test_another_engines_way_to_send_tokens_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match=r"must be one of none, torch; got 'deepep'\. Bough has no such kernels"):
+        Settings.from_flat({"moe_a2a_backend": "deepep"})
+
+
+class NoFiles:
+    """An executor that runs plans but cannot do commands."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def launch(self, plan: Any) -> Any:
+        return self
+
+    def control(self, command: Any) -> Any:
+        return self
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        raise self.error
+
+
+def test_experts_that_cannot_move_stay_but_ranks_that_differ_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[ToRank] = []
+    leader = LeadingExecutor(NoFiles(ModelError("the files are gone")), sent.append, 2)  # type: ignore[arg-type]
+    for _ in range(7):
+        leader.launch(None)  # type: ignore[arg-type]
+    kinds = "".join("R" if isinstance(message, RunCommand) else "." for message in sent)
+    assert kinds == "..R..R..R." and "the files are gone" in caplog.text
+    lost = LeadingExecutor(NoFiles(RankLostError("another rank has moved them")), sent.append, 2)  # type: ignore[arg-type]
+    with pytest.raises(RankLostError, match="another rank"):
+        for _ in range(4):
+            lost.launch(None)  # type: ignore[arg-type]
+
+
 def test_one_process_cannot_be_several_ranks(folders: dict[str, Path]) -> None:
     with pytest.raises(SettingsError, match="--tp-size 2: this command runs the model in one process"):
         build_executor(locate(str(folders["llama"])), Settings.from_flat({**FLAGS, "tp_size": 2}))
+
+
+def test_every_rank_of_every_replica_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(ranks, "resolve_device", lambda settings: torch.device("cuda"))
+    monkeypatch.setattr(ranks, "open_group", lambda topology, *rest: topology.tp_rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+
+    def join(tp_size: int, dp_size: int, rank: int, dp_rank: int) -> Any:
+        settings = Settings.from_flat({"tp_size": tp_size, "dp_size": dp_size})
+        return ranks.join_ranks(settings, rank, tmp_path, dp_rank)
+
+    joined = [join(2, 3, rank, dp_rank) for dp_rank in range(3) for rank in range(2)]
+    assert joined == [0, 1] * 3 and taken == [0, 1, 2, 3, 4, 5]
+    assert join(1, 4, 0, 3) is ALONE and taken[-1] == 3
+    with pytest.raises(
+        SettingsError, match=r"--tp-size 2, --pp-size 1 and --dp-size 4: .* which makes 8, and there are 6\."
+    ):
+        join(2, 4, 0, 0)
+
+
+@pytest.mark.parametrize(("model", "size"), [("untied", 4), ("moe", 2), ("latent", 8), ("states", 2)])
+def test_a_simulated_rank_has_the_memory_of_a_real_one(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture, model: str, size: int
+) -> None:
+    def measure(loaded: LoadedModel) -> tuple[int, Limits]:
+        loaded.executor.close()
+        return loaded.weight_bytes, replace(loaded.executor.limits(), note="")
+
+    files = locate(str(folders[model]))
+
+    def real(group: ThreadGroup) -> tuple[int, Limits]:
+        return measure(build_executor(files, Settings.from_flat({**FLAGS, "tp_size": size}), group))
+
+    loaded = build_executor(files, Settings.from_flat({**FLAGS, "simulate_tp": size}))
+    if model != "states":  # whose plans would have to name pages of states too
+        assert all(0 <= token < VOCAB for token in tokens_of(loaded.executor))
+    assert measure(loaded) == on_ranks(size, real)[0]
+    assert f"--simulate-tp {size}: this is one rank's share" in caplog.text
+
+
+def test_a_simulated_rank_is_refused_beside_others_and_where_it_does_not_fit(folders: dict[str, Path]) -> None:
+    with pytest.raises(SettingsError, match="--simulate-tp runs one rank alone: leave out --tp-size"):
+        build(folders["llama"], thread_groups(2)[0], simulate_tp=2)
+    with pytest.raises(SettingsError, match=r"--simulate-tp 3: num_heads \(8\) cannot be divided among 3 ranks"):
+        build(folders["llama"], simulate_tp=3)
 
 
 def test_what_the_native_kernels_do_is_refused_with_the_reason(folders: dict[str, Path]) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -411,6 +412,57 @@ class FakeExecutor:
 def _scores(tokens: np.ndarray) -> PositionLogprobs:
     empty = np.zeros((len(tokens), 0), dtype=np.float32)
     return PositionLogprobs(tokens, -tokens.astype(np.float32), empty, empty.astype(np.int32), empty)
+
+
+class PipelineExecutor(FakeExecutor):
+    """Stages that each take one tick for a step. A step enters when it is launched: no earlier than the host has seen
+    the results that it waited for."""
+
+    def __init__(self, stages: int, **limits: Any) -> None:
+        super().__init__(**limits)
+        self._limits = replace(self._limits, stages=stages)
+        self.now = 0  # what the host has seen
+        self.spans: list[list[int]] = []  # of each step: when it is in which stage
+        self.in_flight: list[BatchPlan] = []
+        self.most_in_flight = 0
+
+    def launch(self, plan: BatchPlan) -> PipelineStep:  # type: ignore[override]
+        decodes = plan.rows[plan.given < plan.query_lens].tolist()
+        assert plan.last_tokens is not None
+        assert plan.last_tokens.tolist() == [self.last_token[row] for row in decodes]
+        waiting = {row for other in self.in_flight for row in other.rows[other.sample].tolist()}
+        again = waiting & {*plan.rows.tolist()} - {setup.row for setup in plan.setups}
+        assert not again, "a row runs again before its token has come out of the last stage"
+        done, free = super().launch(plan), self.spans[-1] if self.spans else [-1] * self._limits.stages
+        times, last = [], self.now - 1
+        for busy in free:
+            last = max(last, busy) + 1
+            times.append(last)
+        self.spans.append(times)
+        self.in_flight.append(plan)
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+        return PipelineStep(done, self, plan, last + 1)
+
+    def idle_ticks(self, stage: int) -> int:
+        """In which it had nothing to do, between its first step and its last."""
+        busy = [times[stage] for times in self.spans]
+        return busy[-1] - busy[0] + 1 - len(busy)
+
+
+@dataclass(frozen=True)
+class PipelineStep:
+    done: Done
+    executor: PipelineExecutor
+    plan: BatchPlan
+    end: int
+
+    def ready(self) -> bool:
+        return self.done.ready()
+
+    def wait(self) -> StepResult:
+        self.executor.now = max(self.executor.now, self.end)
+        assert self.executor.in_flight.pop(0) is self.plan, "results come in order"
+        return self.done.wait()
 
 
 class GuessingProposer:

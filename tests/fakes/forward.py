@@ -52,7 +52,7 @@ class Forward:
         scales: Sequence[tuple[float, float]] | None = None,
         topology: Topology | None = None,
     ) -> None:
-        self.model = model
+        self.model, self._samples = model, (topology or Topology()).is_last
         self.pool = KVPool(model.config, (pages, pages), page_size, dtype, CPU, topology or Topology(), scales)
         states = self.pool.states
         matrices = () if states is None else (*states.tails.values(), *states.matrices.values())
@@ -85,7 +85,8 @@ class Forward:
         self.attention.prepare(batch)
         ids = torch.tensor([token for new in tokens.values() for token in new])
         ctx = ForwardContext(self.attention, self.pool, batch)
-        logits = self.model.logits(self.model.forward(ids, batch.positions, ctx))
+        hidden = self.model.forward(ids, batch.positions, ctx)
+        logits = self.model.logits(hidden) if self._samples else hidden  # of which a stage before the last has none
         for row, new in tokens.items():
             self.lengths[row] += len(new)
         starts = batch.query_starts.tolist()

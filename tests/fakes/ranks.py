@@ -1,7 +1,9 @@
-"""Ranks as threads of one process: they meet at a barrier, and add up in the order of ranks. And models to share."""
+"""Ranks as threads of one process: those of a stage meet at a barrier, and add up in the order of ranks; stages pass
+hidden states on through queues. And models to share."""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from bough.core.errors import RankLostError
+from bough.core.errors import EngineDeadError, RankLostError
 from bough.distributed.group import RankGroup
 from bough.distributed.topology import Topology
 
@@ -46,7 +48,17 @@ LATENT = {
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
 }
-MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT}
+STATES = {
+    **LLAMA,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+}
+MODELS = {"llama": LLAMA, "untied": UNTIED, "moe": MOE, "latent": LATENT, "states": STATES}
 
 
 class MeetingPlace:
@@ -56,25 +68,51 @@ class MeetingPlace:
 
 
 class ThreadGroup(RankGroup):
-    def __init__(self, place: MeetingPlace, rank: int) -> None:
-        self.topology = Topology(rank, place.barrier.parties)
-        self._place = place
+    """`places` are those of the stages, and one for all ranks; `pipes` lead to each rank."""
+
+    def __init__(
+        self, topology: Topology, places: Sequence[MeetingPlace], pipes: Sequence[queue.Queue[torch.Tensor]]
+    ) -> None:
+        self.topology, self._places, self._pipes = topology, places, pipes
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._meet(x)).sum(0)
+        return torch.stack(self._meet_stage(x)).sum(0)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._meet(x), dim=1)
+        return torch.cat(self._meet_stage(x), dim=1)
+
+    def all_to_all(self, x: torch.Tensor, sent: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        counts = [count.tolist() for count in self._meet_stage(torch.tensor(sent))]
+        rows = [part.split(count) for part, count in zip(self._meet_stage(x), counts, strict=True)]
+        found = [parts[self.topology.tp_rank] for parts in rows]
+        assert [len(part) for part in found] == list(taken)
+        return torch.cat(found)
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        return self._meet(x)[0]
+        return self._meet_stage(x)[0]
+
+    def pass_on(self, x: torch.Tensor) -> None:
+        self._pipes[self.topology.rank + self.topology.tp_size].put(x.clone())
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.copy_(self._pipes[self.topology.rank].get(timeout=PATIENCE_S))
+        except queue.Empty:
+            raise RankLostError(f"nothing came in {self.doing}") from None
 
     def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(torch.stack(self._meet(torch.tensor(values))).amin(0).tolist())
+        found = self._meet(self._places[-1], self.topology.rank, torch.tensor(values))
+        return tuple(torch.stack(found).amin(0).tolist())
 
-    def _meet(self, x: torch.Tensor) -> list[torch.Tensor]:
-        place = self._place
-        place.brought[self.topology.tp_rank] = x.clone()
+    def give_up(self) -> None:
+        for place in self._places:
+            place.barrier.abort()
+
+    def _meet_stage(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return self._meet(self._places[self.topology.pp_rank], self.topology.tp_rank, x)
+
+    def _meet(self, place: MeetingPlace, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
+        place.brought[rank] = x.clone()
         try:
             place.barrier.wait(PATIENCE_S)
             found = [part.clone() for part in place.brought]
@@ -84,20 +122,23 @@ class ThreadGroup(RankGroup):
         return found
 
 
-def thread_groups(size: int) -> list[ThreadGroup]:
-    place = MeetingPlace(size)
-    return [ThreadGroup(place, rank) for rank in range(size)]
+def thread_groups(size: int, ep_size: int = 1, stages: int = 1) -> list[ThreadGroup]:
+    """Stages of so many ranks each."""
+    places = [*(MeetingPlace(size) for _ in range(stages)), MeetingPlace(size * stages)]
+    pipes: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(size * stages)]
+    return [ThreadGroup(Topology.at(rank, size, stages, ep_size), places, pipes) for rank in range(size * stages)]
 
 
-def on_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+def on_ranks(size: int, work: Callable[[ThreadGroup], T], ep_size: int = 1, stages: int = 1) -> list[T]:
     """What each rank's work returns; where one fails, the others do not wait for it."""
 
     def run(group: ThreadGroup) -> T:
         try:
             return work(group)
-        except BaseException:
-            group._place.barrier.abort()
+        except BaseException as error:
+            if type(error) is not EngineDeadError:  # which every rank finds by itself
+                group.give_up()
             raise
 
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(run, thread_groups(size)))
+    with ThreadPoolExecutor(size * stages) as threads:
+        return list(threads.map(run, thread_groups(size, ep_size, stages)))

@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from bough.client.handle import EngineClient, RequestWatcher
 from bough.client.inputs import InputReader, Prompt
 from bough.client.outputs import RequestOutput, UpdateQueue
+from bough.client.replicas import Replicas
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.core.settings import Settings
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Started
@@ -104,7 +105,7 @@ class ScriptedEngine:
         self.warnings: tuple[str, ...] = ()  # what of the requests' grammars is not enforced
         self.tokenizer = byte_level_tokenizer()
         self.watchers: list[RequestWatcher] = []
-        self.client = EngineClient(self, self.tokenizer, watchers=self.watchers)
+        self.client = EngineClient(Replicas([self]), self.tokenizer, watchers=self.watchers)
         self.reader = InputReader(self.tokenizer, {}, random_seed=7)
 
     def send(self, *messages: Any) -> None:
@@ -121,7 +122,7 @@ class ScriptedEngine:
 
     def context(self, **settings: Any) -> ServerContext:
         path, limits = "/models/tiny", {"startup_time": {"load_weight": 1.5}, "memory_usage": MEMORY}
-        model = ModelInfo("tiny", path, path, "LlamaForCausalLM", 512, 258, 1_700_000_000, limits=limits)
+        model = ModelInfo("tiny", path, path, "LlamaForCausalLM", 512, 258, 1_700_000_000, limits, [limits, limits])
         return ServerContext(self.client, self.reader, self.tokenizer, model, Settings.from_flat(settings))
 
     @property

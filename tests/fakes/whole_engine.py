@@ -14,6 +14,7 @@ import numpy as np
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader
+from bough.client.replicas import Replicas
 from bough.core.errors import EngineDeadError
 from bough.core.plan import BatchPlan, Limits, PositionLogprobs, RowSetup, StepResult
 from bough.core.settings import MemorySettings, SchedulerSettings, Settings
@@ -116,7 +117,7 @@ class WholeEngine:
             grammars=grammars,
         )
         self.detokenizer = Detokenizer(self.tokenizer, self, stream_interval)
-        self.client = EngineClient(self, self.tokenizer)
+        self.client = EngineClient(Replicas([self]), self.tokenizer)
         self.reader = InputReader(self.tokenizer, {}, random_seed=seed)
         self._turns = turns
         self._pumping = False

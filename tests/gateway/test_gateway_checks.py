@@ -127,7 +127,7 @@ def test_a_check_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> N
 
         monkeypatch.setattr(bough.gateway.health, "is_well", is_well)
         async with workers(FakeWorker()) as (fake,), desk(fake, health_failure_threshold=9) as d:
-            assert not faults and d.gateway.dispatch.available(None)
+            assert not faults and d.gateway.registry.available(None)
 
     asyncio.run(main())
 

@@ -82,7 +82,7 @@ def test_a_changed_file_holds_and_a_wrong_one_does_not(tmp_path: Path) -> None:
             await until(lambda: two.url in urls())
             assert urls() == ["http://127.0.0.1:9", two.url]
             assert d.gateway.policies.shown() == {"default": "random", "models": {}}
-            await until(lambda: d.gateway.dispatch.available(None))
+            await until(lambda: d.gateway.registry.available(None))
             assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 401
             statuses = [
                 (await d.post("/v1/completions", {"prompt": "x"}, headers={"x-api-key": "k"}))[0] for _ in range(2)

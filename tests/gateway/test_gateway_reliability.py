@@ -61,9 +61,9 @@ def test_a_black_hole_is_noticed_and_its_requests_move() -> None:
             await many(d, 10)
             fakes[1].mode = "black_hole"
             await many(d, 20)
-            await until(lambda: len(d.gateway.dispatch.available(None)) == 2)
+            await until(lambda: len(d.gateway.registry.available(None)) == 2)
             fakes[1].mode = "ok"
-            await until(lambda: len(d.gateway.dispatch.available(None)) == 3)
+            await until(lambda: len(d.gateway.registry.available(None)) == 3)
             await many(d, 10)
 
     asyncio.run(main())
@@ -119,9 +119,9 @@ def test_a_dead_worker_leaves_the_rotation_and_comes_back() -> None:
         async with workers(FakeWorker(), FakeWorker()) as fakes, desk(*fakes, health_check_interval_secs=60.0) as d:
             await fakes[0].stop()
             await many(d, 6)
-            await until(lambda: len(d.gateway.dispatch.available(None)) == 1)
+            await until(lambda: len(d.gateway.registry.available(None)) == 1)
             await fakes[0].start(fakes[0].port)
-            await until(lambda: len(d.gateway.dispatch.available(None)) == 2)
+            await until(lambda: len(d.gateway.registry.available(None)) == 2)
             await many(d, 6)
 
     asyncio.run(main())
@@ -249,7 +249,7 @@ def test_a_stream_that_ends_with_its_connection_must_have_an_end_of_its_own(whol
         server = await asyncio.start_server(old_server, "127.0.0.1", 0)
         async with server, desk() as d:
             d.gateway.registry.add(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            await until(lambda: d.gateway.dispatch.available("old"))
+            await until(lambda: d.gateway.registry.available("old"))
             raw = await d.stream({"prompt": "x"}, path)
             assert ("error" not in events(raw)[-1]) == whole and raw.startswith(b'data: {"text": "a"}\n\n')
 

@@ -25,7 +25,7 @@ def test_workers_are_added_listed_shown_and_removed() -> None:
             status, added = await d.post("/workers", {"url": fake.url + "/", "api_key": "secret"})
             assert status == 202 and re.fullmatch(r"[\w-]+", added["id"])
             assert (await d.post("/workers", {"url": fake.url}))[1]["id"] == added["id"]
-            await until(lambda: d.gateway.dispatch.available(None))
+            await until(lambda: d.gateway.registry.available(None))
             status, shown = await d.get(f"/workers/{added['id']}")
             assert status == 200 and "secret" not in str(shown)
             assert shown["url"] == fake.url and shown["model_id"] == "tiny"
@@ -63,7 +63,7 @@ def test_a_worker_gets_nothing_before_it_has_passed_and_after_it_has_failed() ->
             states = {w["url"]: w["state"] for w in (await d.get("/workers"))[1]["workers"]}
             assert states == {good.url: "healthy", sick.url: "starting"}
             sick.health, good.health = 200, 500
-            await until(lambda: [w.url for w in d.gateway.dispatch.available(None)] == [sick.url])
+            await until(lambda: [w.url for w in d.gateway.registry.available(None)] == [sick.url])
             assert (await d.post("/v1/completions", {"prompt": "x"}))[1]["port"] == sick.port
             states = {w["url"]: w["state"] for w in (await d.get("/workers"))[1]["workers"]}
             assert states[good.url] == "unhealthy"

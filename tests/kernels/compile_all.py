@@ -36,6 +36,7 @@ from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import tiling as expert_cuts
 from bough.kernels.experts.fp4 import Fp4Rows
+from bough.kernels.experts.reference import Spread
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems
@@ -53,7 +54,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
 from bough.kernels.recurrence.triton import recurrence_, recurrence_by_tokens_
 from bough.kernels.rms_norm.triton import rms_norm
-from bough.kernels.routing.triton import norm_route, route
+from bough.kernels.routing.triton import norm_route, placed, route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.skinny_linear.tiling import config_for, fitted
@@ -320,6 +321,8 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
             if group == 32:
                 floats = [Fp4Rows(part.words, part.zeros) for part in packed]
                 multiply(x, ExpertMatrices(*floats, *biased[2:]), routed, "silu", config=cut)
+        spread = Spread(routed.ids.new_zeros(32, 2), routed.ids.new_ones(32), 2, bias.long())
+        placed(placed(routed, spread, count=False), None, count=tokens > 16)
         norm_route(x, x, norm, Router(gate_up[0, :32], bias), moe, count=tokens > 16)
         norm_route(x, x, norm, Router(gate_up[0, :32], None, down[0, 0, :32]), others, count=tokens > 16)
 

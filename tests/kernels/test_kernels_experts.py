@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from bough.core.model_config import MoEConfig
+from bough.distributed.experts import balanced
+from bough.distributed.group import ALONE
+from bough.distributed.topology import Topology
 from bough.kernels.activation.reference import silu_mul
 from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
@@ -23,7 +27,8 @@ from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
 from bough.kernels.routing.triton import Routed, counters, most_tiles, norm_route, put_in_order, route
 from bough.kernels.triton_ops import TRITON
-from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack
+from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack, quantize
+from bough.layers.spread import LayerExperts, SpreadOptions
 from tests.kernels.closeness import assert_near
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -107,6 +112,89 @@ def test_experts_are_chosen_by_logits_that_are_not_rounded(ops: Ops, device: tor
     )
     assert one.abs().min() > 0
     torch.testing.assert_close(found, one, atol=0.1, rtol=0.05)
+
+
+@pytest.fixture
+def nothing_is_zero() -> Iterator[None]:
+    """Memory that was not written holds no numbers."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("nothing_is_zero")
+@pytest.mark.filterwarnings("ignore:All-NaN")  # rows of other ranks' pairs are quantised, and not looked at
+@pytest.mark.parametrize(
+    ("ops", "kind", "tokens"),
+    [
+        *((TRITON, "plain", tokens) for tokens in (1, 9, 40)),
+        *((TRITON, "fp8", 1), (TRITON, "fp8", 20), (TRITON, "w4", 9), (INVARIANT, "plain", 9)),
+    ],
+)
+def test_ranks_with_some_of_the_experts_add_up(ops: Ops, kind: str, tokens: int, device: torch.device) -> None:
+    """With a second copy of some, whose tokens are split."""
+    torch.manual_seed(5)
+    x, norm = torch.randn(tokens, 128, device=device), Norm(torch.ones(128, device=device), 1e-6, False)
+    router = Router(torch.randn(12, 128, device=device))
+    gate_up, down = torch.randn(12, 128, 128, device=device) / 8, torch.randn(12, 128, 64, device=device) / 8
+    biases = torch.randn(12, 128, device=device), torch.randn(12, 128, device=device)
+
+    def kept(matrices: torch.Tensor) -> reference.Matrices:
+        if kind == "fp8":
+            return QuantizedRows(
+                *(torch.stack(part) for part in zip(*map(quantizing.quantize_rows, matrices), strict=True))
+            )
+        if kind == "w4":
+            packed = [pack(quantize(matrix, 32)) for matrix in matrices]
+            return W4Rows(*(torch.stack(part) for part in zip(*packed, strict=True)))
+        return matrices
+
+    whole = ExpertMatrices(kept(gate_up), kept(down), *(biases if kind == "plain" else ()))
+    normed = rms_norm(x, norm.weight, norm.eps, None, False)[0]
+    expected = ops.normed_experts(x, None, norm, router, MOE, whole, "silu")[0]
+    found, options = torch.zeros_like(x), SpreadOptions(redundant=4, count=True)
+    for rank in range(2):
+        here = LayerExperts(12, Topology(rank, 2, 2), device, options, ALONE)
+        here.place(balanced([9.0, *range(11)], here.slots, 2))
+        held = torch.tensor(here.held, device=device)
+
+        some = [
+            part[held] if isinstance(part, torch.Tensor) else part and type(part)(*(each[held] for each in part))
+            for part in whole[:4]
+        ]
+        matrices = ExpertMatrices(*some, None, here.spread)  # type: ignore[arg-type]
+        found += ops.normed_experts(x, None, norm, router, MOE, matrices, "silu")[0]
+        ids = plain_routing.route(ops.router_logits(normed, router.weight), MOE, None)[0]
+        assert here.loads.tolist() == torch.bincount(ids.flatten(), minlength=12).tolist()
+    assert not counters(device).any()
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("nothing_is_zero")
+@pytest.mark.parametrize("tokens", [2, 40])
+@pytest.mark.parametrize("ops", [REFERENCE, TRITON])
+def test_tokens_may_be_sent_to_their_experts(ops: Ops, tokens: int, device: torch.device) -> None:
+    """What comes from other ranks has places, not experts."""
+    torch.manual_seed(6)
+    x, router = torch.randn(tokens, 64, device=device), Router(torch.randn(12, 64, device=device))
+    gate_up, down = torch.randn(12, 64, 64, device=device) / 8, torch.randn(12, 64, 32, device=device) / 8
+    expected = REFERENCE.routed_experts(x, router, MOE, ExpertMatrices(gate_up, down), "silu")
+    found = torch.zeros_like(x)
+    for rank in range(2):
+        here = LayerExperts(12, Topology(rank, 2, 2), device, SpreadOptions(4, all_to_all=True), ALONE)
+        held, width = list(here.held), len(here.held)
+
+        def to_this_one(
+            rows: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, multiply: reference.Multiply
+        ) -> torch.Tensor:
+            own = torch.where(slots // width == rank, slots % width, -1)  # noqa: B023
+            back = multiply(rows.flip(0), own.flip(0), weights.flip(0))  # in another order
+            return back.flip(0)
+
+        assert here.spread is not None
+        spread = here.spread._replace(dispatch=to_this_one)
+        found += ops.routed_experts(x, router, MOE, ExpertMatrices(gate_up[held], down[held], spread=spread), "silu")
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_simulated_experts_are_drawn_evenly_and_never_twice() -> None:

@@ -26,3 +26,9 @@ def test_defaults_of_a_template_that_are_no_object(given: str) -> None:
         pytest.raises(SettingsError, match="--default-chat-template-kwargs must be a JSON object"),
     ):
         Replica(Settings.from_flat({"default_chat_template_kwargs": given}), cleanup)
+
+
+def test_cache_events_of_several_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave it out with --dp-size"):
+        Replica(Settings.from_flat({"dp_size": 2, "kv_events_config": "{}"}), cleanup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -91,14 +92,70 @@ def test_a_child_that_leaves_when_endings_are_expected_has_not_died(
 
 
 def test_a_link_can_be_closed_in_any_state(tmp_path: Path) -> None:
-    Link(Addresses.in_folder(tmp_path)).close()
-    opened = Link(Addresses.in_folder(tmp_path))
+    Link([Addresses.in_folder(tmp_path)]).close()
+    opened = Link([Addresses.in_folder(tmp_path)])
     opened.open()
     assert not opened.runs_here()
     opened.send_shutdown()
     opened.close()
-    failing = Link(Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", ("ipc:///no/such/folder/c",)))
+    failing = Link([Addresses("ipc:///no/such/folder/s", "ipc:///no/such/folder/d", ("ipc:///no/such/folder/c",))])
     with pytest.raises(zmq.ZMQError, match="No such file"):
         failing.open()
     failing.send_shutdown()
     failing.close()
+
+
+class FakeChild:
+    """A child that is ready, and ends when it is told to."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.role, self.title, self.dp_rank, self.kind = spec.role, spec.title, spec.dp_rank, None
+        self.ready: dict[str, Any] = {"title": spec.title}
+        self.fatal, self.dismissed = None, False
+        self.over = threading.Event()
+
+    def send(self, spec: ChildSpec) -> None:
+        pass
+
+    def listen(self, on_ready: Any) -> int:
+        self.over.wait(60.0)
+        return 1
+
+    def end_now(self) -> None:
+        self.over.set()
+
+    def describe_end(self, code: int) -> str:
+        return f"The {self.title} process ended with exit code {code}."
+
+
+def test_a_replica_ends_alone_and_the_last_one_ends_the_engine(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Child", FakeChild)
+    lost: list[tuple[int, str]] = []
+    deaths: list[str] = []
+    news = threading.Semaphore(0)
+
+    def on_loss(dp_rank: int, error: EngineDeadError) -> None:
+        lost.append((dp_rank, str(error)))
+        news.release()
+
+    def on_death(error: EngineDeadError) -> None:
+        deaths.append(str(error))
+        news.release()
+
+    supervisor = Supervisor(on_death, on_loss)
+    both = [dataclasses.replace(spec, dp_rank=n) for n in (0, 1) for spec in specs(tiny_model, tmp_path)]
+    supervisor.start([*both, dataclasses.replace(both[0], role="server", dp_rank=None)])
+    titles = ["scheduler DP0", "detokenizer DP0", "scheduler DP1", "detokenizer DP1", "server"]
+    assert [child.title for child in supervisor.children] == titles
+    assert supervisor.wait_until_ready(60.0)["scheduler DP1"] == {"title": "scheduler DP1"}
+    first, *_, last, server = supervisor.children
+    last.end_now()
+    assert news.acquire(timeout=60.0)
+    assert lost == [(1, "The detokenizer DP1 process ended with exit code 1.")] and supervisor.error is None
+    assert [child.over.is_set() for child in supervisor.children] == [False, False, True, True, False]  # type: ignore[attr-defined]
+    first.end_now()
+    assert news.acquire(timeout=60.0)
+    assert deaths == ["The scheduler DP0 process ended with exit code 1."] and len(lost) == 1
+    assert server.over.is_set() and str(supervisor.error) == deaths[0]  # type: ignore[attr-defined]

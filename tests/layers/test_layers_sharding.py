@@ -23,6 +23,8 @@ from bough.layers.moe import MoE
 from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
+from bough.loader.load import load_weights
+from bough.loader.source import TensorSource
 from bough.memory.pools.kv_pool import KVPool
 from tests.fakes.context import NO_CONTEXT
 
@@ -160,6 +162,33 @@ def test_experts_of_the_ranks_sum_to_the_whole(biases: bool) -> None:
 
     parts = [output(Topology(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "ep_size"), [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("biases", [False, True])
+def test_experts_that_are_spread_sum_to_the_whole(ranks: int, ep_size: int, biases: bool) -> None:
+    """Five of them, so that some are on two ranks; those that are shared are cut as without."""
+    gate = (1.7, 3.0) if biases else None
+    moe = MoEConfig(5, 2, 12, shared_size=24, biases=biases, clamped_gate=gate)
+    config = replace(CONFIG, mlp_bias=False)
+    x = torch.randn(TOKENS, config.hidden_size, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    plain = replace(moe, shared_gate=True)  # keeps them apart, as spread ones do
+    slots = MoE(config, plain, placement(Topology())).slots("")
+    checkpoint = {slot.name: torch.randn(slot.target.shape) * 0.3 for slot in slots}
+
+    def layer_of(topology: Topology) -> MoE:
+        layer = MoE(config, moe, placement(topology))
+        load_weights(layer.slots(""), TensorSource(checkpoint), progress=False, device=CPU)
+        return layer
+
+    whole = layer_of(Topology())(x, None, norm_of(config), NO_CONTEXT)[0]
+    layers = [layer_of(Topology(rank, ranks, ep_size)) for rank in range(ranks)]
+    for layer in layers:
+        held = {slot.name.split(".")[1] for slot in layer.slots("") if slot.name.startswith("experts.")}
+        assert len(held) == -(-5 // ep_size)  # a rank reads no others
+    parts = [layer(x, None, norm_of(config), NO_CONTEXT)[0] for layer in layers]
+    torch.testing.assert_close(torch.stack(parts).sum(0), whole, atol=1e-4, rtol=1e-4)
 
 
 def test_partial_results_pass_through_the_given_reduction() -> None:

@@ -12,10 +12,20 @@ import pytest
 import zmq
 
 from bough.core.control import ProfileStart, ProfileStop, Sleep, SwapWeights, Wake
-from bough.core.plan import BatchPlan, InputLogprobs, LogprobSpec, PageSwap, RowSetup, TokenMasks
+from bough.core.plan import (
+    BatchPlan,
+    InputLogprobs,
+    LogprobSpec,
+    PageSwap,
+    PositionLogprobs,
+    RowSetup,
+    StepResult,
+    TokenMasks,
+)
 from bough.core.sampling_params import SamplingParams
 from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.ranks import (
+    CopyPages,
     LaunchPlan,
     Leave,
     RunCommand,
@@ -59,6 +69,8 @@ PLAN = BatchPlan(
     sample=np.array([True, False]),
     input_logprobs=(InputLogprobs(1, 0, 3, -1),),
     masked=np.array([True, False]),
+    last_tokens=ints(9),
+    spare=ints(1, 0),
 )
 MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [
@@ -95,11 +107,25 @@ def same(one: Any, other: Any) -> bool:
         SupplyMasks(17, MASKS),
         UseIdleTime(),
         Leave(),
+        CopyPages(ints(3, 1), 1),
+        CopyPages(ints(3), 0, np.array([[1, 255]], dtype=np.uint8)),
         *map(RunCommand, COMMANDS),
     ],
 )
 def test_a_message_arrives_as_it_was_sent(message: ToRank) -> None:
     assert same(decoder.decode(encoder.encode(message)), message)
+
+
+def test_a_result_arrives_as_it_was_sent() -> None:
+    scores = np.array([-0.5, -1.25], dtype=np.float32)
+    run = PositionLogprobs(ints(4, 5), scores, scores.reshape(2, 1), ints(6, 7).reshape(2, 1), scores.reshape(1, 2))
+    result = StepResult(
+        *(17, ints(1, 2).reshape(2, 1), ints(1, 1), np.array([True, False])), {0: run}, {3: run}, (1.5, 2.5)
+    )
+    results = msgspec.msgpack.Decoder(StepResult, dec_hook=unpack_array)
+    found = results.decode(encoder.encode(result))
+    assert same(found.output_logprobs.pop(0), run) and same(found.input_logprobs.pop(3), run)
+    assert same(found, dataclasses.replace(result, output_logprobs={}, input_logprobs={}))
 
 
 @pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(BatchPlan)])
@@ -122,7 +148,7 @@ def test_what_nobody_knows_is_not_sent() -> None:
 
 
 def test_one_sender_reaches_all_ranks_in_order(tmp_path: Path) -> None:
-    addresses = Addresses.in_folder(tmp_path, tp_size=3).ranks
+    addresses = Addresses.in_folder(tmp_path, ranks=3).ranks
     context: zmq.Context[Any] = zmq.Context()
     receivers: list[Receiver[ToRank]] = [Receiver(context, one, ToRank, unpack=unpack_array) for one in addresses]
     sender = Sender(context, *addresses, pack=pack_array)

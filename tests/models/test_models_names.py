@@ -132,17 +132,20 @@ def test_planes_are_the_matrices_of_experts(tmp_path: Path, transposed: bool) ->
 
 def test_layers_of_nemotron_h_stand_in_a_backbone_or_in_a_model(tmp_path: Path) -> None:
     config = replace(CONFIG, recurrent=RecurrentConfig((True, True), heads=2, value_dim=3, conv_width=2, key_dim=2))
-    stored = torch.randn(6 + 10 + 2, 8)
+    stored, convolution = torch.randn(6 + 10 + 2, 8), torch.randn(10, 1, 2)
     for outer in ("backbone", "model"):
         tensors = {
             f"{outer}.layers.1.mixer.in_proj.weight": stored,
+            f"{outer}.layers.1.mixer.conv1d.weight": convolution,
             f"{outer}.layers.1.mixer.A_log": torch.randn(2),
             f"{outer}.embeddings.weight": torch.randn(5, 8),
             f"{outer}.norm_f.weight": torch.randn(8),
         }
         source = named(tmp_path, find_family("NemotronHForCausalLM").names(config), tensors)
-        for part, rows in zip("zx", (stored[:6], stored[6:16]), strict=True):
+        for part, rows in zip("zxbc", stored[:16].split((6, 6, 2, 2)), strict=True):
             check(source, f"model.layers.1.mixer.{part}_proj.weight", rows)
+        for part, rows in zip("xbc", convolution.split((6, 2, 2)), strict=True):
+            assert torch.equal(source.read(f"model.layers.1.mixer.{part}_conv1d.weight"), rows)
         assert torch.equal(source.read("model.layers.1.mixer.dt_proj.weight"), stored[16:])
         assert {"model.layers.1.mixer.A_log", "model.embed_tokens.weight", "model.norm.weight"} < set(source.names())
 

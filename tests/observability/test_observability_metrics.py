@@ -41,7 +41,9 @@ def test_the_documentation_lists_what_stands_on_the_page() -> None:
         "startup_time": {"load_weight": 1.0, "tokenizer_e2e": 2.0},
     }
     state = state_of(Bench()) | {"device_busy_share": 0.5}
-    page = metrics_page(RequestMeter().totals(), state, "tiny", limits=limits, cpu_seconds={"scheduler": 1.0}).decode()
+    page = metrics_page(
+        RequestMeter().totals(), [state], "tiny", limits=[limits], cpu_seconds={"scheduler": 1.0}
+    ).decode()
     shown = re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE)
     text = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert len(shown) == len(ALL_METRICS)
@@ -76,7 +78,7 @@ def test_tokens_of_each_step_by_what_was_done() -> None:
     tokens = {"prefill_compute": 30 + 1 + 1, "prefill_cache": 20, "decode": 3 * 4}
     state = state_of(bench)
     assert state["realtime_tokens"] == tokens
-    page = metrics_page(None, state, "tiny", "sglang").decode()
+    page = metrics_page(None, [state], "tiny", "sglang").decode()
     for mode, count in tokens.items():
         assert re.search(rf'^sglang:realtime_tokens_total{{[^}}]*mode="{mode}"[^}}]*}} {count}\.0$', page, re.MULTILINE)
 
@@ -124,7 +126,7 @@ def test_a_histogram_is_what_prometheus_makes_of_the_same(chunks: list[tuple[int
         meter.more_tokens(count, seconds)
         for _ in range(count):
             theirs.observe(seconds / count)
-    page = metrics_page(meter.totals(), None, "tiny").decode()
+    page = metrics_page(meter.totals(), [], "tiny").decode()
     ours = {
         (sample.name.removeprefix("bough:inter_token_latency_seconds"), sample.labels.get("le")): sample.value
         for family in text_string_to_metric_families(page)

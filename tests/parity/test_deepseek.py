@@ -175,7 +175,7 @@ def test_ranks_that_share_the_heads_give_the_same(checkpoint: tuple[transformers
         forward = Forward(load(folder, group), topology=group.topology)
         return torch.cat([forward.step({0: part})[0] for part in (text[:60], text[60:61], text[61:])])
 
-    for found in on_ranks(2, logits):
+    for found in (*on_ranks(2, logits), *on_ranks(2, logits, ep_size=2)):
         torch.testing.assert_close(found, their_logits(theirs, text), atol=TOLERANCE, rtol=TOLERANCE)
 
 

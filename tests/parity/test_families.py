@@ -18,8 +18,10 @@ import bough
 from bough.core.errors import SettingsError
 from bough.core.model_config import ModelConfig
 from bough.distributed.group import ALONE, RankGroup
+from bough.distributed.topology import Topology
 from bough.executor.load_model import check_split
 from bough.executor.native_tapes import why_not_recorded
+from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import locate
@@ -88,7 +90,7 @@ KIMI = {
     "num_local_experts": 6,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_head_dim": 12,
-    "linear_num_heads": 3,
+    "linear_num_heads": 6,
 }
 SHARED_EXPERTS = {**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}
 DELTA_NETS = {
@@ -425,8 +427,10 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def forward(model: Model, dtype: torch.dtype = torch.float32, group: RankGroup = ALONE) -> Forward:
-    ours = build_model(model.config, group.topology, dtype, CPU, group)
+def forward(
+    model: Model, dtype: torch.dtype = torch.float32, group: RankGroup = ALONE, spread: SpreadExperts | None = None
+) -> Forward:
+    ours = build_model(model.config, group.topology, dtype, CPU, group, spread=spread)
     source = open_source(locate(str(model.folder)), model.config)
     load_weights(ours.slots(), source, progress=False, device=CPU)
     return Forward(ours, page_size=4, dtype=dtype, topology=group.topology)
@@ -445,16 +449,59 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_same_or_the_reason_why_they_cannot(model: Model) -> None:
-    try:
-        check_split(model.config, 2)
-    except SettingsError as error:
-        assert "one rank alone can" in str(error) and str(error).endswith("Sizes that fit this model: 1.")
-        assert model.config.qk_norm_whole or model.config.recurrent is not None
-        return
+def test_two_ranks_give_the_same(model: Model) -> None:
+    compare_ranks(model, 2)
+
+
+def compare_ranks(model: Model, size: int) -> None:
+    check_split(model.config, size)
     tokens = prompt(50, seed=2)
-    for found in on_ranks(2, lambda group: in_chunks(forward(model, group=group), tokens, (13, 14, 33, 48, 49))):
+    for found in on_ranks(size, lambda group: in_chunks(forward(model, group=group), tokens, (13, 14, 33, 48, 49))):
         torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_two_stages_give_the_same_or_the_reason_why_they_cannot(model: Model) -> None:
+    try:
+        Topology(pp_size=2).layers_of(model.config)
+    except SettingsError as error:
+        assert "1 stages at most" in str(error) and model.config.layer_inputs
+        return
+    tokens, cuts = prompt(50, seed=2), (13, 14, 33, 48, 49)
+    _, found = on_ranks(1, lambda group: in_chunks(forward(model, group=group), tokens, cuts), stages=2)
+    torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [SpreadOptions(), SpreadOptions(redundant=1, all_to_all=True)])
+def test_experts_on_two_ranks_give_the_same(model: Model, spread: SpreadOptions) -> None:
+    if model.config.moe is None:
+        pytest.skip("has no experts")
+    check_split(model.config, 2, ep_size=2)
+    tokens = prompt(50, seed=2)
+
+    def logits(group: RankGroup) -> torch.Tensor:
+        return in_chunks(forward(model, group=group, spread=SpreadExperts(group, spread)), tokens, (13, 14, 33, 48, 49))
+
+    for found in on_ranks(2, logits, ep_size=2):
+        torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["olmo2", "minimax_m2", "nemotron_h", "granitemoehybrid", "qwen3_next", "lfm2"])
+def test_four_ranks_share_what_is_cut_in_two(tmp_path: Path, name: str) -> None:
+    """Key heads, and parts of which a norm is taken, that there are fewer of than ranks."""
+    compare_ranks(make(name, tmp_path), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "what"),
+    [("kimi_linear", 4, r"recurrent key heads \(6\)"), ("lfm2", 3, r"recurrent heads \(64\)")],
+)
+def test_sizes_that_do_not_divide_recurrent_layers_are_refused(tmp_path: Path, name: str, size: int, what: str) -> None:
+    with pytest.raises(SettingsError, match=f"--tp-size {size}: {what} cannot be divided among {size} ranks"):
+        check_split(make(name, tmp_path).config, size)
 
 
 @pytest.mark.slow

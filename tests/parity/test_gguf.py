@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 from bough.core.errors import ModelError
-from bough.distributed.topology import Topology
+from bough.distributed.group import ALONE, RankGroup
 from bough.kernels.quant_linear.packed import Format
 from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
@@ -28,6 +28,7 @@ from bough.models.registry import BUILT_IN, build_model
 from bough.native.library import load_library
 from tests.fakes.forward import CPU, Forward
 from tests.fakes.native_forward import NativeForward
+from tests.fakes.ranks import on_ranks
 from tests.loader.conftest import add_metadata
 from tests.parity.engines import LocalEngine
 from tests.parity.test_families import CASES, NEW, TOLERANCE, YARN, Case, Model, make, prompt
@@ -347,10 +348,10 @@ class GgufWriter:
                 yield name, tensor
 
 
-def load(path: Path) -> CausalLM:
+def load(path: Path, group: RankGroup = ALONE) -> CausalLM:
     files = locate(str(path))
     config = read_config(files)
-    model = build_model(config, Topology(), torch.float32, CPU)
+    model = build_model(config, group.topology, torch.float32, CPU, group)
     load_weights(list(model.slots()), open_source(files, config), progress=False, device=CPU)
     return model
 
@@ -366,6 +367,15 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     path = GgufWriter(tmp_path, FILES[name].architecture).write(tmp_path / "model.gguf")
     found = Forward(load(path)).step({0: tokens})[0]
     torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_experts_on_two_ranks_are_read_from_the_file(name: str, tmp_path: Path) -> None:
+    model, tokens = make_checkpoint(name, tmp_path), prompt(30, seed=9)
+    path = GgufWriter(tmp_path, FILES[name].architecture).write(tmp_path / "model.gguf")
+    for found in on_ranks(2, lambda g: Forward(load(path, g), topology=g.topology).step({0: tokens})[0], ep_size=2):
+        torch.testing.assert_close(found, model.logits(tokens), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.distributed.topology import Topology
+from bough.distributed.group import ALONE, RankGroup
 from bough.kernels.quant_linear.packed import Format as Packed
 from bough.loader.config import read_config
 from bough.loader.load import check_weights, kept_forms, load_weights, open_source
@@ -50,13 +50,13 @@ def random_model(made: transformers.PreTrainedModel) -> transformers.PreTrainedM
     return made
 
 
-def load(folder: Path, kept: bool = False) -> tuple[CausalLM, ModelConfig]:
+def load(folder: Path, kept: bool = False, group: RankGroup = ALONE) -> tuple[CausalLM, ModelConfig]:
     """Dequantised, or with weights in the checkpoint's numbers as GPUs keep them, multiplied by the references."""
     files = locate(str(folder))
     config = read_config(files)
     source = open_source(files, config)
     form_of = kept_forms(source, fp8=True) if kept else None
-    model = build_model(config, Topology(), torch.float32, CPU, form_of=form_of)
+    model = build_model(config, group.topology, torch.float32, CPU, group, form_of=form_of)
     load_weights(model.slots(), source, progress=False, device=CPU)
     return model, config
 

@@ -19,6 +19,7 @@ from bough.messages.requests import LogprobRequest
 from bough.models.base import CausalLM
 from tests.fakes.forward import Forward
 from tests.fakes.quantised import write_quantised
+from tests.fakes.ranks import ThreadGroup, on_ranks
 from tests.parity.engines import LocalEngine
 from tests.parity.test_quantised_checkpoints import PROMPT, SIZES, compare, load
 
@@ -95,6 +96,23 @@ def test_logits_are_those_of_the_values(family: str, name: str, only: str, tmp_p
     most = 1.1 if name in FORMS else 1.0  # bytes of a number, of which 160 take two blocks of 4 bits
     assert all(slot.nbytes < most * slot.target.numel() for slot in kept(model))
     compare(theirs, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "name", "only"), [CASES[2], CASES[4], CASES[6]])
+def test_experts_on_two_ranks_stay_as_they_are_kept(family: str, name: str, only: str, tmp_path: Path) -> None:
+    theirs = write(tmp_path, family, name, only)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+
+    def logits(group: ThreadGroup) -> tuple[torch.Tensor, int]:
+        model, _ = load(tmp_path, kept=True, group=group)
+        held = sum(".experts." in slot.name for slot in kept(model))
+        return Forward(model, topology=group.topology).step({0: PROMPT})[0], held
+
+    for found, held in on_ranks(2, logits, ep_size=2):
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+        assert held == (9 if family == "deepseek_v3" else 18)  # three experts, of one layer or of two
 
 
 @pytest.mark.slow

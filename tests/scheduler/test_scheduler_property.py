@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.model_config import KVGroup
 from bough.core.settings import SCHEDULE_POLICIES, MemorySettings
 from bough.messages.requests import Abort, LogprobRequest, StreamEnded
-from tests.fakes.executor import FakeExecutor, GuessingProposer, make_groups, oracle
+from tests.fakes.executor import FakeExecutor, GuessingProposer, PipelineExecutor, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
 
 # Few different tokens and short prompts: shared prefixes, splits and duplicates are the rule.
@@ -73,6 +74,17 @@ def test_any_load_ends_well_with_windows_and_states(  # type: ignore[type-arg]
     play(actions, config, machine, share, drafts=drafts, groups=make_groups(page_size, rows, windows, states))
 
 
+@settings(deadline=None, max_examples=150)
+@given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(2, 4), WINDOWS, STATES, st.sampled_from([None, 1, 2]))
+def test_any_load_ends_well_in_a_pipeline(  # type: ignore[type-arg]
+    actions: list, config: dict, machine: tuple, share: bool, stages: int, windows: list, states: list, most: int | None
+) -> None:
+    page_size, _, rows, _ = machine
+    groups = make_groups(page_size, rows, windows, states)
+    config = {**config, "pp_max_micro_batch_size": most}
+    play(actions, config, machine, share, groups=groups, make=partial(PipelineExecutor, stages))
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_decodes_give_from_none_to_four_tokens(overlap: bool) -> None:
     executor = FakeExecutor(drafts=3, context_length=64)
@@ -93,9 +105,10 @@ def play(
     drafts: int = 0,
     proposer: GuessingProposer | None = None,
     groups: Sequence[tuple[KVGroup, int]] = (),
+    make: Callable[..., FakeExecutor] = FakeExecutor,
 ) -> FakeExecutor:
     page_size, tokens, rows, chunk = machine
-    executor = FakeExecutor(
+    executor = make(
         rows=rows,
         pages=tokens // page_size,
         page_size=page_size,

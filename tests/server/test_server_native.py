@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.client.handle import EngineClient
 from bough.client.outputs import RequestOutput
+from bough.client.replicas import Replicas
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
-from bough.messages.outputs import Delta, Deltas
+from bough.messages.outputs import Delta, Deltas, ReplicaLost
 from bough.messages.requests import Control, Pause, StartProfile
 from bough.server.app import App
 from bough.server.native import info
@@ -144,7 +147,7 @@ ASKING = {name: True for name, value in SGLANG_DEFAULTS.items() if value is Fals
     "lora_id": "x",
     "session_id": "x",
     "background": True,
-    "data_parallel_rank": 1,
+    "disagg_prefill_dp_rank": 1,
     "custom_labels": {"team": "a"},
     "mm_hashes": ["x"],
     "use_audio_in_video": True,
@@ -445,6 +448,40 @@ def test_information() -> None:
             for path in ("/health", "/health_generate", "/ping", "/"):
                 assert (await http.get(path)).json() == {"status": "ok"}
             assert (await http.head("/health")).status_code == 200
+
+    asyncio.run(go())
+
+
+def test_every_replica_shows_its_load_and_the_dead_their_reason() -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: HELLO)
+        engine.client = EngineClient(Replicas([engine, engine]), engine.tokenizer)
+        async with open_server(engine, dp_size=2) as http:
+            loads = (await http.get("/v1/loads")).json()
+            assert loads["dp_rank_count"] == 2 and [load["dp_rank"] for load in loads["loads"]] == [0, 1]
+            assert [load["dp_rank"] for load in (await http.get("/get_load")).json()] == [0, 1]
+            page = (await http.get("/metrics")).text
+            for rank in "01":
+                assert re.search(rf'^bough:num_running_reqs{{[^}}]*dp_rank="{rank}"[^}}]*}} 2.0$', page, re.MULTILINE)
+            assert page.count("# TYPE bough:num_running_reqs ") == 1
+            info = (await http.get("/server_info")).json()
+            assert [state["dp_rank"] for state in info["internal_states"]] == [0, 1] and info["dead_replicas"] == {}
+            answer = await http.post("/generate", json={"text": "a", "routed_dp_rank": 1})
+            assert answer.json()["meta_info"]["dp_rank"] == 1
+            for route, body in (("/generate", {"text": "a"}), ("/v1/completions", {"prompt": "a"})):
+                refused = await http.post(route, json={**body, "data_parallel_rank": 2})
+                assert refused.status_code == 400 and "one of this engine's 2 replicas" in refused.text
+            engine.busy = 1
+            flushed = await http.post("/flush_cache")
+            assert flushed.status_code == 400 and "Replica 0: busy Of the 2 replicas, 1 did it." in flushed.text
+            engine.client.receive(ReplicaLost(0, "It was killed."))
+            info = (await http.get("/server_info")).json()
+            assert [state["dp_rank"] for state in info["internal_states"]] == [1]
+            assert info["dead_replicas"] == {"0": "It was killed."}
+            assert (await http.get("/v1/loads")).json()["dp_rank_count"] == 1
+            assert (await http.get("/health")).status_code == 200
+            refused = await http.post("/generate", json={"text": "a", "routed_dp_rank": 0})
+            assert refused.status_code == 503 and "It was killed. It was replica 0" in refused.text
 
     asyncio.run(go())
 

@@ -88,19 +88,21 @@ def mixed_load(engine: Engine) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("llama", 2), ("llama", 4), ("moe", 2), ("latent", 2)])
+@pytest.mark.parametrize(("name", "size"), [("llama", 2), ("llama", 4), ("moe", 2), ("latent", 2), ("states", 2)])
 def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
     folder: Path, children: Children, name: str, size: int
 ) -> None:
     small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
     with engine_of(folder / name, attention_backend="torch", **small) as engine:
         expected = mixed_load(engine)
-    with engine_of(folder / name, tp_size=size, **small) as engine:
+    with engine_of(folder / name, tp_size=size, check_ranks=True, **small) as engine:
         processes = children()
         ranks = range(1, size)
         assert {f"bough::executor TP{rank}" for rank in ranks} < set(processes)
         assert mixed_load(engine) == expected
         info = engine.get_server_info()
+        weights = info["memory_usage"]["weight_of_ranks"]
+        assert len(weights) == size and weights[0] == info["memory_usage"]["weight"]
         assert info["tp_size"] == size and info["internal_states"][0]["num_retractions"] > 0
         if Path("/proc/net/unix").exists():
             listeners = inet_listeners(list(processes.values()))
@@ -111,6 +113,31 @@ def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
         engine.resume_memory_occupation()
         assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
     wait_gone(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "flags"),
+    [
+        ("moe", 2, {"ep_size": 2}),
+        ("latent", 4, {"ep_size": 2, "ep_num_redundant_experts": 2}),
+        ("latent", 2, {"ep_size": 2, "moe_a2a_backend": "torch"}),
+    ],
+)
+def test_experts_on_processes_give_the_tokens_of_one(
+    folder: Path, name: str, size: int, flags: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They move under the load, too."""
+    small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
+    with engine_of(folder / name, attention_backend="torch", **small) as engine:
+        expected = mixed_load(engine)
+    moving = {"enable_eplb": True, "eplb_rebalance_num_iterations": 16, "log_level": "info"}
+    with engine_of(folder / name, tp_size=size, **small, **flags, **moving) as engine:
+        assert mixed_load(engine) == expected
+        engine.release_memory_occupation()
+        engine.resume_memory_occupation()
+        assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
+    assert "experts were rebalanced: This rank has read" in capfd.readouterr().err
 
 
 def generate_until_it_dies(engine: Engine, begun: threading.Event) -> str:

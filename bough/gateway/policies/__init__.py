@@ -46,7 +46,7 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 
     model: str
     text: str  # the prompt: messages joined; ids as a string of numbers when only ids came
-    token_ids: tuple[int, ...] | None
+    token_ids: Sequence[int] | None
     session: str | None  # the routing key header (X-SMG-Routing-Key, X-Session-Id)
     target: str | None  # X-SMG-Target-Worker: the id or URL of a worker
 

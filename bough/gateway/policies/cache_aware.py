@@ -40,7 +40,7 @@ class TextTreePolicy(Policy):
 
     def routed(self, worker_id: str, request: RoutingRequest) -> None:
         self._sent.insert(request.text, worker_id, self._now_s)
-        self._sent.evict(BURST * self.max_tree_size)
+        self._sent.shrink(worker_id, BURST * self.max_tree_size)
 
     def removed(self, worker_id: str) -> None:
         self._sent.remove(worker_id)

@@ -45,22 +45,25 @@ class CostPolicy(TextTreePolicy):
         tokens = len(request.text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
         cached = self.cached(request)
         held = self._with_home(workers, request, cached) if self.home_share else cached
+        loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
         speeds = [worker.speed for worker in workers if worker.speed]
-        mean_speed = sum(speeds) / len(speeds) if speeds else 1.0
-        loads = [load_of(worker) for worker in workers]
+        mean_speed = sum(speeds) / max(1, len(speeds))
         if idle := self._idle(workers, loads, cached):
-            workers, loads = idle, [load_of(worker) for worker in idle]
-        costs: list[float] = []
-        for worker, load in zip(workers, loads, strict=True):
+            workers, loads = idle, [worker.load + OTHERS_WEIGHT * worker.other_load for worker in idle]
+        whole, each = self._weighed(tokens), self.request_tokens
+        costs = [whole + worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
+        for place, worker in enumerate(workers) if held else ():
+            if worker.id in held:
+                costs[place] += self._weighed(tokens * (1.0 - held[worker.id])) - whole
+        for place, worker in enumerate(workers) if speeds else ():
             speed = worker.speed / mean_speed if worker.speed else 1.0
-            if NEAR_SPEED < speed < 1.0 / NEAR_SPEED:
-                speed = 1.0
-            left = tokens * (1.0 - held.get(worker.id, 0.0))
-            left += (self.cache_weight - 1.0) * max(0.0, left - STEP_TOKENS)
-            costs.append((left + worker.prefill_tokens + self.request_tokens * load) / speed)
+            costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
         least = min(costs) + NEAR_TOKENS
-        near = [worker for worker, cost in zip(workers, costs, strict=True) if cost <= least]
-        taken = near[0] if len(near) == 1 else min(near, key=self._turn)
+        near = [place for place, cost in enumerate(costs) if cost <= least]
+        # Among equals the one with the fewest requests, then the one that has waited longest for one.
+        fewest = min(loads[place] for place in near)
+        calm = [workers[place] for place in near if loads[place] == fewest]
+        taken = min(calm, key=lambda worker: (self._turns.get(worker.id, 0), self._dice.random()))
         self._turns[taken.id] = next(self._numbers)
         share = cached.get(taken.id, 0.0)
         return Choice(taken.id, share, tokens * (1.0 - share))
@@ -91,14 +94,9 @@ class CostPolicy(TextTreePolicy):
             return cached
         return {**cached, ranking(request.text[:HOME_CHARS], workers)[0].id: self.home_share}
 
-    def _turn(self, worker: WorkerView) -> tuple[float, int, float]:
-        """Among equals the one with the fewest requests, then the one that has waited longest for one."""
-        return load_of(worker), self._turns.get(worker.id, 0), self._dice.random()
+    def _weighed(self, left: float) -> float:
+        return left + (self.cache_weight - 1.0) * max(0.0, left - STEP_TOKENS)
 
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)
         self._turns.pop(worker_id, None)
-
-
-def load_of(worker: WorkerView) -> float:
-    return worker.load + OTHERS_WEIGHT * worker.other_load

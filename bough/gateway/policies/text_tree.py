@@ -105,18 +105,18 @@ class TextTree:
         return upper
 
     def evict(self, most_chars: int) -> None:
-        """Removes the oldest texts of every worker that holds too many characters or nodes."""
-        for worker, size in self._sizes.items():
-            if size > most_chars or self._counts[worker] > self._most_nodes:
-                self._shrink(worker, most_chars)
+        """Shrinks every worker."""
+        for worker in self._sizes:
+            self.shrink(worker, most_chars)
 
     def remove(self, worker: str) -> None:
-        self._shrink(worker, 0)
+        self.shrink(worker, 0)
         self._sizes.pop(worker, None)
         self._counts.pop(worker, None)
         self._ends.pop(worker, None)
 
-    def _shrink(self, worker: str, most_chars: int) -> None:
+    def shrink(self, worker: str, most_chars: int) -> None:
+        """Removes the oldest texts of one worker, if it holds too many characters or nodes."""
         ends = self._ends.get(worker, OrderedDict())
         while ends and (self._sizes[worker] > most_chars or self._counts[worker] > self._most_nodes):
             node, _ = ends.popitem(last=False)

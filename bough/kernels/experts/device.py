@@ -1,7 +1,8 @@
 """The device code of the expert products: by rows for a token or two, by tiles for any number.
 
 By tiles, the rows of a program are pairs of token and expert, all of one expert. For many tokens an `Order` says which;
-for a few, a program looks through all choices: the first pair of an expert does the work for all of them.
+for a few, a program looks through all choices: the first pair of an expert does the work for all of them. A pair whose
+expert is -1 is another rank's.
 
 Weights of 8 bits have scales, one for each row or for every 128 inputs of it. They are multiplied in the type of the
 rows: 16 bits, or 8 bits with scales of their own. Those of 4 bits, which have zero points too or are floats, become 16
@@ -30,23 +31,24 @@ def gate_up_by_rows(
     """One pair: rows of its expert's gate and up whole and in registers (see `skinny_linear.device`)."""
     n, pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
-    inside = (n < INNER)[:, None, None] & (k < K)[None, :, :]
     take_turn_first(OVERLAP)  # `down_by_rows` reads the ids early
     expert = tl.load(ids + pair).to(tl.int64)
+    there = (n < INNER) & (expert >= 0)
+    inside = there[:, None, None] & (k < K)[None, :, :]
     first = expert * 2 * INNER + n  # of the gate's rows
     rows = gate_up + first[:, None, None] * K + k[None, :, :]
     gate = tl.load(rows, mask=inside, other=0.0, eviction_policy="evict_first")
     up = tl.load(rows + INNER.to(tl.int64) * K, mask=inside, other=0.0, eviction_policy="evict_first")
     row = tl.load(x + pair // TOP * x_stride + k, mask=k < K, other=0.0)
-    g = sums_of_rows(gate, row, scales, first, n < INNER, GROUPS)
+    g = sums_of_rows(gate, row, scales, first, there, GROUPS)
     if bias is not None:
-        g += tl.load(bias + first, mask=n < INNER, other=0.0)
+        g += tl.load(bias + first, mask=there, other=0.0)
     g = g.to(row.dtype)
-    u = sums_of_rows(up, row, scales, first + INNER, n < INNER, GROUPS)
+    u = sums_of_rows(up, row, scales, first + INNER, there, GROUPS)
     if bias is not None:
-        u += tl.load(bias + first + INNER, mask=n < INNER, other=0.0)
+        u += tl.load(bias + first + INNER, mask=there, other=0.0)
     u = u.to(row.dtype)
-    tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION, SLOPE, LIMIT), mask=n < INNER)
+    tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION, SLOPE, LIMIT), mask=there)
 
 
 @triton.jit
@@ -58,9 +60,11 @@ def down_by_rows(
     """One token: rows of all its experts, and their weighted sum."""
     n, token = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
-    inside = (n < N)[:, None, None] & (k < K)[None, :, :]
-    first = tl.load(ids + token * TOP).to(tl.int64) * N + n
-    w = tl.load(down + first[:, None, None] * K + k[None, :, :], mask=inside, other=0.0)
+    expert = tl.load(ids + token * TOP).to(tl.int64)
+    there, first = (n < N) & (expert >= 0), expert * N + n
+    w = tl.load(
+        down + first[:, None, None] * K + k[None, :, :], mask=there[:, None, None] & (k < K)[None, :, :], other=0.0
+    )
     take_turn(OVERLAP)  # the first expert's weights are already on their way
     # One sum over columns, at the end: each needs all threads to wait, and meanwhile nothing would be read.
     total = tl.zeros((BLOCK_N, PIECES, PIECE), dtype=tl.float32)
@@ -68,18 +72,24 @@ def down_by_rows(
     for slot in tl.static_range(TOP):
         pair = token * TOP + slot
         if slot > 0:
-            first = tl.load(ids + pair).to(tl.int64) * N + n
-            w = tl.load(down + first[:, None, None] * K + k[None, :, :], mask=inside, other=0.0)
-        row = tl.load(inner + pair * K + k, mask=k < K, other=0.0).to(tl.float32) * tl.load(weights + pair)
+            expert = tl.load(ids + pair).to(tl.int64)
+            there, first = (n < N) & (expert >= 0), expert * N + n
+            w = tl.load(
+                down + first[:, None, None] * K + k[None, :, :],
+                mask=there[:, None, None] & (k < K)[None, :, :],
+                other=0.0,
+            )
+        row = tl.load(inner + pair * K + k, mask=(k < K) & (expert >= 0), other=0.0).to(tl.float32)
+        row *= tl.load(weights + pair)
         products = w.to(tl.float32) * row[None, :, :]
         if scales is not None:
             piece = tl.arange(0, PIECES)[None, :]
             group = piece if GROUPS > 1 else 0 * piece
             places = scales + first[:, None] * GROUPS + group
-            products *= tl.load(places, mask=(n < N)[:, None] & (group < GROUPS), other=0.0)[:, :, None]
+            products *= tl.load(places, mask=there[:, None] & (group < GROUPS), other=0.0)[:, :, None]
         total += products
         if bias is not None:
-            shift += tl.load(bias + first, mask=n < N, other=0.0) * tl.load(weights + pair)
+            shift += tl.load(bias + first, mask=there, other=0.0) * tl.load(weights + pair)
     target, result = out + token * N + n, tl.sum(tl.sum(total, axis=1), axis=1)
     if bias is not None:
         result += shift
@@ -166,15 +176,17 @@ def down_by_tiles(
 
 @triton.jit
 def sum_of_pairs(
-    results, counts, out, N,
+    results, ids, counts, out, N,
     TOP: tl.constexpr, BLOCK: tl.constexpr, EXPERTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Each token's results added up, in their order; clears the experts' counters."""
+    """The results of each token's experts that are here added up, in their order; clears the experts' counters."""
     token, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     take_turn(OVERLAP)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for slot in tl.static_range(TOP):
-        total += tl.load(results + (token * TOP + slot) * N + n, mask=n < N, other=0.0).to(tl.float32)
+        pair = token * TOP + slot
+        there = (n < N) & (tl.load(ids + pair) >= 0)
+        total += tl.load(results + pair * N + n, mask=there, other=0.0).to(tl.float32)
     tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
     if EXPERTS > 0 and (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(counts + tl.arange(0, EXPERTS), tl.zeros((EXPERTS,), dtype=tl.int32))
@@ -196,7 +208,7 @@ def _rows_of(
         expert = tl.load(ids + tile)
         p = tl.arange(0, BLOCK_P)
         chosen = tl.load(ids + p, mask=p < tokens * TOP, other=-1)
-        busy = tl.min(tl.where(chosen == expert, p, BLOCK_P), axis=0) == tile
+        busy = (expert >= 0) & (tl.min(tl.where(chosen == expert, p, BLOCK_P), axis=0) == tile)
         slot = tl.arange(0, BLOCK_S)[None, :]
         mask = (m < tokens)[:, None] & (slot < TOP)
         own = (tl.load(ids + m[:, None] * TOP + slot, mask=mask, other=-1) == expert).to(tl.int32)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +18,34 @@ from bough.kernels.w4_linear.reference import W4Rows, dequantize
 Matrices = torch.Tensor | QuantizedRows | W4Rows | Fp4Rows  # of experts: [experts, outputs, inputs]
 
 
+# Rows, the places of their experts among the matrices (-1: they are not here) and their weights: the weighted sums.
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Spread(NamedTuple):
+    """Experts that are spread over ranks: from those that a router chooses to the places of their matrices."""
+
+    places: torch.Tensor  # [experts, most copies] int32: of each copy; -1: it is on another rank
+    copies: torch.Tensor  # [experts] int32: a token takes that of its number in the step
+    ranks: int  # that have as many matrices each
+    loads: torch.Tensor | None = None  # [experts] int64: how often each was chosen
+    # Where tokens go to the ranks that have their experts, which then have places of all ranks: what sends them there.
+    dispatch: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Multiply], torch.Tensor] | None = None
+
+
+def find_places(ids: torch.Tensor, spread: Spread) -> torch.Tensor:
+    """[tokens, per_token] int32, like the ids; counts the loads."""
+    if spread.loads is not None:
+        spread.loads.add_(torch.bincount(ids.flatten(), minlength=len(spread.loads)))
+    token = torch.arange(len(ids), device=ids.device)[:, None]
+    return spread.places[ids, token % spread.copies[ids]]
+
+
 def experts(
     x: torch.Tensor,  # [tokens, hidden]
     gate_up: Matrices,  # [experts, 2 * inner, hidden]: the gate's rows, then up's
     down: Matrices,  # [experts, hidden, inner]
-    ids: torch.Tensor,  # [tokens, per_token] int32, all different within a token
+    ids: torch.Tensor,  # [tokens, per_token] int32, all different within a token; -1: the expert is not here
     weights: torch.Tensor,  # [tokens, per_token] float32
     activation: str,
     gate_up_bias: torch.Tensor | None = None,  # [experts, 2 * inner]
@@ -32,7 +57,7 @@ def experts(
     if clamped_gate is not None:
         gate = partial(clamped_mul, *clamped_gate)
     out = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
-    for expert in set(ids.flatten().tolist()):
+    for expert in set(ids.flatten().tolist()) - {-1}:
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
         inner = gate(F.linear(x[tokens], _matrix(gate_up, expert, x), biases[0]))

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import device
 from bough.kernels.experts.fp4 import Fp4Rows
-from bough.kernels.experts.reference import Matrices
+from bough.kernels.experts.reference import Matrices, Spread
 from bough.kernels.experts.tiling import (
     DOWN_BY_ROWS,
     GATE_UP_BY_ROWS,
@@ -35,7 +35,7 @@ from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.overlap import overlap
 from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
 from bough.kernels.quantize_rows.triton import quantize_rows
-from bough.kernels.routing.triton import Order, Routed, counters, norm_route, put_in_order, route
+from bough.kernels.routing.triton import Order, Routed, counters, norm_route, placed, put_in_order, route
 from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.tiling import power_of_two_above
 from bough.kernels.w4_linear.reference import W4Rows
@@ -54,9 +54,13 @@ def routed_experts(
     scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
-    few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    x, routed = weighed(x, route(logits, moe, bias, count=not few), moe, scale)
+    x, routed = weighed(x, route(logits, moe, bias, count=counts(x, matrices)), moe, scale)
     return multiply(x, matrices, routed, activation)
+
+
+def counts(x: torch.Tensor, matrices: ExpertMatrices) -> bool:
+    """Whether the router is to count the pairs of each expert. If experts are spread, those of its copies count."""
+    return x.shape[0] > MAX_TOKENS_UNSORTED and matrices.spread is None
 
 
 def weighed(
@@ -80,8 +84,7 @@ def normed_experts(
     activation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The experts' sum for the norm of x + residual, that norm, and x + residual, which is the next residual."""
-    few = x.shape[0] <= MAX_TOKENS_UNSORTED
-    routed, normed, stream = norm_route(x, residual, norm, router, moe, count=not few)
+    routed, normed, stream = norm_route(x, residual, norm, router, moe, count=counts(x, matrices))
     x, routed = weighed(normed, routed, moe)
     return multiply(x, matrices, routed, activation), normed, stream
 
@@ -89,20 +92,39 @@ def normed_experts(
 def multiply(
     x: torch.Tensor,
     matrices: ExpertMatrices,  # all contiguous
-    routed: Routed,  # counted, unless there are few tokens
+    routed: Routed,  # counted, unless there are few tokens or experts are spread
     activation: str,
     *,
     config: Tiling | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in float32."""
-    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
+    spread = matrices.spread
+    if spread is None:
+        return _products(x, matrices, routed, activation, config)
+
+    def counted(rows: torch.Tensor, routed: Routed, spread: Spread | None) -> torch.Tensor:
+        routed = placed(routed, spread, count=config is not None or rows.shape[0] > MAX_TOKENS_UNSORTED)
+        return _products(rows, matrices, routed, activation, config)
+
+    if spread.dispatch is None:
+        return counted(x, routed, spread)
+    sent = placed(routed, spread, count=False)
+    return spread.dispatch(
+        x, sent.ids, sent.weights, lambda rows, places, weights: counted(rows, Routed(places, weights), None)
+    )
+
+
+def _products(
+    x: torch.Tensor, matrices: ExpertMatrices, routed: Routed, activation: str, config: Tiling | None
+) -> torch.Tensor:
+    gate_up, down, gate_up_bias, down_bias, clamped_gate, spread = matrices
     w4, fp8 = isinstance(down, W4Rows | Fp4Rows), isinstance(down, QuantizedRows)
     if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and not w4:
         return _by_rows(x, matrices, routed, activation)
     (tokens, hidden), top, weight = x.shape, routed.ids.shape[1], _split(down)[0]
     experts, inner, itemsize = len(weight), _split(gate_up)[0].shape[1] // 2, 1 if w4 else weight.element_size()
     groups = [part.group if isinstance(part, QuantizedRows) else 0 for part in (gate_up, down)]
-    sizes = (tokens, top, experts)
+    sizes = (tokens, top, experts if spread is None else experts * spread.ranks)
     chosen = config or (w4_config_for(*sizes) if w4 else config_for(*sizes, fp8, grouped=any(groups)))
     tiling = fitted(chosen, x.element_size(), itemsize, shared_bytes())
     if hidden * itemsize % 16 or inner * itemsize % 16:
@@ -117,7 +139,7 @@ def multiply(
     out = torch.empty_like(x)
     width = min(SUM_WIDTH, power_of_two_above(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
-        results, counters(x.device), out, hidden,
+        results, routed.ids, counters(x.device), out, hidden,
         TOP=top, BLOCK=width, EXPERTS=0 if order is None else power_of_two_above(experts), num_warps=4,
         **overlap(tokens),
     )  # fmt: skip
@@ -218,7 +240,7 @@ def _gate(activation: str, clamped: tuple[float, float] | None) -> dict[str, Any
 
 
 def _by_rows(x: torch.Tensor, matrices: ExpertMatrices, routed: Routed, activation: str) -> torch.Tensor:
-    gate_up, down, gate_up_bias, down_bias, clamped_gate = matrices
+    gate_up, down, gate_up_bias, down_bias, clamped_gate, _ = matrices
     between, out = x.new_empty((routed.ids.numel(), _split(down)[0].shape[2])), torch.empty_like(x)
     gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS, gate_up_bias, clamped_gate)
     down_rows(between, down, routed, out, DOWN_BY_ROWS, down_bias)

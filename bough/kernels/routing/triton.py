@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from bough.core.model_config import MoEConfig
+from bough.kernels.experts.reference import Spread
 from bough.kernels.ops import Norm, Router
 from bough.kernels.overlap import overlap, take_turn
 
@@ -106,6 +107,19 @@ def _constants(moe: MoEConfig) -> dict[str, Any]:
         "BEST_TWO": moe.group_score == "best_two",
         "UNIFORM": moe.simulate == "uniform",
     }
+
+
+def placed(routed: Routed, spread: Spread | None, *, count: bool) -> Routed:
+    """The choices as places of matrices that are spread, in the memory of the ids, and the loads counted; without a
+    `spread` they are places. With `count`, the counters of places that are here are raised."""
+    (tokens, top), device = routed.ids.shape, routed.ids.device
+    ranks = torch.empty_like(routed.ids) if count else None
+    tables = (None, None, None) if spread is None else (spread.places, spread.copies, spread.loads)
+    _place[(triton.cdiv(tokens * top, PAIRS),)](
+        routed.ids, *tables, ranks, counters(device), tokens * top,
+        TOP=top, MOST=1 if spread is None else spread.places.shape[1], PAIRS=PAIRS, num_warps=8, **overlap(tokens),
+    )  # fmt: skip
+    return routed._replace(ranks=ranks)
 
 
 def put_in_order(routed: Routed, experts: int, tile_rows: int) -> Order:
@@ -332,6 +346,26 @@ def _best_groups(
     return tl.where(score == float("-inf"), choice, float("-inf"))
 
 
+@triton.jit(do_not_specialize=["pairs"])
+def _place(
+    ids, places, copies, loads, ranks, counts, pairs,
+    TOP: tl.constexpr, MOST: tl.constexpr, PAIRS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    there = pair < pairs
+    take_turn(OVERLAP)
+    found = tl.load(ids + pair, mask=there, other=0)
+    if loads is not None:
+        tl.atomic_add(loads + found, 1, mask=there, sem="relaxed")
+    if places is not None:
+        copy = pair // TOP % tl.load(copies + found, mask=there, other=1)
+        found = tl.load(places + found * MOST + copy, mask=there, other=-1)
+        tl.store(ids + pair, found, mask=there)
+    if ranks is not None:
+        here = there & (found >= 0)
+        tl.store(ranks + pair, tl.atomic_add(counts + found, 1, mask=here, sem="relaxed"), mask=here)
+
+
 @triton.jit(do_not_specialize=["pairs", "tiles"])
 def _order(
     ids, ranks, counts, order, table, pairs, tiles,
@@ -344,9 +378,9 @@ def _order(
     first = tl.cumsum(count, axis=0) - count  # place of each expert's first pair
 
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
-    own = tl.load(ids + pair, mask=pair < pairs, other=0)
-    rank = tl.load(ranks + pair, mask=pair < pairs, other=0)
-    tl.store(order + tl.gather(first, own, axis=0) + rank, pair, mask=pair < pairs)
+    own = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    rank = tl.load(ranks + pair, mask=own >= 0, other=0)
+    tl.store(order + tl.gather(first, tl.maximum(own, 0), axis=0) + rank, pair, mask=own >= 0)
 
     cut = (count + TILE_ROWS - 1) // TILE_ROWS
     end = tl.cumsum(cut, axis=0)

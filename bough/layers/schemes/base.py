@@ -135,21 +135,25 @@ def bias_slots(prefix: str, parts: Sequence[Part], bias: torch.Tensor | None) ->
 
 
 def expert_biases(
-    hidden_size: int, inner: int, moe: MoEConfig, rank: int, empty: Callable[..., torch.Tensor]
+    hidden_size: int, inner: int, moe: MoEConfig, count: int, rank: int, empty: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Memory for those of gate and up and of down, if there are any. Only the first rank adds down's: the sum over
-    ranks then has it once."""
+    """Memory for those of gate and up and of down of `count` experts, if there are any. Only the first of the ranks
+    that share an expert adds down's: the sum over ranks then has it once."""
     if not moe.biases:
         return None, None
-    return empty(moe.experts, 2 * inner), empty(moe.experts, hidden_size) if rank == 0 else None
+    return empty(count, 2 * inner), empty(count, hidden_size) if rank == 0 else None
 
 
 def expert_bias_slots(
-    prefix: str, gate_up: torch.Tensor | None, down: torch.Tensor | None, held: slice = slice(None)
+    prefix: str,
+    experts: Sequence[int],
+    gate_up: torch.Tensor | None,
+    down: torch.Tensor | None,
+    held: slice = slice(None),
 ) -> Iterator[WeightSlot]:
-    """Slots of the experts' biases [experts, outputs], of which this rank has the inner outputs `held`."""
-    for expert, bias in enumerate(() if gate_up is None else gate_up):
+    """Slots of the biases [experts, outputs] of those experts, of which this rank has the inner outputs `held`."""
+    for expert, bias in zip(experts, () if gate_up is None else gate_up, strict=False):
         for part, own in zip(("gate_proj", "up_proj"), bias.chunk(2), strict=True):
             yield WeightSlot(f"{prefix}{expert}.{part}.bias", own, (held,))
-    for expert, bias in enumerate(() if down is None else down):
+    for expert, bias in zip(experts, () if down is None else down, strict=False):
         yield WeightSlot(f"{prefix}{expert}.down_proj.bias", bias)

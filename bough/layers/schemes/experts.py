@@ -40,22 +40,22 @@ class QuantizedExperts(MatrixExperts):
         slot: Slot,
     ) -> None:
         self._moe, self._ops, self._forms, self._slot = moe, placement.ops, forms, slot
-        self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
-        self._inner = self._held.stop - self._held.start
-        rank = placement.topology.tp_rank
-        self._biases = expert_biases(hidden_size, self._inner, moe, rank, placement.empty)
-        self._gate_up = empty((moe.experts, 2 * self._inner, hidden_size), forms[0])
-        self._down = empty((moe.experts, hidden_size, self._inner), forms[1])
-        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate)
+        sharers, self._here = placement.topology.in_expert, placement.experts(moe)
+        self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
+        self._inner, count = self._held.stop - self._held.start, len(self._here.held)
+        self._biases = expert_biases(hidden_size, self._inner, moe, count, sharers.tp_rank, placement.empty)
+        self._gate_up = empty((count, 2 * self._inner, hidden_size), forms[0])
+        self._down = empty((count, hidden_size, self._inner), forms[1])
+        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         rows, columns = (self._held,), (slice(None), self._held)
-        for expert in range(self._moe.experts):
+        for place, expert in enumerate(self._here.held):
             for name, matrices, own, index, form in (
                 ("gate_proj", self._gate_up, slice(self._inner), rows, self._forms[0]),
                 ("up_proj", self._gate_up, slice(self._inner, None), rows, self._forms[0]),
                 ("down_proj", self._down, slice(None), columns, self._forms[1]),
             ):
-                part = type(matrices)(*(held[expert, own] for held in matrices))
+                part = type(matrices)(*(held[place, own] for held in matrices))
                 yield self._slot(f"{prefix}{expert}.{name}.weight", part, index, form)
-        yield from expert_bias_slots(prefix, *self._biases, self._held)
+        yield from expert_bias_slots(prefix, self._here.held, *self._biases, self._held)

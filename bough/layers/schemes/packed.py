@@ -111,7 +111,7 @@ class PackedExperts(ExpertWeights):
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, weight in self._weights.items():
             yield _slot(f"{prefix}{name}.weight", weight)
-        yield from expert_bias_slots(prefix, self._gate_up_bias, self._down_bias)
+        yield from expert_bias_slots(prefix, range(self._moe.experts), self._gate_up_bias, self._down_bias)
 
 
 class PackedTable:

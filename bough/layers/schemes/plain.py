@@ -14,6 +14,7 @@ from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
 from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots, expert_biases
+from bough.layers.spread import LayerExperts
 from bough.layers.weights import WeightSlot
 
 
@@ -27,6 +28,8 @@ class Memory(Protocol):
     def topology(self) -> Topology: ...
 
     def empty(self, *shape: int) -> torch.Tensor: ...
+
+    def experts(self, moe: MoEConfig) -> LayerExperts: ...
 
 
 class PlainWeight:
@@ -99,19 +102,21 @@ class PlainExperts(MatrixExperts):
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
-        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled.
-        scaled = moe.shared_gate or moe.scales_inputs
-        joins = not (scaled or moe.biases or moe.shared_size % moe.intermediate_size)
+        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled, or all
+        # ranks share them while the others are spread.
+        apart = moe.shared_gate or moe.scales_inputs or placement.topology.ep_size > 1
+        joins = not (apart or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
         self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
-        self._held = placement.topology.slice_of(moe.intermediate_size, "moe_intermediate_size")
+        sharers, self._here = placement.topology.in_expert, placement.experts(moe)
+        self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
         self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")
-        count, rank = moe.experts + self._appended, placement.topology.tp_rank
+        count = len(self._here.held) + self._appended
         self._gate_up = placement.empty(count, 2 * inner, hidden_size)
         self._down = placement.empty(count, hidden_size, inner)
-        self._biases = expert_biases(hidden_size, inner, moe, rank, placement.empty)
-        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate)
+        self._biases = expert_biases(hidden_size, inner, moe, count, sharers.tp_rank, placement.empty)
+        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     @property
     def has_shared(self) -> bool:
@@ -119,11 +124,11 @@ class PlainExperts(MatrixExperts):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         inner, held = self._down.shape[2], self._held
-        for expert in range(self._moe.experts):
-            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[expert, :inner], (held,))
-            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[expert, inner:], (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[expert], (slice(None), held))
-        yield from expert_bias_slots(prefix, *self._biases, held)
+        for place, expert in enumerate(self._here.held):
+            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[place, :inner], (held,))
+            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[place, inner:], (held,))
+            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[place], (slice(None), held))
+        yield from expert_bias_slots(prefix, self._here.held, *self._biases, held)
         if self._appended:
             yield from self._shared_slots(prefix.removesuffix("experts.") + "shared_experts.")
 

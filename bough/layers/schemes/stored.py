@@ -66,7 +66,7 @@ class StoredScheme:
         names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
         kinds = [{self._form_of(name.format(part)) for name in names for part in parts} for parts in PARTS]
         gate_up, down = (forms.pop() if len(forms) == 1 else None for forms in kinds)
-        inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
+        inner = placement.topology.in_expert.share(moe.intermediate_size, "moe_intermediate_size")
         if gate_up is not None and down is not None:
             whole = (gate_up.inputs, down.inputs) == (hidden_size, inner)
             if whole and gate_up.kind == down.kind == "fp8":
@@ -207,7 +207,7 @@ def make_w4(in_features: int, parts: Sequence[Part], bias: bool, placement: Plac
 
 def make_w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
     """The same for experts."""
-    inner = placement.topology.share(moe.intermediate_size, "moe_intermediate_size")
+    inner = placement.topology.in_expert.share(moe.intermediate_size, "moe_intermediate_size")
     groups = group_for(hidden_size), group_for(inner)
     if groups[0] is None or groups[1] is None:
         return PlainExperts(hidden_size, moe, placement)

@@ -158,19 +158,22 @@ class KVPool:
         latent = None if config.latent is None else config.latent.rank
         layers = _layers(config, topology)
         attention = [
-            AttentionPool(list(shapes.values()), pages[group], page_size, dtype, device, latent, _index(config))
+            AttentionPool(
+                list(shapes.values()), pages[group], page_size, dtype, device, latent, _index(config, topology)
+            )
             for group, shapes in enumerate(layers)
         ]
-        self.states = None if config.states is None else StatePool(config.states, pages[-1], device)
+        states = topology.states_of(config)
+        self.states = None if states is None else StatePool(states, pages[-1], device)
         self.groups: tuple[GroupPool, ...] = (*attention, *(() if self.states is None else (self.states,)))
         kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for shapes, pool in zip(layers, attention, strict=True):
             kept.update(zip(shapes, zip(pool.keys, pool.values, strict=True), strict=True))
         sources = [config.kv_source(layer) for layer in range(config.num_layers)]
-        nothing = (torch.empty(0, dtype=dtype, device=device),) * 2  # of layers that do not attend
+        nothing = (torch.empty(0, dtype=dtype, device=device),) * 2  # of layers that do not attend, or on other stages
         self.keys = [kept.get(source, nothing)[0] for source in sources]
         self.values = [kept.get(source, nothing)[1] for source in sources]
-        self.index_keys = dict(zip(config.choosing_layers, attention[0].index_keys, strict=True))  # by layer
+        self.index_keys = dict(zip(_choosing(config, topology), attention[0].index_keys, strict=True))  # by layer
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [pairs[source][0] for source in sources]
@@ -201,15 +204,19 @@ class KVPool:
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
         """What one token costs on this rank, over all layers of each group of attention."""
         tensors = 2 if config.latent is None else 1
-        of_index = math.prod(_index(config)) * index_dtype(dtype).itemsize
+        of_index = math.prod(_index(config, topology)) * index_dtype(dtype).itemsize
         of_groups = (sum(map(math.prod, own.values())) for own in _layers(config, topology))
         return tuple(tensors * numbers * dtype.itemsize + of_index for numbers in of_groups)
 
 
-def _index(config: ModelConfig) -> tuple[int, int]:
+def _choosing(config: ModelConfig, topology: Topology) -> list[int]:
+    return [layer for layer in config.choosing_layers if layer in topology.layers_of(config)]
+
+
+def _index(config: ModelConfig, topology: Topology) -> tuple[int, int]:
     """How many layers have index keys, and how wide these are. Such models have one KV group."""
     index = None if config.latent is None else config.latent.index
-    return (0, 0) if index is None else (len(config.choosing_layers), index.head_dim)
+    return (0, 0) if index is None else (len(_choosing(config, topology)), index.head_dim)
 
 
 def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -219,9 +226,10 @@ def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _layers(config: ModelConfig, topology: Topology) -> list[dict[int, tuple[int, int]]]:
-    """Of each group of attention the layers that keep something, with the heads of this rank and their width."""
+    """Of each group of attention the layers of this stage that keep something, with the heads of this rank and their
+    width."""
     groups: list[dict[int, tuple[int, int]]] = [{} for _ in config.attention_groups]
-    for layer in range(config.num_layers):
+    for layer in topology.layers_of(config):
         kv_heads, width = config.kv_shape(layer)
         held = topology.kv_slice_of(kv_heads)
         shape = (held.stop - held.start, width) if config.latent is None else (1, config.latent.width)

@@ -39,7 +39,7 @@ class StatePool:
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Gives pages what others hold, one after the other: a source may be a later target. Source 0 stands for the
         state of an empty sequence. [n] int64 each"""
-        some = max(1, COPIED_BYTES // self.page_bytes)
+        some = COPIED_BYTES // max(1, self.page_bytes) or 1  # a stage may have none of the layers
         for begin in range(0, len(sources), some):
             taken = sources[begin : begin + some]
             held = self._memory.index_select(0, taken).masked_fill_((taken == 0)[:, None, None], 0.0)

@@ -16,7 +16,7 @@ import msgspec
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX
 from bough.core.settings import Settings
-from bough.server.bodies import Harmless, above, between, check_ranges, check_stops, refuse_unsupported
+from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, refuse_unsupported
 from bough.server.messages import (
     Message,
     check_size,
@@ -47,10 +47,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thinking: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    mcp_servers: list[dict[str, Any]] | None = None
+    mcp_servers: Annotated[list[dict[str, Any]] | None, UNSUPPORTED] = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
     cache_control: dict[str, Any] | None = None
     speed: str | None = None
     user_profile_id: str | None = None
@@ -69,7 +69,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
-    container: str | dict[str, Any] | None = None
+    container: Annotated[str | dict[str, Any] | None, UNSUPPORTED] = None
     diagnostics: dict[str, Any] | None = None
     return_timings: bool | None = None
     resume: Resume | None = None
@@ -148,16 +148,11 @@ class _Reader:
 THINKING = ("enabled", "adaptive", "disabled")
 # The engine's names of fields, and the client's.
 NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "input_ids": "messages"}
-UNSUPPORTED: Harmless = {
-    "mcp_servers": (),
-    "context_management": (),
-    "container": (),
-}
 
 
 def check_request(request: CountTokensRequest) -> None:
     check_ranges(request)
-    refuse_unsupported(request, UNSUPPORTED)
+    refuse_unsupported(request)
     output_schema(request)
 
 

@@ -47,16 +47,6 @@ START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
 STOP_PROFILE = "End the recording and write its file"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
-FIXED_LOGGING = dict.fromkeys(
-    (
-        "log_requests_format",
-        "dump_requests_folder",
-        "dump_requests_threshold",
-        "dump_requests_exclude_meta_keys",
-        "crash_dump_folder",
-    ),
-    (),
-)
 SETTINGS = {f.name: f for _, f in all_fields()}
 UPDATE_WEIGHTS = "Read another checkpoint of the same model in the place of its weights"
 
@@ -178,7 +168,7 @@ async def freeze_gc(context: ServerContext) -> Reply:
 
 
 async def configure_logging(context: ServerContext, body: LoggingBody) -> Reply:
-    refuse_unsupported(body, FIXED_LOGGING)
+    refuse_unsupported(body)
     given = given_fields(body, ("log_level", "log_requests", "log_requests_level"))
     reply = await context.client.call(lambda call: ProcessCommand(call, **given))
     return Reply(reply.call, reply.ok, "Logging is configured.")

@@ -19,7 +19,7 @@ from bough.server.bodies import decode_body, given_fields, name_unknown_fields, 
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint, encode_json, json_response
 from bough.server.errors import Failure, native_shape, set_field_names
-from bough.server.native.schemas import GenerateBody, GenerateOutput, Predictions, UnsupportedFields, VertexBody
+from bough.server.native.schemas import GenerateBody, GenerateOutput, Predictions, VertexBody
 from bough.server.parsing import plan_answers
 from bough.server.streaming import DONE, Writer, json_event, read_resumption, respond
 
@@ -39,6 +39,8 @@ OPTIONS = (
     "extra_key",
     "cache_salt",
     "custom_logit_processor",
+    "routed_dp_rank",
+    "data_parallel_rank",
 )
 
 
@@ -80,7 +82,7 @@ async def vertex_generate(context: ServerContext, request: Request, body: Vertex
 
 
 async def generate(context: ServerContext, request: Request, body: GenerateBody) -> Response:
-    refuse_unsupported(body, dict.fromkeys(UnsupportedFields.__struct_fields__, ()))
+    refuse_unsupported(body)
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", field="text")
     set_field_names(TEXT_NAMES if body.input_ids is None else {})

@@ -66,38 +66,48 @@ def info_routes(context: ServerContext) -> list[Endpoint]:
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
-    state = await context.state()  # its metrics are missing when there is none, which is what a monitor must see
     page = metrics_page(
         context.client.meter.totals(),
-        state,
+        await context.states(),  # metrics are missing where there is none, which is what a monitor must see
         context.model.name,
         context.settings.server.metrics_names,
-        context.model.limits,
+        _replica_limits(context),
         await asyncio.to_thread(cpu_seconds, context.main_pid),  # looks at every process of the machine
     )
     return Response(page, headers={"content-type": CONTENT_TYPE})
 
 
-async def known_state(context: ServerContext) -> State:
-    state = await context.state()
-    if state is None:
+def _replica_limits(context: ServerContext) -> list[dict[str, Any]]:
+    """What each replica announced when it was ready, with its number where there are several."""
+    if context.settings.parallel.dp_size == 1:
+        return [context.model.limits]
+    return [{**limits, "dp_rank": rank} for rank, limits in enumerate(context.model.replica_limits)]
+
+
+async def known_states(context: ServerContext) -> list[State]:
+    states = await context.states()
+    if not states:
         raise HttpError(503, f"The engine did not answer within {STATE_TIMEOUT_S:g} s.", "EngineStuckError")
-    return state
+    return states
 
 
 async def loads(context: ServerContext, request: Request) -> Response:
     form = request.query_params.get("format", "json")
     if form not in ("json", "prometheus"):
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
-    state = await known_state(context)
+    states = await known_states(context)
     if form == "prometheus":
         return Response(
-            metrics_page(None, state, context.model.name, context.settings.server.metrics_names),
+            metrics_page(None, states, context.model.name, context.settings.server.metrics_names),
             headers={"content-type": CONTENT_TYPE},
         )
+    return json_response(Loads(time.time(), __version__, len(states), list(map(_load_of, states))))
+
+
+def _load_of(state: State) -> Load:
     figures = state_figures(state)
-    load = Load(
-        dp_rank=0,
+    return Load(
+        dp_rank=state.get("dp_rank", 0),
         num_running_reqs=state["num_running_reqs"],
         num_waiting_reqs=state["num_waiting_reqs"],
         num_used_tokens=state["num_used_tokens"],
@@ -107,13 +117,15 @@ async def loads(context: ServerContext, request: Request) -> Response:
         cache_hit_rate=figures["cache_hit_rate"],
         prefill_tokens_per_s=state.get("prefill_tokens_per_s"),
     )
-    return json_response(Loads(time.time(), __version__, 1, [load]))
 
 
 async def brief_load(context: ServerContext, request: Request) -> Response:
-    state = await known_state(context)
+    return json_response(list(map(_brief_load_of, await known_states(context))))
+
+
+def _brief_load_of(state: State) -> BriefLoad:
     requests = state["num_running_reqs"] + state["num_waiting_reqs"]
-    return json_response([BriefLoad(0, requests, state["num_waiting_reqs"], state["num_used_tokens"])])
+    return BriefLoad(state.get("dp_rank", 0), requests, state["num_waiting_reqs"], state["num_used_tokens"])
 
 
 async def health(context: ServerContext, request: Request) -> Response:
@@ -160,13 +172,13 @@ async def _answered(context: ServerContext, inputs: Inputs) -> None:
         await asyncio.Event().wait()
 
 
-def describe_model(context: ServerContext, state: State | None) -> dict[str, Any]:
+def describe_model(context: ServerContext, states: list[State]) -> dict[str, Any]:
     return {
         **context.model.to_dict(),
         "has_chat_template": context.tokenizer is not None and context.tokenizer.has_chat_template,
         "chat_template": describe_template(context.tokenizer),
         "preferred_sampling_params": None,
-        **facts_of(state or {}),
+        **(facts_of(states[0]) if states else {}),
     }
 
 
@@ -183,24 +195,28 @@ def describe_template(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
 
 
 async def model_info(context: ServerContext, request: Request) -> Response:
-    return json_response(describe_model(context, await context.state()))
+    return json_response(describe_model(context, await context.states()))
 
 
 async def weight_version(context: ServerContext, request: Request) -> Response:
-    described = describe_model(context, await known_state(context))
+    described = describe_model(context, await known_states(context))
     return json_response({"weight_version": described["weight_version"]})
 
 
 async def server_info(context: ServerContext, request: Request) -> Response:
-    state, limits = await context.state(), context.model.limits
-    measured = {name: limits[name] for name in ("startup_time", "memory_usage") if name in limits}
+    states, limits = await context.states(), _replica_limits(context)
+
+    def measured(of: dict[str, Any]) -> dict[str, Any]:
+        return {name: of[name] for name in ("startup_time", "memory_usage") if name in of}
+
     return json_response(
         {
             **context.settings.to_shown(),
             **context.model.limits,
-            **describe_model(context, state),
+            **describe_model(context, states),
             "version": __version__,
             "started": context.model.created,
-            "internal_states": [] if state is None else [{**state, **measured}],
+            "internal_states": [{**state, **measured(limits[state.get("dp_rank", 0)])} for state in states],
+            "dead_replicas": context.client.dead_replicas,
         }
     )

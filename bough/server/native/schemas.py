@@ -6,7 +6,7 @@ its answer, or refuses them with --strict-fields. `null` means not given.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,7 @@ from bough.core.sampling_params import (
     RANGES,
     SamplingParams,
 )
+from bough.server.bodies import UNSUPPORTED
 from bough.server.streaming import Resume
 
 
@@ -61,67 +62,32 @@ class Timings(msgspec.Struct):
     total_s: float
 
 
-class UnsupportedFields(msgspec.Struct, kw_only=True):
-    """Fields whose feature this engine does not have: accepted when they ask for nothing."""
-
-    input_embeds: Any = None
-    positional_embed_overrides: Any = None
-    multi_item_delimiter_indices: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    mm_hashes: Any = None
-    mm_content_hashes: Any = None
-    use_audio_in_video: Any = None
-    images_config: Any = None
-    video_config: Any = None
-    encoder_urls: Any = None
-    need_wait_for_mm_inputs: Any = None
-    num_items_assigned: Any = None
-    lora_path: Any = None
-    lora_id: Any = None
-    session_id: Any = None
-    session_params: Any = None
-    background: Any = None
-    return_bytes: Any = None
-    return_entropy: Any = None
-    return_flat_raw_top_logprobs: Any = None
-    return_hidden_states: Any = None
-    return_indexer_topk: Any = None
-    return_routed_experts: Any = None
-    return_sampling_mask: Any = None
-    custom_labels: Any = None
-    # 0 is this engine's only rank.
-    routed_dp_rank: Any = None
-    data_parallel_rank: Any = None
-    disagg_prefill_dp_rank: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    bootstrap_pair_key: Any = None
-    decode_tp_size: Any = None
+# Fields whose feature this engine does not have: accepted when they ask for nothing.
+NOT_HERE = (
+    "input_embeds", "positional_embed_overrides", "multi_item_delimiter_indices", "image_data", "video_data",
+    "audio_data", "mm_hashes", "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
+    "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_path", "lora_id", "session_id",
+    "session_params", "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
+    "return_hidden_states", "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
+    "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port",
+    "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
+)  # fmt: skip
+# Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
+# other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
+# `external_trace_header` would.
+IDLE = (
+    "model", "stream_options", "conversation_id", "routing_key", "http_worker_ipc", "received_time",
+    "external_trace_header", "modalities", "max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch",
+    "video_max_dynamic_patch", "routed_experts_start_len",
+)  # fmt: skip
+if TYPE_CHECKING:
+    OtherFields = msgspec.Struct
+else:
+    _NOT_HERE = [(name, Annotated[Any, UNSUPPORTED], None) for name in NOT_HERE]
+    OtherFields = msgspec.defstruct("OtherFields", [*_NOT_HERE, *((name, Any, None) for name in IDLE)], kw_only=True)
 
 
-class IdleFields(UnsupportedFields, kw_only=True):
-    """Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features
-    that other fields ask for."""
-
-    model: Any = None  # there is one
-    stream_options: Any = None  # every event has the counts
-    conversation_id: Any = None
-    routing_key: Any = None
-    http_worker_ipc: Any = None
-    received_time: Any = None
-    external_trace_header: Any = None  # the HTTP header `traceparent` does this
-    modalities: Any = None
-    max_dynamic_patch: Any = None
-    min_dynamic_patch: Any = None
-    image_max_dynamic_patch: Any = None
-    video_max_dynamic_patch: Any = None
-    routed_experts_start_len: Any = None
-
-
-class GenerateBody(IdleFields, kw_only=True):
+class GenerateBody(OtherFields, kw_only=True):
     """What to continue, and how. Exactly one of `text` and `input_ids` is given; lists make a batch."""
 
     text: str | list[str] | None = None
@@ -143,6 +109,8 @@ class GenerateBody(IdleFields, kw_only=True):
     cache_salt: str | list[str | None] | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
+    routed_dp_rank: int | None = None  # the replica that gets it
+    data_parallel_rank: int | None = None  # the same by its older name
     ignore_eos: bool | None = None  # of every prompt whose sampling_params do not say
     log_metrics: bool | None = None  # false: the request does not count in the metrics
     no_logs: bool | None = None  # true: the request is neither logged nor traced
@@ -172,6 +140,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     weight_version: str
     queue_time: float
     e2e_latency: float
+    dp_rank: int | None = None  # of the replica, where there are several
     warnings: list[str] | None = None
     prompt_token_ids: list[int] | None = None
     input_token_logprobs: list[Logprob] | None = None
@@ -333,11 +302,11 @@ class LoggingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     log_requests: bool | None = None
     log_requests_level: Literal[0, 1, 2, 3] | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
-    log_requests_format: str | None = None
-    dump_requests_folder: str | None = None
-    dump_requests_threshold: int | None = None
-    dump_requests_exclude_meta_keys: list[str] | None = None
-    crash_dump_folder: str | None = None
+    log_requests_format: Annotated[str | None, UNSUPPORTED] = None
+    dump_requests_folder: Annotated[str | None, UNSUPPORTED] = None
+    dump_requests_threshold: Annotated[int | None, UNSUPPORTED] = None
+    dump_requests_exclude_meta_keys: Annotated[list[str] | None, UNSUPPORTED] = None
+    crash_dump_folder: Annotated[str | None, UNSUPPORTED] = None
 
 
 class SettingsBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -377,7 +346,7 @@ class ProfileBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Load(msgspec.Struct):
-    """How busy the engine is."""
+    """How busy a replica is."""
 
     dp_rank: int
     num_running_reqs: int
@@ -391,7 +360,7 @@ class Load(msgspec.Struct):
 
 
 class Loads(msgspec.Struct):
-    """The loads of all replicas of this server: one."""
+    """The loads of all replicas of this server."""
 
     timestamp: float
     version: str

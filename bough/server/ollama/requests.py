@@ -13,7 +13,15 @@ import msgspec
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_TEMPERATURE
 from bough.core.settings import Settings
-from bough.server.bodies import Harmless, above, between, check_stops, refuse_unsupported
+from bough.server.bodies import (
+    UNSUPPORTED,
+    above,
+    between,
+    check_stops,
+    refuse_unsupported,
+    unsupported,
+    unsupported_fields,
+)
 from bough.server.messages import Message, read_messages
 
 
@@ -31,9 +39,9 @@ class Options(msgspec.Struct, kw_only=True):
     repeat_last_n: int | None = None  # 0 turns the penalty off; else it counts the whole text
     presence_penalty: Annotated[float | None, between(-2, 2)] = None
     frequency_penalty: Annotated[float | None, between(-2, 2)] = None
-    typical_p: float | None = None
-    tfs_z: float | None = None
-    mirostat: int | None = None
+    typical_p: Annotated[float | None, unsupported(1.0)] = None
+    tfs_z: Annotated[float | None, unsupported(1.0)] = None
+    mirostat: Annotated[int | None, UNSUPPORTED] = None
     mirostat_tau: Any = None
     mirostat_eta: Any = None
     penalize_newline: Any = None
@@ -61,11 +69,13 @@ class AnswerFields(msgspec.Struct, kw_only=True):
     options: Options | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    logprobs: Annotated[bool | None, UNSUPPORTED] = None
+    top_logprobs: Annotated[int | None, UNSUPPORTED] = None
     keep_alive: str | float | None = None
     return_timings: bool | None = None
-    resume: dict[str, Any] | None = None  # a field of the other protocols, whose streams can be resumed
+    resume: Annotated[dict[str, Any] | None, UNSUPPORTED] = (
+        None  # a field of the other protocols, whose streams can be resumed
+    )
 
 
 class GenerateRequest(AnswerFields, kw_only=True):
@@ -75,9 +85,9 @@ class GenerateRequest(AnswerFields, kw_only=True):
     system: str | None = None
     raw: bool | None = None  # the prompt as it is, without the model's template
     template: str | None = None
-    suffix: str | None = None
-    images: list[str] | None = None
-    context: list[int] | None = None
+    suffix: Annotated[str | None, UNSUPPORTED] = None
+    images: Annotated[list[str] | None, UNSUPPORTED] = None
+    context: Annotated[list[int] | None, UNSUPPORTED] = None
 
 
 class ChatRequest(AnswerFields, kw_only=True):
@@ -96,19 +106,10 @@ class ShowRequest(msgspec.Struct, kw_only=True):
 
 
 ROLES = ("system", "user", "assistant", "tool")
-UNSUPPORTED: Harmless = {
-    "logprobs": (),
-    "top_logprobs": (),
-    "suffix": (),
-    "images": (),
-    "context": (),
-    "resume": (),
-}
-UNSUPPORTED_OPTIONS: Harmless = {"mirostat": (), "typical_p": (1.0,), "tfs_z": (1.0,)}
 SAME_NAMES = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
 # The engine's names of fields, and the client's.
 NAMES = {
-    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *UNSUPPORTED_OPTIONS)},
+    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *unsupported_fields(Options))},
     "max_new_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "sampling_seed": "options.seed",
@@ -117,7 +118,7 @@ NAMES = {
 
 
 def check_request(request: AnswerFields, settings: Settings) -> None:
-    refuse_unsupported(request, UNSUPPORTED)
+    refuse_unsupported(request)
     if request.think and settings.model.reasoning_parser is None:
         raise RequestError(
             "think needs a server that knows how its model thinks; start it with --reasoning-parser.", field="think"
@@ -136,7 +137,7 @@ def check_request(request: AnswerFields, settings: Settings) -> None:
 
 def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
     """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
-    refuse_unsupported(options, UNSUPPORTED_OPTIONS)
+    refuse_unsupported(options)
     check_stops(options.stop, "stop")
     limit = options.num_predict
     return {

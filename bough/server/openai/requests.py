@@ -25,7 +25,16 @@ from bough.core.sampling_params import (
     MAX_TEMPERATURE,
     SamplingParams,
 )
-from bough.server.bodies import TOKENS_OR_MOST, Harmless, above, between, check_ranges, check_stops, refuse_unsupported
+from bough.server.bodies import (
+    TOKENS_OR_MOST,
+    UNSUPPORTED,
+    above,
+    between,
+    check_ranges,
+    check_stops,
+    refuse_unsupported,
+    unsupported,
+)
 from bough.server.errors import set_field_names
 from bough.server.grammars import GrammarFields, grammar_names, grammar_of
 from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_functions
@@ -93,39 +102,39 @@ class EngineFields(SamplingFields, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     custom_logit_processor: str | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
     prompt_logprobs: TopLogprobs = None
     # Features that this engine does not have: refused where they ask for something.
-    lora_path: str | list[str | None] | None = None
-    session_id: str | None = None
-    session_params: dict[str, Any] | None = None
-    return_hidden_states: bool | None = None
-    return_cached_tokens_details: bool | None = None
-    return_routed_experts: bool | None = None
-    return_sampling_mask: bool | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | None = None
-    logits_processors: list[Any] | None = None
-    prompt_embeds: Any = None
-    return_tokens_as_token_ids: bool | None = None
-    logprob_token_ids: list[int] | None = None
-    chat_template: str | None = None
-    documents: list[Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
-    add_special_tokens: bool | None = None
-    custom_labels: dict[str, str] | None = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None
-    disagg_prefill_dp_rank: int | None = None
+    lora_path: Annotated[str | list[str | None] | None, UNSUPPORTED] = None
+    session_id: Annotated[str | None, UNSUPPORTED] = None
+    session_params: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
+    return_hidden_states: Annotated[bool | None, UNSUPPORTED] = None
+    return_cached_tokens_details: Annotated[bool | None, UNSUPPORTED] = None
+    return_routed_experts: Annotated[bool | None, UNSUPPORTED] = None
+    return_sampling_mask: Annotated[bool | None, UNSUPPORTED] = None
+    use_beam_search: Annotated[bool | None, UNSUPPORTED] = None
+    length_penalty: Annotated[float | None, unsupported(1.0, None)] = None
+    early_stopping: Annotated[bool | None, UNSUPPORTED] = None
+    logits_processors: Annotated[list[Any] | None, UNSUPPORTED] = None
+    prompt_embeds: Annotated[Any, UNSUPPORTED] = None
+    return_tokens_as_token_ids: Annotated[bool | None, UNSUPPORTED] = None
+    logprob_token_ids: Annotated[list[int] | None, UNSUPPORTED] = None
+    chat_template: Annotated[str | None, UNSUPPORTED] = None
+    documents: Annotated[list[Any] | None, UNSUPPORTED] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
+    kv_transfer_params: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
+    include_reasoning: Annotated[bool | None, unsupported(True, None)] = None
+    thinking_token_budget: Annotated[int | None, unsupported(None)] = None
+    add_special_tokens: Annotated[bool | None, unsupported(True, None)] = None
+    custom_labels: Annotated[dict[str, str] | None, UNSUPPORTED] = None
+    bootstrap_host: Annotated[Any, UNSUPPORTED] = None
+    bootstrap_port: Annotated[Any, UNSUPPORTED] = None
+    bootstrap_room: Annotated[Any, UNSUPPORTED] = None
+    disagg_prefill_dp_rank: Annotated[int | None, UNSUPPORTED] = None
 
 
 class CompletionRequest(EngineFields, kw_only=True):
@@ -138,7 +147,7 @@ class CompletionRequest(EngineFields, kw_only=True):
     best_of: Count = None
     echo: bool | None = None
     logprobs: TopLogprobs = None
-    suffix: str | None = None
+    suffix: Annotated[str | None, UNSUPPORTED] = None
 
 
 class ConversationFields(EngineFields, kw_only=True):
@@ -151,7 +160,7 @@ class ConversationFields(EngineFields, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
-    moderation: dict[str, Any] | None = None
+    moderation: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
@@ -175,11 +184,11 @@ class ChatRequest(ConversationFields, kw_only=True):
     reasoning_effort: str | None = None  # a variable of the template
     separate_reasoning: bool | None = None  # without a reasoning parser there is nothing to separate
     stream_reasoning: bool | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    audio: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    web_search_options: dict[str, Any] | None = None
+    functions: Annotated[list[dict[str, Any]] | None, UNSUPPORTED] = None
+    function_call: Annotated[str | dict[str, Any] | None, unsupported("auto", "none")] = None
+    audio: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
+    modalities: Annotated[list[str] | None, unsupported(["text"])] = None
+    web_search_options: Annotated[dict[str, Any] | None, unsupported(None)] = None
     prediction: dict[str, Any] | None = None
     verbosity: str | None = None
 
@@ -189,10 +198,10 @@ class ResponsesRequest(ConversationFields, kw_only=True):
 
     input: str | list[dict[str, Any]]
     # Fields of the other two APIs, which this one cannot serve.
-    input_ids: list[int] | None = None
-    n: int | None = None
-    prompt_logprobs: int | None = None
-    resume: dict[str, Any] | None = None
+    input_ids: Annotated[list[int] | None, UNSUPPORTED] = None
+    n: Annotated[int | None, unsupported(1, None)] = None
+    prompt_logprobs: Annotated[int | None, unsupported(None)] = None  # 0 asks for those of the prompt itself
+    resume: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     background: bool | None = None
@@ -200,66 +209,20 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     include: list[str] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    truncation: str | None = None
+    truncation: Annotated[str | None, unsupported("disabled")] = None
     max_tool_calls: int | None = None
-    prompt: dict[str, Any] | None = None
-    conversation: str | dict[str, Any] | None = None
-    context_management: list[dict[str, Any]] | None = None
+    prompt: Annotated[dict[str, Any] | None, UNSUPPORTED] = None  # a stored template of prompts
+    conversation: Annotated[str | dict[str, Any] | None, UNSUPPORTED] = None
+    context_management: Annotated[list[dict[str, Any]] | None, UNSUPPORTED] = None
     access_programs: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
-
-
-UNSUPPORTED: Harmless = {
-    "functions": (),
-    "function_call": ("auto", "none"),
-    "suffix": (),
-    "lora_path": (),
-    "session_id": (),
-    "session_params": (),
-    "return_hidden_states": (),
-    "return_cached_tokens_details": (),
-    "return_routed_experts": (),
-    "return_sampling_mask": (),
-    "use_beam_search": (),
-    "length_penalty": (1.0, None),
-    "early_stopping": (),
-    "logits_processors": (),
-    "prompt_embeds": (),
-    "return_tokens_as_token_ids": (),
-    "logprob_token_ids": (),
-    "chat_template": (),
-    "documents": (),
-    "mm_processor_kwargs": (),
-    "kv_transfer_params": (),
-    "include_reasoning": (True, None),
-    "thinking_token_budget": (None,),
-    "custom_labels": (),
-    "add_special_tokens": (True, None),
-    **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"), ()),
-    **dict.fromkeys(("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"), ()),
-    "audio": (),
-    "modalities": (["text"],),
-    "web_search_options": (None,),
-    "moderation": (),
-    "conversation": (),
-    "context_management": (),
-    "truncation": ("disabled",),
-}
-UNSUPPORTED_IN_RESPONSES: Harmless = {
-    **UNSUPPORTED,
-    "prompt_logprobs": (None,),  # 0 asks for those of the prompt itself
-    "prompt": (),  # a stored template of prompts; elsewhere the prompt itself
-    "input_ids": (),
-    "n": (1, None),
-    "resume": (),
-}
 
 
 def check_request(request: EngineFields) -> None:
     check_ranges(request)
     for name in ("stop", "stop_regex", "stop_token_ids"):
         check_stops(getattr(request, name), name)
-    refuse_unsupported(request, UNSUPPORTED_IN_RESPONSES if isinstance(request, ResponsesRequest) else UNSUPPORTED)
+    refuse_unsupported(request)
     if request.stream and request.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs come with whole answers only; leave stream out.", field="prompt_logprobs")
 
@@ -382,6 +345,8 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
         "extra_key": request.extra_key,
         "cache_salt": request.cache_salt,
         "custom_logit_processor": request.custom_logit_processor,
+        "routed_dp_rank": request.routed_dp_rank,
+        "data_parallel_rank": request.data_parallel_rank,
     }
 
 

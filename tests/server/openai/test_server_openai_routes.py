@@ -308,7 +308,7 @@ def test_unknown_fields_pass_unless_strict() -> None:
         ("include_reasoning", False),
         ("thinking_token_budget", 0),
         ("return_routed_experts", True),
-        ("data_parallel_rank", 1),
+        ("disagg_prefill_dp_rank", 1),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),
         ("bad_words", [" "]),

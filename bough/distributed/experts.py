@@ -1,0 +1,63 @@
+"""Which rank has which experts, as data: a `Slots` names the expert in each slot, the slots of one rank behind those of
+the rank before. All ranks have equally many. Hot experts may be in several slots: their tokens are split among those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+Slots = tuple[int, ...]
+
+
+def plain_slots(experts: int, ranks: int, redundant: int = 0) -> Slots:
+    """The experts in their order; slots that are left over, because `redundant` more are asked for or because ranks
+    would have unequal numbers, hold the first ones again."""
+    count = -(-(experts + redundant) // ranks) * ranks
+    return tuple(slot % experts for slot in range(count))
+
+
+def rank_loads(loads: Sequence[float], slots: Slots, ranks: int) -> list[float]:
+    """What each rank has to do, where expert e has `loads[e]`."""
+    copies, width = Counter(slots), len(slots) // ranks
+    shares = [loads[expert] / copies[expert] for expert in slots]
+    return [sum(shares[first : first + width]) for first in range(0, len(shares), width)]
+
+
+def balanced(loads: Sequence[float], slots: Slots, ranks: int) -> Slots:
+    """As many slots, filled so that the busiest rank has little to do: the experts whose copies have most get further
+    copies, and then the largest shares are dealt out first, each to the rank that has least. What was better already
+    stays, and so do experts that are on their rank: moving takes time."""
+    width, copies = len(slots) // ranks, _copies(loads, len(slots), ranks)
+    shares = sorted((-loads[expert] / count, expert) for expert, count in enumerate(copies) for _ in range(count))
+    held: list[list[int]] = [[] for _ in range(ranks)]
+    totals = [0.0] * ranks
+    for share, expert in shares:
+        free = [rank for rank in range(ranks) if len(held[rank]) < width]
+        rank = min([rank for rank in free if expert not in held[rank]] or free, key=lambda rank: (totals[rank], rank))
+        held[rank].append(expert)
+        totals[rank] -= share
+    plain, dealt = plain_slots(len(loads), ranks, len(slots) - len(loads)), tuple(e for own in held for e in own)
+    best = min(slots, plain, dealt, key=lambda each: max(rank_loads(loads, each, ranks)))
+    parts = ((slots[first : first + width], best[first : first + width]) for first in range(0, len(slots), width))
+    return tuple(expert for before, after in parts for expert in _settled(before, after))
+
+
+def _copies(loads: Sequence[float], slots: int, ranks: int) -> list[int]:
+    """Of each expert, on as many ranks at most."""
+    copies = [1] * len(loads)
+    for _ in range(slots - len(loads)):
+        some = [expert for expert, count in enumerate(copies) if count < ranks]
+        copies[max(some, key=lambda expert: (loads[expert] / copies[expert], -expert))] += 1
+    return copies
+
+
+def _settled(before: Slots, after: Slots) -> Slots:
+    """The slots of one rank: those of experts that it has already stay."""
+    coming, found = list(after), list[int]()
+    for expert in before:
+        stays = expert in coming
+        if stays:
+            coming.remove(expert)
+        found.append(expert if stays else -1)
+    return tuple(expert if expert >= 0 else coming.pop(0) for expert in found)

@@ -1,0 +1,170 @@
+"""Which splits of public shapes fit on which GPUs, and which is recommended."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bough.cli.main import main
+from bough.core.model_config import ModelConfig
+from bough.core.settings import MemorySettings, Settings
+from bough.distributed.cost_model import Cluster
+from bough.executor.load_model import resolve_config
+from bough.executor.splits import Outlook, outlooks, share_of, weight_bytes_of
+from bough.loader.locate import SHAPES, locate
+
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+GIB = 2**30
+
+
+def config_of(folder: Path, fields: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return resolve_config(locate(str(folder)), Settings())
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return config_of(tmp_path_factory.mktemp("llama"), LLAMA_70B)
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return config_of(tmp_path_factory.mktemp("deepseek"), DEEPSEEK_V3)
+
+
+@cache
+def planned(config: ModelConfig, gpus: str, weight_bytes: float = 2.0, context: int = 2048) -> list[Outlook]:
+    return outlooks(config, Settings(), Cluster.parse(gpus), weight_bytes, context)
+
+
+def test_shares_are_those_of_the_model(llama: ModelConfig) -> None:
+    one, eight = (share_of(llama, 2.0, torch.bfloat16, tp) for tp in (1, 8))
+    assert one.nbytes == 2 * (70_553_706_496 - 8192), "all but the last norm"
+    assert one.nbytes / 8 < eight.nbytes < 1.001 * one.nbytes / 8, "norms are on all ranks"
+    assert one.kv_bytes == 80 * 2 * 8 * 128 * 2 == 8 * eight.kv_bytes
+    assert one.decode_flops == 80 * 4 * 64 * 128 == 8 * eight.decode_flops
+
+
+def test_a_model_of_70_billion_numbers_takes_two_gpus_at_least(llama: ModelConfig) -> None:
+    fit = planned(llama, "8xH200")
+    assert {each.split.tp * each.split.pp for each in fit} == {2, 4, 8}
+    assert all(each.split.groups == each.split.ep == 1 for each in fit), "it has neither experts nor latents"
+    assert fit[0].flags == "--tp-size 4 --dp-size 2"
+    quickest = min(fit, key=lambda each: each.paces[0].step_ms)
+    assert (quickest.split.tp, quickest.split.pp) == (8, 1)
+    eight = next(each for each in fit if each.split.tp == 8)
+    assert eight.weight_bytes == pytest.approx(141.1e9 / 8, rel=0.01)
+    assert eight.kv_tokens == pytest.approx(eight.kv_bytes / (80 * 2 * 1 * 128 * 2), rel=1e-6)
+    assert eight.weight_bytes + eight.kv_bytes <= 0.9 * 141 * GIB
+    assert not planned(llama, "1xH200") and planned(llama, "1xH200", 1.0)
+
+
+def test_deepseek_v3_takes_a_host_of_h200_in_eight_bits(deepseek: ModelConfig) -> None:
+    assert not planned(deepseek, "8xH100") and not planned(deepseek, "8xH100", 1.0)
+    assert not planned(deepseek, "8xH200")
+    fit = planned(deepseek, "8xH200", 1.0)
+    assert fit[0].split.groups > 1, "latents would be on all ranks"
+    assert "--enable-dp-attention" in fit[0].flags
+    plain = next(each for each in fit if each.split.tp == 8 and each.split.groups == 1)
+    spread = next(each for each in fit if each.split.tp == 8 and each.split.groups == 8)
+    assert spread.kv_tokens > 6 * plain.kv_tokens, "each rank has latents of its own requests only"
+    assert spread.weight_bytes > plain.weight_bytes, "and attention's weights whole"
+
+
+def test_a_batch_that_does_not_fit_is_served_in_part(llama: ModelConfig) -> None:
+    (each, *_) = [each for each in planned(llama, "8xH200", context=100_000) if each.split.tp == 8]
+    assert [pace.requests for pace in each.paces] == [1, each.kv_tokens // 100_000, each.kv_tokens // 100_000]
+    assert each.paces[-1].tokens_per_s == pytest.approx(each.paces[-1].requests * each.paces[-1].steps_per_s)
+
+
+def test_a_smaller_cache_type_holds_more(llama: ModelConfig) -> None:
+    settings = Settings(memory=MemorySettings(kv_cache_dtype="fp8_e4m3"))
+    small = {each.split: each for each in outlooks(llama, settings, Cluster.parse("8xH200"), 2.0, 2048)}
+    for each in planned(llama, "8xH200"):
+        assert small[each.split].kv_tokens == pytest.approx(2 * each.kv_tokens, rel=1e-3)
+
+
+def test_sizes_that_the_model_does_not_divide_are_left_out() -> None:
+    config = resolve_config(locate(str(SHAPES / "qwen3-0.6b")), Settings())  # 16 heads, 8 key/value heads
+    assert {each.split.tp for each in planned(config, "12xH200")} == {1, 2, 4}
+    assert {each.split.pp for each in planned(config, "3xH200")} == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (None, 2.0),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, 1.0),
+        ({"quant_method": "awq", "bits": 4}, 0.5),
+        ({"quant_method": "gptq", "bits": 8}, 1.0),
+    ],
+)
+def test_a_checkpoint_says_how_wide_its_weights_are(tmp_path: Path, section: Any, expected: float) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_70B, "quantization_config": section}))
+    assert weight_bytes_of(locate(str(tmp_path)), Settings()) == expected
+
+
+def test_the_command_prints_a_table_and_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--plan", "qwen3-0.6b", "--gpus", "2xL40S"]) == 0
+    page = capsys.readouterr().out
+    assert "| tp | pp | dp | ep |" in page and "1 at once: ms, tok/s" in page
+    assert "bough serve --dp-size 2" in page and "modelled, not measured" in page
+    assert main(["doctor", "--plan", "qwen3-0.6b", "--gpus", "8xH200,2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["context"] == 2048 and report["splits"][0]["servers"] == 2
+    assert [pace["requests"] for pace in report["splits"][0]["paces"]] == [1, 128, 512]
+
+
+def test_a_model_that_fits_with_fewer_bits_only_is_planned_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    assert main(["doctor", "--plan", str(tmp_path), "--gpus", "1xH200"]) == 0
+    page = capsys.readouterr().out
+    assert "weights of 8 bits" in page and "bough serve --quantization fp8" in page
+    assert main(["doctor", "--plan", str(tmp_path), "--gpus", "1xL40S"]) == 1
+    assert "It does not fit" in capsys.readouterr().out
+    assert main(["doctor", "--plan", str(tmp_path), "--gpus", "8xTPU"]) == 2
+    assert "H200, L40S, MI300X" in capsys.readouterr().err

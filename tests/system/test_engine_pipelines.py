@@ -1,0 +1,89 @@
+"""Stages as real processes: their tokens, how they show, and how they end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bough import SettingsError
+from tests.parity.engines import fp32_engine
+from tests.system.test_engine_ranks import (  # noqa: F401 (fixtures)
+    GREEDY,
+    PROMPTS,
+    Children,
+    children,
+    disturb,
+    engine_of,
+    folder,
+    mixed_load,
+    model,
+    wait_gone,
+)
+
+SMALL = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "tp_size"), [("llama", 1), ("moe", 1), ("latent", 1), ("llama", 2), ("moe", 2), ("latent", 2)]
+)
+def test_two_stages_give_the_tokens_of_one_and_leave_with_the_engine(
+    folder: Path,  # noqa: F811
+    children: Children,  # noqa: F811
+    name: str,
+    tp_size: int,
+) -> None:
+    with engine_of(folder / name, attention_backend="torch", **SMALL) as engine:
+        expected = mixed_load(engine)
+    with engine_of(folder / name, tp_size=tp_size, pp_size=2, **SMALL) as engine:
+        processes = children()
+        others = [(stage, rank) for stage in range(2) for rank in range(tp_size)][1:]
+        assert {f"bough::executor PP{stage} TP{rank}" for stage, rank in others} < set(processes)
+        assert mixed_load(engine) == expected
+        info = engine.get_server_info()
+        assert info["pp_size"] == 2 and info["internal_states"][0]["num_retractions"] > 0
+        engine.release_memory_occupation()
+        engine.resume_memory_occupation()
+        assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
+    wait_gone(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ["executor PP1 TP0", "scheduler"])
+def test_a_killed_stage_ends_the_engine_with_the_reason(model: Path, children: Children, title: str) -> None:  # noqa: F811
+    with engine_of(model, pp_size=2) as engine:
+        processes = children()
+        told = disturb(engine, children, signal.SIGKILL, title)
+        assert told.startswith(f"The {title} process (pid ") and told.endswith(" was killed by SIGKILL.")
+        wait_gone(processes)
+
+
+@pytest.mark.slow
+def test_a_stage_that_hangs_ends_the_engine_by_the_timeout(model: Path, children: Children) -> None:  # noqa: F811
+    with engine_of(model, pp_size=2, dist_timeout=3.0) as engine:
+        processes = children()
+        told = disturb(engine, children, signal.SIGSTOP, "executor PP1 TP0")
+        assert "The scheduler process" in told
+        assert "Rank 0 of 2 could not pass hidden states on" in told or "has not sent the result of step" in told
+        wait_gone(processes)
+
+
+@pytest.mark.slow
+def test_the_default_model_runs_on_two_stages() -> None:
+    prompts = ["The capital of France is", "Water boils at", "List three rivers: "]
+    greedy = {"temperature": 0.0, "max_new_tokens": 24}
+    regex = {"temperature": 0.0, "max_new_tokens": 24, "regex": "[0-9]{3} [a-z]+ rivers"}
+    with fp32_engine(device="cpu", attention_backend="torch") as engine:
+        expected = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
+    with fp32_engine(device="cpu", pp_size=2) as engine:
+        found = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
+    assert [out["output_ids"] for out in found[0]] == [out["output_ids"] for out in expected[0]]
+    assert found[1]["output_ids"] == expected[1]["output_ids"]
+
+
+@pytest.mark.slow
+def test_too_many_stages_are_refused_with_the_reason(model: Path) -> None:  # noqa: F811
+    with pytest.raises(SettingsError, match="--pp-size 3: the 2 layers of this model make 2 stages at most"):
+        engine_of(model, pp_size=3)

@@ -60,6 +60,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._group.doing = f"step {plan.step}"
+        plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)

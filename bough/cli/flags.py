@@ -34,9 +34,11 @@ ALIASES = {
     "pipeline_parallel_size": "pp_size",
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
+    "nccl_init_addr": "dist_init_addr",
 }
 ENVIRONMENT_PREFIX = "BOUGH_"
-OTHER_VARIABLES = frozenset({"BOUGH_HOME"})  # not of an engine: where fetched models lie
+# No settings: where fetched models lie, and a secret that no flag shall show to `ps`.
+OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_CLUSTER_KEY"})
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 

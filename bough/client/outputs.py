@@ -18,7 +18,7 @@ import numpy as np
 
 from bough.client.inputs import Prompt
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
-from bough.messages.outputs import Delta, LogprobRun, Started
+from bough.messages.outputs import Delta, DraftCounts, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -231,6 +231,7 @@ class RequestOutput:
         self.started = False  # its prompt was computed
         self._started = Started(handle, len(prompt.ids), 0, queue_time_s=0.0)
         self._retractions = 0
+        self._drafts: DraftCounts | None = None
         self._updates = updates
         self._received_at = time.perf_counter()
         self._finished_at: float | None = None
@@ -246,7 +247,7 @@ class RequestOutput:
             self._add_logprobs(self.output_logprobs, run)
         if delta.started is not None:
             self._start(delta.started)
-        self._retractions = delta.retractions
+        self._retractions, self._drafts = delta.retractions, delta.drafts or self._drafts
         if delta.finish is not None:
             self.finish = delta.finish
             self._finished_at = now
@@ -358,6 +359,8 @@ class RequestOutput:
             meta["warnings"] = list(self.warnings)
         if self.prompt.show_ids:
             meta["prompt_token_ids"] = self.prompt.ids[: self.prompt_tokens].tolist()
+        if self._drafts is not None:
+            meta.update(draft_fields(self._drafts, len(self.ids)))
         if self.prompt.logprobs is not None:
             meta.update(self._logprob_fields(self.prompt.logprobs))
         return meta
@@ -395,3 +398,16 @@ class RequestOutput:
         if not self.prompt.logprob_texts or self._tokenizer is None:
             return None
         return self._tokenizer.token_text(token)
+
+
+def draft_fields(drafts: DraftCounts, tokens: int) -> dict[str, Any]:
+    """How speculation fared, in SGLang's names."""
+    steps, correct = sum(drafts.held), sum(count * steps for count, steps in enumerate(drafts.held))
+    return {
+        "spec_verify_ct": steps,
+        "spec_accept_length": tokens / steps,
+        "spec_accept_rate": correct / drafts.proposed if drafts.proposed else 0.0,
+        "spec_num_correct_drafts": correct,
+        "spec_num_proposed_drafts": drafts.proposed,
+        "spec_accept_histogram": list(drafts.held),
+    }

@@ -21,7 +21,7 @@ nobody: padding is written there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -103,13 +103,16 @@ class BatchPlan:
     # decode. It computes the row's last sampled token, which only the device knows yet, then the given ones, then
     # tokens that the device guesses itself: all but the first are drafts to verify.
     given: IntArray
-    tokens: IntArray  # [sum of given], back to back
+    tokens: IntArray  # [sum of given and spare], back to back
     # Per group: pages appended to the rows' tables, in batch order; of a state group, where copies of states go.
     new_pages: tuple[IntArray, ...]
     new_page_counts: tuple[IntArray, ...]  # per group: [batch]
     sample: BoolArray  # [batch] decodes and the last chunk of a prefill sample; earlier chunks do not
     input_logprobs: tuple[InputLogprobs, ...] = ()
     masked: BoolArray | None = None  # [batch] rows that sample under a mask; None: none does, and none is supplied
+    # [batch] how many more tokens than `given` a decode brings, because the host does not know yet how many tokens its
+    # last step gave: of a row that got n, the first n - 1 are passed over. None: nobody has any.
+    spare: IntArray | None = None
     # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
     last_tokens: IntArray | None = None
 
@@ -117,6 +120,14 @@ class BatchPlan:
     def sample_widths(self) -> IntArray:
         """The most tokens that each sampling row can get: a decode as many as it computes, a prompt one."""
         return np.where(self.given < self.query_lens, self.query_lens, 1)[self.sample]
+
+    def aligned(self, counts: IntArray) -> BatchPlan:
+        """The same plan without spare tokens, by how many tokens each of its rows got in its last step. [batch]"""
+        if self.spare is None:
+            return self
+        passed = np.clip(counts - 1, 0, self.spare)
+        first = (self.given + self.spare).cumsum(dtype=np.int32) - self.given - self.spare + passed
+        return replace(self, tokens=self.tokens[first.repeat(self.given) + ranks(self.given)], spare=None)
 
 
 @dataclass(frozen=True, slots=True)

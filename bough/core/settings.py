@@ -44,6 +44,10 @@ REASONING_PARSERS = (
     "minimax-append-think", "minimax-m3", "mistral", "muse", "nemotron_3", "poolside_v1", "qwen3", "qwen3-thinking",
     "step3", "step3p5",
 )  # fmt: skip
+SPECULATIVE_INSTEAD = dict.fromkeys(
+    ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE"), "Drafts of models are not there yet; NGRAM needs none."
+)
+STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
 
 
@@ -232,6 +236,35 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeSettings:
+    """Several tokens of a request in one step: guesses (drafts), of which the model keeps what it would have said."""
+
+    speculative_algorithm: str | None = setting(
+        None,
+        "who guesses: NGRAM looks for what followed the same words before",
+        choices=("NGRAM",),
+        instead=SPECULATIVE_INSTEAD,
+    )
+    speculative_num_draft_tokens: int = setting(
+        8, "most tokens of a request in one step: its last one and the drafts behind it", low=2, high=64
+    )
+    speculative_adaptive: bool = setting(
+        True, "only as many drafts as make the step worth its time; otherwise as many as there are"
+    )
+    speculative_ngram_max_trie_depth: int = setting(
+        18, "most tokens at the end of a request that are compared with earlier ones", low=2, high=64
+    )
+    speculative_ngram_capacity: int = setting(
+        65536, "tokens of ended requests that are searched besides the request's own; 0: none", low=0
+    )
+
+    @property
+    def step_drafts(self) -> int:
+        """Most drafts in one step, over all requests."""
+        return 0 if self.speculative_algorithm is None else STEP_DRAFTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSettings:
     """One model on several devices."""
 
@@ -268,6 +301,11 @@ class ParallelSettings:
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
     )
+    nnodes: int = setting(1, "hosts that the ranks are spread over; each runs the same command", low=1)
+    node_rank: int = setting(0, "which of the hosts this is; 0 serves, the others only compute", low=0)
+    dist_init_addr: str | None = setting(None, "HOST:PORT of the first host, where the others find it")
+    use_ray: bool = setting(False, "let Ray choose the hosts and start the ranks there; needs bough[ray]")
+    distributed_executor_backend: str | None = setting(None, "ray: same as --use-ray", choices=("mp", "ray"))
     simulate_tp: int = setting(
         1, "hold one rank's share of so many, without the others: times and memory are right, answers are not", low=1
     )
@@ -288,6 +326,14 @@ class ParallelSettings:
     def groups(self) -> int:
         """Of ranks that run attention apart and the rest together (DP attention)."""
         return self.dp_size if self.enable_dp_attention else 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks // self.nnodes
+
+    @property
+    def on_ray(self) -> bool:
+        return self.use_ray or self.distributed_executor_backend == "ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,11 +418,8 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    nnodes: int = unbuilt(1)
-    node_rank: int = unbuilt(0)
     enable_lora: bool = unbuilt(False)
     is_embedding: bool = unbuilt(False)
-    speculative_algorithm: str | None = unbuilt(None)
     incremental_streaming_output: bool = unbuilt(False)
 
 
@@ -385,6 +428,7 @@ class Settings:
     model: ModelSettings = ModelSettings()
     memory: MemorySettings = MemorySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    speculative: SpeculativeSettings = SpeculativeSettings()
     parallel: ParallelSettings = ParallelSettings()
     process: ProcessSettings = ProcessSettings()
     server: ServerSettings = ServerSettings()

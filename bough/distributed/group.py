@@ -1,23 +1,27 @@
 """How the ranks of an engine meet: sums, gathered columns, and what the first rank decides for all.
 
 Every rank of a stage makes the same calls in the same order, because every rank is given the same plans. Stages pass
-hidden states on and never wait for one behind them. `RankGroup` itself is a rank alone; `open_group` joins the
-processes of one host.
+hidden states on and never wait for one behind them. `RankGroup` itself is a rank alone; `open_group` joins
+processes of one host or of several.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from bough.core.errors import RankLostError
+from bough.core.settings import Settings
 from bough.distributed.topology import ONE_RANK, Topology
+from bough.messages.channels import Addresses, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -217,23 +221,50 @@ class AttentionGroup(RankGroup):
         return x[before : before + own]
 
 
-def open_group(topology: Topology, device: torch.device, folder: Path, timeout_s: float) -> RankGroup:
-    """Waits for the other ranks, which open it with the same folder; it must be private to the user."""
+def open_group(
+    topology: Topology, device: torch.device, addresses: Addresses, settings: Settings, listener: int | None = None
+) -> RankGroup:
+    """Waits for the other ranks, which open it with the same addresses; the first one's `listener` is for the store
+    through which several hosts find each other."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, LOOPBACK)  # nobody outside this host takes part
-    rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=timeout_s)
+    rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=settings.parallel.dist_timeout)
+    folder = addresses.folder if topology.dp_size == 1 else addresses.shared_folder
+    interface, way = LOOPBACK, dict[str, Any](init_method=(folder / "ranks").as_uri())
     try:
-        dist.init_process_group(backend, (folder / "ranks").as_uri(), timeout, size, rank)
+        if addresses.store:
+            patience = timedelta(seconds=settings.process.start_timeout_s)  # hosts start at different times
+            interface, way = _interface_to(addresses.store), _meet(addresses.store, rank, size, patience, listener)
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)  # nobody elsewhere takes part
+        dist.init_process_group(backend, timeout=timeout, world_size=size, rank=rank, **way)
         of_stage = None
         if topology.pp_size > 1 and topology.tp_size > 1:
             ranks = [list(range(first, first + topology.tp_size)) for first in range(0, size, topology.tp_size)]
             of_stage, _ = dist.new_subgroups_by_enumeration(ranks, timeout)  # type: ignore[no-untyped-call]
         if topology.dp_size > 1:
             return _open_attention_group(topology, device, timeout)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
     return TorchGroup(topology, device, of_stage)
+
+
+def _meet(address: str, rank: int, size: int, patience: timedelta, listener: int | None) -> dict[str, Any]:
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        *split_address(address), size, rank == 0, patience, wait_for_workers=False, master_listen_fd=listener
+    )
+    store.set(f"rank{rank}", "here")
+    store.wait([f"rank{other}" for other in range(size)], patience)
+    return {"store": store}
+
+
+def _interface_to(address: str) -> str:
+    """The one from which this host reaches the address; no packet is sent."""
+    family, kind, protocol, _, target = socket.getaddrinfo(*split_address(address), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        own = probe.getsockname()[0]
+    cards = psutil.net_if_addrs().items()
+    return next(name for name, entries in cards if any(own == entry.address.split("%")[0] for entry in entries))
 
 
 def _open_attention_group(topology: Topology, device: torch.device, timeout: timedelta) -> AttentionGroup:

@@ -168,7 +168,7 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
-    topology, sharing = group.topology, settings.parallel.ranks  # the ranks share the host's cores and memory
+    topology, sharing = group.topology, settings.parallel.ranks_per_node  # this host's cores and memory
     device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // sharing)
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
@@ -176,7 +176,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
-    recorder = None if library is None else Recorder(tokens=chunk + rows, logits=max(rows, INPUT_BLOCK))
+    logits = max(rows + settings.speculative.step_drafts, INPUT_BLOCK)
+    recorder = None if library is None else Recorder(tokens=chunk + rows, logits=logits)
     free = free_memory_bytes() // sharing
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
     held = topology.held(config)

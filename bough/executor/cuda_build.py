@@ -61,6 +61,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         page_size=settings.memory.page_size,
         itemsize=loaded.dtype.itemsize,
         logit_itemsize=4 if widened else loaded.dtype.itemsize,
+        drafts=settings.speculative.step_drafts,
     )
     graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)

@@ -116,6 +116,7 @@ class CudaExecutor:
         self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
+        self._counts = np.ones(limits.rows, dtype=np.int32)  # tokens that each row got in its last step
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
         self._control = ModelControl(weights, pool, group, join=self._join, drop=self._drop_graphs)
@@ -174,6 +175,8 @@ class CudaExecutor:
         if not len(plan.rows):
             self._join()
             return CudaStep(plan, self._clock.stop(), None, None, {})
+        plan = plan.aligned(self._counts[plan.rows])
+        self._counts[plan.rows] = 1
         self._sampling.setup(plan.setups)
         growth = self._inputs.apply(plan)
         if self._check is not None:
@@ -328,6 +331,7 @@ class CudaExecutor:
             return masks
 
         verified, rows = sample_step(plan, logits, draw, supplied), plan.rows[plan.sample]
+        self._counts[rows] = verified.counts
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
         self._inputs.give_back(rows, verified.widths - verified.counts)
         scores = {index: found.to_host() for index, found in inputs.items()}

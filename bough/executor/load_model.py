@@ -123,7 +123,7 @@ def load_model(
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
-    on_cpu, sharing = device.type == "cpu", settings.parallel.ranks
+    on_cpu, sharing = device.type == "cpu", settings.parallel.ranks_per_node
     free = free_memory_bytes() // sharing if on_cpu else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):

@@ -103,6 +103,7 @@ class NativeExecutor:
 
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._prompts.set_up(plan.setups)
+        plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
         prompts = self._prompts.marks(layout)
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)

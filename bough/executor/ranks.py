@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, assert_never
 
 import numpy as np
@@ -22,6 +21,7 @@ from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
 from bough.executor.threaded import Running
+from bough.messages.channels import Addresses
 from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
 
 log = logging.getLogger(__name__)
@@ -30,18 +30,20 @@ NO_BUFFER = np.zeros((0, 0), dtype=np.uint8)  # what ranks copy out goes to that
 LOOK_IN_S = 0.1  # between two looks at what is in flight
 
 
-def join_ranks(settings: Settings, rank: int, folder: Path, dp_rank: int = 0) -> RankGroup:
-    """This process as one rank of the replica that owns the folder, on a GPU of its own where there are any."""
+def join_ranks(
+    settings: Settings, rank: int, addresses: Addresses, dp_rank: int = 0, listener: int | None = None
+) -> RankGroup:
+    """This process as one rank of the replica with these addresses, on a GPU of its own where there are any."""
     parallel, place, device = settings.parallel, topology_of(settings, rank, dp_rank), resolve_device(settings.model)
     if device.type == "cuda":
-        there = torch.cuda.device_count()
-        if parallel.ranks > there:
+        wanted, there = parallel.ranks_per_node, torch.cuda.device_count()
+        if wanted > there:
             raise SettingsError(
                 f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
-                f"rank needs a GPU, which makes {parallel.ranks}, and there are {there}."
+                f"rank needs a GPU, which makes {wanted} on this host, and there are {there}."
             )
-        torch.cuda.set_device(dp_rank * parallel.replica_ranks + rank)
-    return ALONE if place.ranks == 1 else open_group(place, device, folder, parallel.dist_timeout)
+        torch.cuda.set_device((dp_rank * parallel.replica_ranks + rank) % wanted)
+    return ALONE if place.ranks == 1 else open_group(place, device, addresses, settings, listener)
 
 
 def topology_of(settings: Settings, rank: int, dp_rank: int = 0) -> Topology:

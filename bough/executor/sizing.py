@@ -222,6 +222,7 @@ class StepShape:
     page_size: int
     itemsize: int  # bytes of a weight, a hidden state
     logit_itemsize: int  # of a logit as the model gives it
+    drafts: int = 0  # of all rows together
 
     def step_bytes(self, forward_bytes: int) -> int:
         """The most that a step needs at once, given what its forward pass was measured to need."""
@@ -229,11 +230,12 @@ class StepShape:
         return max(forward_bytes, hidden + self.sampling_bytes())
 
     def sampling_bytes(self) -> int:
-        """Logits of all rows, and on top either a separate float32 row for each with the copy that a request's own code
-        is given (filters take less), or what logprobs need once these are gone. Prompts are scored before, without the
-        logits."""
+        """Logits of all rows and drafts. On top, either a separate float32 row for each with the copy that a request's
+        own code is given (filters take less), or what logprobs need once these are gone. Prompts are scored before,
+        without the logits."""
         line = self.vocab_size * FLOAT_BYTES
-        return self.rows * self.vocab_size * self.logit_itemsize + max(2 * self.rows * line, self.scoring_bytes())
+        logits = (self.rows + self.drafts) * self.vocab_size * self.logit_itemsize
+        return logits + max(2 * self.rows * line, self.scoring_bytes())
 
     def scoring_bytes(self) -> int:
         """A block of positions whose logprobs are asked: its logits, widened or sorted, and what it tells."""

@@ -65,6 +65,7 @@ class TorchExecutor:
         if not len(plan.rows):
             self._join()
             return StepResult.without_tokens(plan.step, {})
+        plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)

@@ -56,7 +56,12 @@ class HostRows:
     def __init__(self, limits: Limits, agree: Agree = as_drawn) -> None:
         self.mirror = RowMirror(limits)
         self.last_tokens = np.zeros(limits.rows, dtype=np.int64)
+        self._counts = np.ones(limits.rows, dtype=np.int32)  # tokens that each row got in its last step
         self.sampling = SamplingState(limits.rows, limits.vocab_size, "cpu", agree)
+
+    def align(self, plan: BatchPlan) -> BatchPlan:
+        """The plan with the drafts that follow what its rows have got."""
+        return plan.aligned(self._counts[plan.rows])
 
     def apply(self, plan: BatchPlan) -> StepLayout:
         """Brings the rows up to date; decodes begin with the token that their row sampled last."""
@@ -77,7 +82,7 @@ class HostRows:
     ) -> StepResult:
         """Samples from logits that stand as `sampled_tokens` orders them."""
         sampled, rows = sample_step(plan, logits, draw, masks), plan.rows[plan.sample]
-        self.last_tokens[rows] = sampled.last
+        self.last_tokens[rows], self._counts[rows] = sampled.last, sampled.counts
         self.mirror.give_back(rows, sampled.widths - sampled.counts)
         return sampled.result(plan, logits, self.sampling.specs(rows), inputs)
 

@@ -6,7 +6,6 @@ import gc
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -28,42 +27,39 @@ BuildExecutor = Callable[..., LoadedModel]
 
 def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], build: BuildExecutor) -> LoadedModel:
     """All ranks as one executor."""
-    group = join_ranks(settings, 0, meeting_folder(spec, settings), spec.dp_rank or 0)
+    group = join_ranks(settings, 0, spec.addresses, spec.dp_rank or 0, spec.listeners.get(spec.addresses.store))
     loaded = build(spec.files, settings, group)
     parallel, results = settings.parallel, None
     if spec.addresses.ranks:  # else this is one of several replicas
-        sender = Sender(context, *spec.addresses.ranks, pack=pack_array)
+        listeners, key = spec.listeners, spec.cluster_key
+        sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=listeners, key=key)
         if parallel.pp_size > 1:
-            receiver: Receiver[StepResult] = Receiver(context, spec.addresses.results, StepResult, unpack=unpack_array)
+            receiver: Receiver[StepResult] = Receiver(
+                context, spec.addresses.results, StepResult, unpack=unpack_array, listeners=listeners, key=key
+            )
             results = Results(receiver.receive, parallel.dist_timeout)
         every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
         loaded = replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
     if isinstance(group, AttentionGroup):
-        others = Sender(context, *spec.addresses.schedulers_beside(parallel.groups))
-        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, lambda: group.turns_taken, others.send))
+        tell = Sender(context, *spec.beside).send
+        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, lambda: group.turns_taken, tell))
     return loaded
-
-
-def meeting_folder(spec: ChildSpec, settings: Settings) -> Path:
-    """Where ranks that compute together find each other."""
-    return spec.addresses.shared_folder if settings.parallel.groups > 1 else spec.addresses.folder
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
-    orders: Receiver[ToRank] = Receiver(context, spec.addresses.ranks[spec.rank - 1], ToRank, unpack=unpack_array)
+    address = spec.addresses.ranks[spec.rank - 1]
+    orders: Receiver[ToRank] = Receiver(context, address, ToRank, unpack=unpack_array, key=spec.cluster_key)
     module, _, function = spec.executor.partition(":")
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(
-        spec.files, settings, join_ranks(settings, spec.rank, meeting_folder(spec, settings), spec.dp_rank or 0)
-    )
+    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0))
     place, report = topology_of(settings, spec.rank), None
     if place.is_last and not place.is_first and place.tp_rank == 0:
-        report = Reporter(Sender(context, spec.addresses.results, pack=pack_array).send)
+        report = Reporter(Sender(context, spec.addresses.results, pack=pack_array, key=spec.cluster_key).send)
     settle_garbage()
     announce(ready={"weight": in_gib(loaded.weight_bytes)})
     follow(loaded.executor, orders, report)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import ParallelSettings, Settings
+from bough.launch.head import Head
+from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_model, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
@@ -54,14 +56,22 @@ class Replica:
                 "servers behind `bough gateway`."
             )
         check_groups(parallel)
+        check_nodes(parallel)
+        if parallel.node_rank:
+            raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
         self.files = find_files(settings.model)
         folder = open_socket_folder(cleanup)
         self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks)]
         if parallel.dp_size > 1:
-            self.addresses = Addresses.of_replicas(folder, clients, parallel.replica_ranks, parallel.dp_size)
-            for own in self.addresses:
-                own.folder.mkdir()
+            folders = [folder / f"dp{number}" for number in range(parallel.dp_size)]
+            for own in folders:
+                own.mkdir()
+            self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks, own) for own in folders]
+        self._head = None
+        if parallel.nnodes > 1:
+            self._head = Head(settings, self.files, cleanup)
+            self.addresses = [self._head.place(*self.addresses)]
         self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
     def supervise(
@@ -69,6 +79,8 @@ class Replica:
     ) -> Supervisor:
         """`on_loss` is told of a replica that dies while others live."""
         self.supervisor = Supervisor(on_death, on_loss)
+        if self._head is not None:
+            self._head.watch(self.supervisor)
         return self.supervisor
 
     def start(self) -> None:
@@ -77,10 +89,13 @@ class Replica:
     def _specs(self, number: int) -> list[ChildSpec]:
         """The processes of one replica."""
         flat, several = self.settings.to_flat(), len(self.addresses) > 1
+        here = self.settings.parallel.replica_ranks // self.settings.parallel.nnodes
         roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, self.settings.parallel.replica_ranks)]
+        roles += [("executor", rank) for rank in range(1, here)]
         place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}
-        return [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
+        place["beside"] = tuple(each.scheduler for each in self.addresses if each != self.addresses[number])
+        specs = [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
+        return specs if self._head is None else [self._head.equip(specs[0]), *specs[1:]]
 
     def open_tokenizer(self) -> Tokenizer | None:
         """Done while the children load, so it costs the start no time. A model that cannot be served often lacks a

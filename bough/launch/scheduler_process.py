@@ -91,6 +91,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
 
     from bough.sampling.custom_logit_processor import load_processor
     from bough.scheduler.loop import Scheduler
+    from bough.scheduler.ngram import NgramProposer
 
     module, _, function = spec.executor.partition(":")
     build_executor = getattr(importlib.import_module(module), function)
@@ -120,6 +121,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         events=events,
         timeline=trace,
         grammars=grammars,
+        proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )

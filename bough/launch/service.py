@@ -28,6 +28,8 @@ from bough.core.errors import EngineDeadError
 from bough.core.garbage import settle_garbage
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
+from bough.launch.node_process import run_node, serve_health
+from bough.launch.nodes import check_nodes, cluster_key
 from bough.launch.parts import input_reader, open_tokenizer
 from bough.launch.replica import Replica
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
@@ -58,6 +60,10 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     set_up_logging("server", settings.process.log_level)
     check_tracing(settings.server.otlp_endpoint)
     check_server_code(settings)
+    check_nodes(settings.parallel)
+    if settings.parallel.node_rank:
+        run_node(settings, cluster_key(), executor, serve_health(settings))
+        return
     listener = open_listener(settings.server)
 
     async def run() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +41,10 @@ class ChildSpec:
     server: ServerSpec | None = None
     executor: str = MODEL_EXECUTOR
     rank: int = 0  # of an executor beside the scheduler's own
+    listeners: dict[str, int] = field(default_factory=dict)  # descriptors, by the address that other hosts connect to
+    cluster_key: str = field(default="", repr=False)
     dp_rank: int | None = None  # of a replica among several
+    beside: tuple[str, ...] = ()  # the schedulers of the others
 
     @property
     def title(self) -> str:

@@ -84,7 +84,7 @@ def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
-            pass_fds=(*listener, writing),
+            pass_fds=(*listener, *spec.listeners.values(), writing),
             env=child_environment(),
         )
     except BaseException:
@@ -121,6 +121,7 @@ class Supervisor:
         self._on_loss = on_loss
         self._changed = threading.Condition()
         self._closing = False
+        self.at_end: Callable[[str], None] = lambda reason: None  # told once, before the children end; "": in order
         self.error: BoughError | None = None  # why the engine has ended, if a child has ended it
         self.children: list[Child] = []
 
@@ -164,7 +165,9 @@ class Supervisor:
     def expect_endings(self) -> None:
         """The children are about to be told to end: from here on, an end is no death."""
         with self._changed:
-            self._closing = True
+            in_order, self._closing = not self._closing, True
+        if in_order:
+            self.at_end("")
 
     def close(self) -> None:
         """Waits for the children, which were told to end, and kills those that do not."""
@@ -190,14 +193,12 @@ class Supervisor:
         with self._changed:
             if child.kind == RankLostError.__name__:
                 self._changed.wait_for(lambda: self._closing or child.dismissed, REASON_S)
-            if self._closing or child.dismissed:
+            left_in_order = child.role == "executor" and not code  # its leader told it so, and is ending itself
+            if self._closing or child.dismissed or left_in_order:
                 return
             text, lost = child.describe_end(code), self._replica_of(child)
             for each in lost:
                 each.dismissed = True
-            if not lost:
-                self._closing = True
-                self.error = _as_error(child, text)
             self._changed.notify_all()
         if lost and child.dp_rank is not None:
             log.error("%s Replica %d is dead; the others serve on.", text, child.dp_rank)
@@ -205,8 +206,18 @@ class Supervisor:
                 each.end_now()
             self._on_loss(child.dp_rank, EngineDeadError(text))
             return
+        self.fail(_as_error(child, text), text)
+
+    def fail(self, error: BoughError, reason: str = "") -> None:
+        """Ends the engine, unless it ends already. Who used it is told the reason, or the error."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing, self.error = True, error
+            self._changed.notify_all()
+        self.at_end(reason or str(error))
         self.end_now()
-        self._on_death(EngineDeadError(text))
+        self._on_death(EngineDeadError(reason or str(error)))
 
     def _replica_of(self, child: Child) -> list[Child]:
         """The processes that end with a child; none: all do, because no other replica serves."""

@@ -1,4 +1,5 @@
-"""Channels between the processes of one engine: ZeroMQ push/pull over files in a private folder.
+"""Channels between the processes of one engine: ZeroMQ push/pull over files in a private folder; between hosts over
+TCP, which only holders of the cluster's key get through.
 
 Queues are unbounded: each party bounds what it sends by the requests it has taken, and a sender must never block. A
 frame that cannot be decoded is a defect; where it concerns one request, the receiver puts something in its place.
@@ -6,15 +7,18 @@ frame that cannot be decoded is a defect; where it concerns one request, the rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 M = TypeVar("M")
+TCP = "tcp://"
 CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second over nine years
 
 
@@ -23,8 +27,9 @@ class Addresses:
     scheduler: str
     detokenizer: str
     clients: tuple[str, ...]  # by the client's number
-    ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own
+    ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own; on other hosts tcp://
     results: str = ""  # of steps, from the last stage of a pipeline
+    store: str = ""  # where all ranks meet when they are on several hosts
 
     @classmethod
     def in_folder(cls, folder: Path, clients: int = 1, ranks: int = 1, own: Path | None = None) -> Addresses:
@@ -34,15 +39,6 @@ class Addresses:
         scheduler, detokenizer, results = (f"ipc://{own}/{name}" for name in ("scheduler", "detokenizer", "results"))
         ways = tuple(f"ipc://{folder}/client{number}" for number in range(clients))
         return cls(scheduler, detokenizer, ways, tuple(f"ipc://{own}/rank{rank}" for rank in range(1, ranks)), results)
-
-    @classmethod
-    def of_replicas(cls, folder: Path, clients: int, ranks: int, replicas: int) -> list[Addresses]:
-        return [cls.in_folder(folder, clients, ranks, folder / f"dp{number}") for number in range(replicas)]
-
-    def schedulers_beside(self, replicas: int) -> list[str]:
-        """Those of the other replicas."""
-        every = Addresses.of_replicas(self.shared_folder, 1, 1, replicas)
-        return [each.scheduler for each in every if each.scheduler != self.scheduler]
 
     @property
     def folder(self) -> Path:
@@ -55,15 +51,51 @@ class Addresses:
         return Path(self.clients[0].removeprefix("ipc://")).parent
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """HOST and PORT of `HOST:PORT` or `[HOST]:PORT`, behind tcp:// or not."""
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def use_key(socket: zmq.Socket[Any], key: str, *, listens: bool) -> None:
+    """Both ends derive the same pair from the key. A peer without it knows not even the public half, without which
+    nobody can greet a listening socket; so that socket needs no list of who may come."""
+    secret = z85.encode(hashlib.blake2b(key.encode(), digest_size=32, person=b"bough-cluster").digest())
+    socket.ipv6, socket.curve_server, socket.curve_secretkey = True, listens, secret
+    if not listens:
+        socket.curve_publickey = socket.curve_serverkey = zmq.curve_public(secret)
+
+
+def _open_tcp(socket: zmq.Socket[Any], address: str, listeners: Mapping[str, int], key: str) -> bool:
+    """Of an address between hosts, the end that was given a descriptor for it listens; the other connects."""
+    if not address.startswith(TCP):
+        return False
+    use_key(socket, key, listens=address in listeners)
+    if address in listeners:
+        socket.setsockopt(zmq.USE_FD, listeners[address])
+        socket.bind(address)
+    else:
+        socket.connect(address)
+    return True
+
+
 class Sender:
     """The sending end of a channel, or of several that get the same; `pack` encodes what msgspec does not know."""
 
-    def __init__(self, context: zmq.Context[Any], *addresses: str, pack: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        *addresses: str,
+        pack: Callable[[Any], Any] | None = None,
+        listeners: Mapping[str, int] | None = None,
+        key: str = "",
+    ) -> None:
         self._sockets = [context.socket(zmq.PUSH) for _ in addresses]
         for socket, address in zip(self._sockets, addresses, strict=True):
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.LINGER, 500)  # ms: queued messages are sent, and a dead peer delays nobody
-            socket.connect(address)
+            if not _open_tcp(socket, address, listeners or {}, key):
+                socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=pack)
 
     def send(self, *messages: Any) -> None:
@@ -108,11 +140,14 @@ class Receiver(Generic[M]):
         union: Any,
         garbled: Callable[[int | None, str], M] | None = None,
         unpack: Callable[[Any, Any], Any] | None = None,
+        listeners: Mapping[str, int] | None = None,
+        key: str = "",
     ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
-            self._socket.bind(address)
+            if not _open_tcp(self._socket, address, listeners or {}, key):
+                self._socket.bind(address)
         except zmq.ZMQError:
             self._socket.close()  # its context could never end otherwise
             raise

@@ -57,12 +57,20 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     weight_version: str = WEIGHT_VERSION
 
 
+class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
+    """How a request's drafts fared."""
+
+    proposed: int
+    held: tuple[int, ...]  # in how many of its steps 0, 1, … drafts held
+
+
 class Ended(msgspec.Struct, frozen=True, array_like=True):
     """The scheduler's last word on a request."""
 
     handle: int
     reason: FinishReason
     retractions: int
+    drafts: DraftCounts | None = None
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
@@ -75,6 +83,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     ended: list[Ended] = []
     logprobs: dict[int, LogprobRun] = {}  # by handle
     retractions: dict[int, int] = {}  # so far, by handle: of requests that go on with this step after one
+    drafts: dict[int, DraftCounts] = {}  # so far, by handle: of requests that a text may end
 
 
 ToDetokenizer = Open | StepOutput | Ping | ProcessCommand | Shutdown
@@ -90,6 +99,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[LogprobRun] = []
     finish: FinishReason | None = None
     retractions: int = 0
+    drafts: DraftCounts | None = None
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -131,6 +131,16 @@ STATE_METRICS = (
     _gauge(
         "new_token_ratio", "Share of its token limit that a request is expected to use, by which requests are admitted."
     ),
+    _gauge(
+        "spec_accept_length",
+        "Tokens that a decode gave on average since the start: 1 and the drafts that held.",
+        lambda s: 1.0 + s["spec_num_correct_drafts"] / max(s["spec_verify_ct"], 1),
+    ),
+    _gauge(
+        "spec_accept_rate",
+        "Share of all drafts since the start that held.",
+        lambda s: s["spec_num_correct_drafts"] / max(s["spec_num_proposed_drafts"], 1),
+    ),
     _gauge("device_busy_share", "Share of time in which the device computed, pauses without work left out."),
     Metric(
         "num_retracted_requests_total",

@@ -47,6 +47,7 @@ class PlannedStep:
     chunks: tuple[Chunk, ...]  # the last len(chunks) of the batch
     decodes: int
     has_drafts: bool
+    known: IntArray  # [batch] tokens of each row whose value the host knew when it was planned
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,6 +88,7 @@ class Assembly:
             new_pages=decodes.pages,
             new_page_counts=decodes.page_counts,
             sample=self._trues[:n],
+            spare=decodes.drafts.spare,
             last_tokens=table.tokens[decodes.rows, table.known[decodes.rows] - 1] if tell else None,
         )
         if chunks:
@@ -95,7 +97,7 @@ class Assembly:
         masked = table.constrained[rows] & plan.sample
         if masked.any():
             plan = replace(plan, masked=masked)
-        return PlannedStep(plan, table.serial[rows], tuple(chunks), n, decodes.drafts.some)
+        return PlannedStep(plan, table.serial[rows], tuple(chunks), n, decodes.drafts.some, table.known[rows])
 
     def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk]) -> BatchPlan:
         n, tokens = len(decodes.rows), self._table.tokens
@@ -104,6 +106,7 @@ class Assembly:
             decodes,
             rows=_joined(decodes.rows, [c.request.row for c in chunks]),
             query_lens=_joined(decodes.query_lens, lens),
+            spare=None if decodes.spare is None else _joined(decodes.spare, [0] * len(chunks)),
             given=_joined(decodes.given, lens),
             tokens=np.concatenate(
                 [decodes.tokens, *(tokens[c.request.row, c.first : c.first + c.count] for c in chunks)]

@@ -14,7 +14,7 @@ import numpy as np
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, ranks
 from bough.core.sampling_params import SamplingParams
-from bough.messages.outputs import WEIGHT_VERSION, Ended, LogprobRun, Open, Started, StepOutput
+from bough.messages.outputs import WEIGHT_VERSION, DraftCounts, Ended, LogprobRun, Open, Started, StepOutput
 from bough.scheduler.assembly import Chunk, PlannedStep
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
@@ -44,6 +44,8 @@ class Committer:
         forget: Callable[[Request], None],
         clock: Callable[[], float] = time.monotonic,
         facts: Mapping[str, str] | None = None,
+        *,
+        speculates: bool = False,
     ) -> None:
         self._batch = batch
         self._table = batch.table
@@ -53,6 +55,7 @@ class Committer:
         self._clock = clock
         self._forget = forget  # called for each request that has ended
         self._facts: Mapping[str, str] = {} if facts is None else facts  # of the engine, at any moment
+        self._speculates = speculates
         self.generated_tokens = 0
         self.prefilled_tokens = 0  # computed in chunks: of prompts, after a retraction too, and what grammars forced
         self.decoded_tokens = 0  # generated, but for those that a chunk ended with
@@ -97,11 +100,12 @@ class Committer:
             [],
             {handle: pack_logprobs(run) for handle, run in logprobs.items()},
             retractions,
+            self._draft_counts(rows),
         )
         ended = self._ended_rows(rows, last, bad, failed)
         ended += [(c.request, FinishLength(0)) for _, c in chunks if c.final and c.request.max_new == 0]
         for request, reason in ended:
-            message.ended.append(Ended(request.handle, reason, request.retractions))
+            message.ended.append(Ended(request.handle, reason, request.retractions, request.drafts))
             self._batch.leave(request)
             self._forget(request)
         if len(rows) or started or ended:
@@ -110,7 +114,7 @@ class Committer:
     def end(self, request: Request, reason: FinishReason) -> None:
         """Ends a request outside of a step; its row, if it has one, is freed at once."""
         self.drop(request)
-        self._outbox.tokens(StepOutput(ended=[Ended(request.handle, reason, request.retractions)]))
+        self._outbox.tokens(StepOutput(ended=[Ended(request.handle, reason, request.retractions, request.drafts)]))
 
     def drop(self, request: Request) -> None:
         """Frees a request whose caller has had its last word already."""
@@ -185,6 +189,14 @@ class Committer:
                 reason = FinishLength(int(generated[i]))
             ended.append((table.request_in(int(rows[i])), reason))
         return ended
+
+    def _draft_counts(self, rows: RowIndex) -> dict[int, DraftCounts]:
+        """Of requests that the detokenizer may end."""
+        if not self._speculates:
+            return {}
+        requests = [self._table.request_in(row) for row in rows.tolist()]
+        counted = [(r.handle, r.drafts) for r in requests if r.sampling.stop or r.sampling.stop_regex]
+        return {handle: drafts for handle, drafts in counted if drafts is not None}
 
     def _starts(self, chunks: Sequence[tuple[int, Chunk]], result: StepResult) -> list[Started]:
         """Prompts that are now complete, with what they cost; also gathers the prompt logprobs of every chunk, which

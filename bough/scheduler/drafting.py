@@ -3,6 +3,9 @@
 Drafts come from the device (`Limits.drafts`) or from a proposer on the host. A row under a grammar gets those of the
 host only: the host makes its masks, behind each draft, and does not know what the device guesses. No row gets more than
 its request may still sample, so a step never writes beyond the pages that the request was admitted with.
+
+The host proposes while the row's last step is still in flight, and does not know how many tokens that gives. So a plan
+brings spare tokens, and the executor passes over as many as the row has got.
 """
 
 from __future__ import annotations
@@ -10,12 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from bough.core.plan import IntArray
+from bough.core.plan import IntArray, StepResult
+from bough.core.settings import STEP_DRAFTS
+from bough.scheduler.draft_lengths import DraftLengths
 from bough.scheduler.ports import Proposer
+from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex, RowTable
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
+MOST_ROWS = 64  # a step of more has tokens enough to fill a device without drafts
+LONGEST_PAUSE = 32  # steps without a search, while searching leads to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +33,9 @@ class Drafts:
 
     widths: IntArray  # [rows]
     given: IntArray  # [rows]
-    tokens: IntArray  # [sum of given]
+    tokens: IntArray  # [sum of given and spare]
     some: bool = True  # False: all compute one token
+    spare: IntArray | None = None  # [rows] None: nobody has any
 
 
 class Drafting:
@@ -33,6 +43,9 @@ class Drafting:
         self._table = table
         self._proposer = proposer
         self.most = 1 + max(device_drafts, 0 if proposer is None else proposer.most)
+        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=proposer is None or proposer.adaptive)
+        self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
+        self._pause, self._longest = 0, 1  # steps before the next search, and how many there are after one in vain
         rows = len(table.requests)
         self._ones, self._zeros = np.ones(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
         for shared in (self._ones, self._zeros):  # every plan without drafts has views of them
@@ -46,18 +59,57 @@ class Drafting:
             return self.without(rows)
         table = self._table
         largest = np.minimum(self.most, table.max_new[rows] - table.sampled[rows])
-        if self._proposer is not None:
-            return self._propose(self._proposer, rows, largest)
-        return Drafts(np.where(table.constrained[rows], 1, largest), self._zeros[: len(rows)], NO_TOKENS)
+        if self._proposer is None:
+            return Drafts(np.where(table.constrained[rows], 1, largest), self._zeros[: len(rows)], NO_TOKENS)
+        if not len(rows) or len(rows) > MOST_ROWS or self._pause:
+            self._pause = max(0, self._pause - 1)
+            return self.without(rows)
+        drafts = self._propose(self._proposer, rows, largest)
+        self._longest = 1 if drafts.some else min(LONGEST_PAUSE, 2 * self._longest)
+        self._pause = 0 if drafts.some else self._longest // 2
+        return drafts
 
     def _propose(self, proposer: Proposer, rows: RowIndex, largest: IntArray) -> Drafts:
-        """The host's drafts, behind a token that it may not know yet."""
+        """The host's drafts, behind tokens that it may not know yet."""
         table = self._table
-        found = []
-        for row, most in zip(rows.tolist(), largest.tolist(), strict=True):
-            known = int(table.known[row])
-            in_flight = int(table.sampled[row]) - (known - int(table.prompt_len[row]))
-            drafts = proposer.propose(table.tokens[row, :known], in_flight, most - 1) if most > 1 else NO_TOKENS
-            found.append(drafts[: most - 1])
-        given = np.array([len(drafts) for drafts in found], dtype=np.int32)
-        return Drafts(given + 1, given, np.concatenate([NO_TOKENS, *found]))
+        known = table.known[rows]
+        in_flight = table.sampled[rows] - (known - table.prompt_len[rows])  # at most
+        found = [
+            proposer.propose(table.tokens[row, :length], table.request_in(row).namespace, ahead + most - 1)
+            if most > 1
+            else NO_TOKENS
+            for row, length, ahead, most in zip(*(a.tolist() for a in (rows, known, in_flight, largest)), strict=True)
+        ]
+        available = np.maximum(np.array([len(tokens) for tokens in found], dtype=np.int32) - in_flight, 0)
+        given = self._lengths.choose(rows, available)
+        if not given.any():
+            return self.without(rows)
+        spare = np.where(given > 0, np.maximum(in_flight - 1, 0), 0).astype(np.int32)
+        counts = (given + spare).tolist()
+        tokens = [
+            run[min(ahead, 1) :][:count] for run, ahead, count in zip(found, in_flight.tolist(), counts, strict=True)
+        ]
+        return Drafts(given + 1, given, np.concatenate(tokens), spare=spare if spare.any() else None)
+
+    def after_step(self, rows: RowIndex, serials: npt.NDArray[np.int64], widths: IntArray, result: StepResult) -> None:
+        """These rows have decoded. Called before the step is committed, which may end their requests."""
+        if self.most == 1:
+            return
+        live = self._table.serial[rows] == serials
+        rows, proposed = rows[live], widths[live] - 1
+        held = np.maximum(result.counts[: len(widths)][live] - 1, 0)
+        self._lengths.observe(rows, proposed, held)
+        self.verified, self.proposed = self.verified + len(rows), self.proposed + int(proposed.sum())
+        self.held += int(held.sum())
+        for row, drafts, hold in zip(rows.tolist(), proposed.tolist(), held.tolist(), strict=True):
+            self._table.request_in(row).count_drafts(drafts, hold)
+
+    def ran(self, tokens: int, span: tuple[float, float] | None) -> None:
+        """A step of decodes alone took so long."""
+        if self._proposer is not None:
+            self._lengths.ran(tokens, span)
+
+    def learn(self, request: Request) -> None:
+        """The request has ended."""
+        if self._proposer is not None:
+            self._proposer.learn(request.tokens, request.namespace)

@@ -43,7 +43,8 @@ class GrammarSteps:
     def masks(self, step: PlannedStep) -> TokenMasks:
         """For the masked rows of a step before which all their tokens are known. Rows that have ended, jumped or are
         late may sample anything: their result is dropped."""
-        table, plan = self._table, step.plan
+        table = self._table
+        plan = step.plan.aligned(table.known[step.plan.rows] - step.known)
         deadline = time.monotonic() + PATIENCE_S
         assert plan.masked is not None
         places = np.flatnonzero(plan.masked)

@@ -97,15 +97,18 @@ class Scheduler:
         self._jump_forward = None
         # A recurrent state cannot go back: by the token that a jump replaces, or by drafts that do not hold.
         can_go_back = all(group.kind != "state" for group in limits.groups)
-        can_draft = can_go_back and limits.stages == 1  # the other stages would have to hear how many drafts hold
+        if proposer is not None and not (can_go_back and limits.stages == 1):
+            log.warning("no speculation: neither recurrent layers nor stages of a pipeline go back behind a draft")
+            proposer = None
         can_jump = can_go_back and not settings.disable_jump_forward
         if grammars is not None and eos_ids and can_jump:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer if can_draft else None)
+        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer)
         self._control = ControlQueue(executor)
         facts = self._control.facts
-        self._committer = Committer(self._batch, self._grammar_steps, outbox, eos_ids, self._forget, clock, facts)
+        sinks = outbox, eos_ids, self._forget, clock, facts
+        self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=proposer is not None)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
@@ -224,8 +227,8 @@ class Scheduler:
             result = in_flight.wait()
         self._timeline.ran(step.plan, result)
         with self._timeline.phase("commit", step.plan.step):
-            self._committer.commit(step, result)
             self._planner.after_step(step, result)
+            self._committer.commit(step, result)
             self._step_time.ran(step, result.device_span)
             waiting = len(self._queue) + len(self._gate)
             measured = step.category, result.device_span
@@ -369,6 +372,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.handle]
+        self._planner.learn(request)
 
     def _pause(self, message: Pause) -> None:
         if message.mode == "abort":
@@ -466,6 +470,9 @@ class Scheduler:
             "cached_tokens": self._committer.cached_tokens,
             "generated_tokens": self._committer.generated_tokens,
             "last_gen_throughput": self._stats.throughput,
+            "spec_verify_ct": self._planner.drafting.verified,
+            "spec_num_proposed_drafts": self._planner.drafting.proposed,
+            "spec_num_correct_drafts": self._planner.drafting.held,
             "device_busy_share": self._stats.busy.share,
             "prefill_tokens_per_s": self._planner.prefill_tokens_per_s,
             **self._control.facts,

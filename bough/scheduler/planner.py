@@ -50,7 +50,7 @@ class Planner:
         )
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
-        self._drafting = Drafting(batch.table, limits.drafts, proposer)
+        self.drafting = Drafting(batch.table, limits.drafts, proposer)
         self.retraction = Retraction(
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
@@ -78,7 +78,7 @@ class Planner:
             chunks = self._prefill(now, NO_ROWS)
         decodes = self._grow_decodes(stand_back=bool(chunks))
         if self._mixed:
-            chunks = self._prefill(now, decodes.rows)
+            chunks = self._prefill(now, decodes.rows, int(decodes.drafts.given.sum()))
         if not len(decodes.rows) and not chunks:
             self._batch.put_back(edits, self._setups)
             return None
@@ -101,7 +101,16 @@ class Planner:
         return self._prefill_budget.tokens_per_s
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
+        """Called before the step is committed."""
         self._prefill_budget.observe(step.prompt_tokens, result.device_span)
+        plan, n = step.plan, step.decodes
+        self.drafting.after_step(plan.rows[:n].astype(np.intp), step.serials[:n], plan.query_lens[:n], result)
+        if not step.chunks:
+            self.drafting.ran(int(plan.query_lens.sum()), result.device_span)
+
+    def learn(self, request: Request) -> None:
+        """The request has ended."""
+        self.drafting.learn(request)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 
@@ -112,21 +121,21 @@ class Planner:
         rows = NO_ROWS if stand_back else self._table.decoding()
         if self._micro_batches is not None:
             rows = self._micro_batches.next_of(rows)
-        drafts = self._drafting.decide(rows)
-        if self._drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
-            drafts = self._drafting.without(rows)
+        drafts = self.drafting.decide(rows)
+        if self.drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
+            drafts = self.drafting.without(rows)
         return Decodes(rows, drafts, *self._batch.grow_decodes(rows, drafts.widths))
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, now: float, beside: RowIndex) -> list[Chunk]:
+    def _prefill(self, now: float, beside: RowIndex, drafts: int = 0) -> list[Chunk]:
         """Prompts already begun go on first, then waiting requests begin, until the budget or the memory is used up.
-        The rows `beside` them decode."""
+        The rows `beside` them decode, with so many drafts, which are computed in the prompts' place."""
         begun = self._table.prefilling()
         if not begun and not len(self._queue):
             return []
         chunks: list[Chunk] = []
-        budget = self._budget(now, beside)
+        budget = self._budget(now, beside) - drafts
         for row in begun:
             request = self._table.request_in(row)
             count = self._chunk_size(request, int(self._table.length[row]), int(self._table.known[row]), budget)

@@ -42,10 +42,14 @@ class Proposer(Protocol):
     """Guesses on the host how a request goes on; the executor verifies that."""
 
     most: int  # drafts behind one decode
+    adaptive: bool  # only as many as are worth their time
 
-    def propose(self, known: IntArray, in_flight: int, most: int) -> IntArray:
-        """Up to `most` drafts for a request whose `known` tokens, prompt and output, are followed by up to `in_flight`
-        tokens of steps that have not ended."""
+    def propose(self, known: IntArray, namespace: str, count: int) -> IntArray:
+        """Up to `count` tokens that may follow the `known` ones of a request, prompt and output."""
+        ...
+
+    def learn(self, tokens: IntArray, namespace: str) -> None:
+        """A request has ended with these tokens; what is learnt of them is for requests of its namespace only."""
         ...
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
 from bough.core.sampling_params import SamplingParams
 from bough.memory.tree.node import Node
+from bough.messages.outputs import DraftCounts
 from bough.messages.requests import Thinking
 from bough.scheduler.constraint import Constraint
 
@@ -56,6 +57,8 @@ class Request:
     constraint: Constraint | None = None  # its grammar, once compiled, the budget of its thinking, its bad words
     unsent: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    proposed_drafts: int = 0
+    held_drafts: list[int] = field(default_factory=list)  # in how many of its steps 0, 1, … drafts held
 
     def begin_running(self, now: float) -> None:
         if not self.retractions:
@@ -94,6 +97,11 @@ class Request:
         self.tokens = np.concatenate([self.tokens, np.array(tokens, dtype=np.int32)])
         self.unsent = len(tokens)
 
+    def count_drafts(self, proposed: int, held: int) -> None:
+        self.proposed_drafts += proposed
+        self.held_drafts += [0] * (held + 1 - len(self.held_drafts))
+        self.held_drafts[held] += 1
+
     def start(self) -> None:
         self.started = True
 
@@ -119,6 +127,11 @@ class Request:
     def take_forced_logprobs(self) -> list[PositionLogprobs]:
         taken, self.forced_logprobs = self.forced_logprobs, []
         return taken
+
+    @property
+    def drafts(self) -> DraftCounts | None:
+        """How they fared; None: there is no speculation."""
+        return DraftCounts(self.proposed_drafts, tuple(self.held_drafts)) if self.held_drafts else None
 
     @property
     def generated(self) -> int:

@@ -15,7 +15,18 @@ import numpy as np
 
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
-from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Open, Reply, Started, StepOutput, ToDetokenizer
+from bough.messages.outputs import (
+    Delta,
+    Deltas,
+    DraftCounts,
+    Ended,
+    LogprobRun,
+    Open,
+    Reply,
+    Started,
+    StepOutput,
+    ToDetokenizer,
+)
 from bough.messages.requests import Ping, ProcessCommand, Shutdown, StreamEnded
 from bough.tokenizer.incremental import IncrementalDecoder, WindowDecoder
 from bough.tokenizer.stops import StopMatcher
@@ -48,6 +59,7 @@ class Stream:
     logprobs: list[LogprobRun] = field(default_factory=list)
     started: Started | None = None
     retractions: int = 0
+    drafts: DraftCounts | None = None
     sent: bool = False
 
     def due(self) -> bool:
@@ -63,6 +75,7 @@ class Stream:
             self.logprobs,
             finish,
             self.retractions,
+            self.drafts,
         )
         self.text, self.ids, self.logprobs, self.started, self.sent = [], [], [], None, True
         return delta
@@ -133,6 +146,9 @@ class Detokenizer:
         for handle, retractions in message.retractions.items():
             if (stream := self._streams.get(handle)) is not None:
                 stream.retractions = retractions
+        for handle, drafts in message.drafts.items():
+            if (stream := self._streams.get(handle)) is not None:
+                stream.drafts = drafts
         ended = {end.handle: end for end in message.ended}
         handles = np.frombuffer(message.handles, dtype=np.int64).tolist()
         tokens = np.frombuffer(message.tokens, dtype=np.int32).tolist()
@@ -175,7 +191,7 @@ class Detokenizer:
     def _close(self, handle: int, stream: Stream, reason: FinishReason, end: Ended | None) -> Delta:
         del self._streams[handle]
         if end is not None:
-            stream.retractions = end.retractions
+            stream.retractions, stream.drafts = end.retractions, end.drafts
         return stream.take(handle, reason)
 
 

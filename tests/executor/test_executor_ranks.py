@@ -27,6 +27,7 @@ from bough.executor.control import ModelControl
 from bough.executor.load_model import LoadedModel, check_experts, check_split, resolve_config
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow
 from bough.loader.locate import locate
+from bough.messages.channels import Addresses
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
 from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
@@ -419,12 +420,15 @@ def test_every_rank_of_every_replica_has_a_gpu_of_its_own(tmp_path: Path, monkey
 
     def join(tp_size: int, dp_size: int, rank: int, dp_rank: int) -> Any:
         settings = Settings.from_flat({"tp_size": tp_size, "dp_size": dp_size})
-        return ranks.join_ranks(settings, rank, tmp_path, dp_rank)
+        return ranks.join_ranks(settings, rank, Addresses.in_folder(tmp_path), dp_rank)
 
     joined = [join(2, 3, rank, dp_rank) for dp_rank in range(3) for rank in range(2)]
     assert joined == [0, 1] * 3 and taken == [0, 1, 2, 3, 4, 5]
     assert join(1, 4, 0, 3) is ALONE and taken[-1] == 3
-    with pytest.raises(SettingsError, match=r"--tp-size 2, --pp-size 1 and --dp-size 4: .* which makes 8, and there are 6\."):
+    with pytest.raises(
+        SettingsError,
+        match=r"--tp-size 2, --pp-size 1 and --dp-size 4: .* makes 8 on this host, and there are 6\.",
+    ):
         join(2, 4, 0, 0)
 
 

@@ -194,6 +194,7 @@ class FakeExecutor:
         self.order: list[int | str] = []  # steps and commands
         self._draw = random.Random(5)
         self.counts: list[int] = []  # tokens that decodes gave, one after the other
+        self.row_counts: dict[int, int] = {}  # what each row got last
         self.page_size = page_size
         self.slots = np.full((pages + 1) * page_size, -1, dtype=np.int32)
         self.tables: dict[int, list[int]] = {}
@@ -271,6 +272,7 @@ class FakeExecutor:
                 old = self._page(table[edit.first + i])
                 assert (old == self._page(page)).all() or edit.first + i >= self.lengths[edit.row] // self.page_size
                 table[edit.first + i] = page
+        plan = plan.aligned(np.array([self.row_counts.get(row, 1) for row in plan.rows.tolist()], dtype=np.int32))
         self._append_pages(plan)
         self._store(plan)
         if plan.masked is None:
@@ -368,6 +370,7 @@ class FakeExecutor:
                 if decode and (self._limits.drafts or drafts):  # there is no need to take all that holds
                     run = run[: self._draw.randint(0, len(run))] if self._draw.random() < 0.2 else run
                     self.counts.append(len(run))
+                self.row_counts[row] = len(run)
                 self.generated[row] += len(run)
                 self.lengths[row] -= drafts + 1 - len(run) if decode else 0
                 self.last_token[row] = max(run[-1], 0) if run else self.last_token[row]
@@ -466,13 +469,15 @@ class GuessingProposer:
     """Drafts of the host, right and wrong ones, also behind tokens that are still in flight."""
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most, self.adaptive = most, False
         self._draw = random.Random(6)
 
-    def propose(self, known: np.ndarray, in_flight: int, most: int) -> np.ndarray:
+    def propose(self, known: np.ndarray, namespace: str, count: int) -> np.ndarray:
         sequence = known.tolist()
-        for _ in range(in_flight + most):
+        for _ in range(count):
             sequence.append(next_token(np.array(sequence, dtype=np.int32)))
         drafts = [token if self._draw.random() < 0.8 else self._draw.randrange(VOCAB) for token in sequence]
-        count = self._draw.randint(0, most)
-        return np.array(drafts[len(known) + in_flight :][:count], dtype=np.int32)
+        return np.array(drafts[len(known) :][: self._draw.randint(0, count)], dtype=np.int32)
+
+    def learn(self, tokens: np.ndarray, namespace: str) -> None:
+        return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -75,6 +78,25 @@ def test_all_of_several_messages_go_out_or_none(tmp_path: Path) -> None:
     sender.close()
     receiver.close()
     context.term()
+
+
+def test_between_hosts_only_holders_of_the_key_hear_what_is_sent() -> None:
+    with contextlib.ExitStack() as cleanup:
+        context: zmq.Context[Any] = zmq.Context()
+        cleanup.callback(context.destroy, 0)
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        sender = Sender(context, address, listeners={address: listener.detach()}, key="k" * 32)
+        stranger, friend = (Receiver(context, address, ToScheduler, key=key * 32) for key in "xk")
+        plain = context.socket(zmq.PULL)
+        plain.connect(address)
+        sent = [FlushCache(call=number) for number in range(20)]
+        sender.send(*sent)
+        heard: list[Any] = []
+        while len(heard) < len(sent):
+            heard += friend.receive(10.0) or pytest.fail("nothing came")
+        assert heard == sent
+        assert not stranger.receive(0.2) and not plain.poll(0)
 
 
 def test_every_output_form_survives_the_wire() -> None:

@@ -70,6 +70,7 @@ PLAN = BatchPlan(
     input_logprobs=(InputLogprobs(1, 0, 3, -1),),
     masked=np.array([True, False]),
     last_tokens=ints(9),
+    spare=ints(1, 0),
 )
 MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [

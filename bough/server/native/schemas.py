@@ -150,6 +150,12 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     output_top_logprobs: list[list[Logprob] | None] | None = None
     input_token_ids_logprobs: list[list[Logprob] | None] | None = None
     output_token_ids_logprobs: list[list[Logprob] | None] | None = None
+    spec_verify_ct: int | None = None
+    spec_accept_length: float | None = None
+    spec_accept_rate: float | None = None
+    spec_num_correct_drafts: int | None = None
+    spec_num_proposed_drafts: int | None = None
+    spec_accept_histogram: list[int] | None = None
     timings: Timings | None = None
 
 

@@ -1,0 +1,110 @@
+"""How many drafts are worth verifying: as many as let the step give the most tokens in its time.
+
+A draft that holds saves its request a step, and one that does not is computed for nothing. How likely a request's
+drafts hold is learnt from the drafts that it has had; what further tokens cost, from the times of the engine's own
+steps. So nothing is assumed of the model or the device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from bough.core.plan import IntArray
+from bough.scheduler.rows import RowIndex, RowTable
+
+PRIOR = 0.6  # of a request that has had no drafts yet
+WEIGHT = 8.0  # drafts: how much of what is known of a request counts beside the next one
+FORGET = 0.02  # of what is known, with each step in which a request could have had drafts and got none
+GAIN = 1.02  # less than this is not worth the risk
+PROBE = 32  # steps with drafts between two without, which tell what those would cost
+MEMORY = 0.8  # of a step's time that was known, when a further one is taken into account
+SURPRISE = 2.0  # times what was known: one step that took longer counts as this, as it may have waited for something
+EXACT = 16  # steps of more tokens than this share what is known with those of nearly as many
+FINE = 8  # parts of a doubling
+
+Floats = npt.NDArray[np.float64]
+
+
+class StepTimes:
+    """How long a step of decodes takes, by its number of tokens. Of sizes that were never measured the next smaller one
+    stands for it: so they are tried."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+        self._tokens: Floats = np.zeros(0)
+        self._seconds: Floats = np.zeros(0)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        size = _bucket(tokens)
+        known = self._known.get(size)
+        believed = seconds if known is None else MEMORY * known + (1.0 - MEMORY) * min(seconds, SURPRISE * known)
+        self._known[size] = believed
+        self._tokens = np.array(sorted(self._known), dtype=np.float64)
+        self._seconds = np.array([self._known[int(size)] for size in self._tokens])
+
+    def of(self, tokens: npt.NDArray[np.int64]) -> Floats:
+        """Relative to each other where nothing is known."""
+        if not len(self._tokens):
+            return np.ones(len(tokens))
+        found: Floats = np.interp(tokens, self._tokens, self._seconds)
+        return found
+
+
+def _bucket(tokens: int) -> int:
+    if tokens <= EXACT:
+        return tokens
+    grain = (1 << tokens.bit_length() - 1) // FINE
+    return -(-tokens // grain) * grain
+
+
+class DraftLengths:
+    """Owns what is known of each row's drafts, while the row has the same owner."""
+
+    def __init__(self, table: RowTable, most: int, *, adaptive: bool) -> None:
+        self._table = table
+        self._most = most  # in one step
+        self._adaptive = adaptive
+        self._times = StepTimes()
+        self._hold = np.full(len(table.requests), PRIOR)
+        self._handles = np.full(len(table.requests), -1, dtype=np.int64)
+        self._drafted = 0  # steps since one without drafts
+
+    def choose(self, rows: RowIndex, available: IntArray) -> IntArray:
+        """How many of the drafts that there are for each row it gets."""
+        if not available.any():
+            return available
+        changed = rows[self._handles[rows] != self._table.handle[rows]]
+        self._handles[changed], self._hold[changed] = self._table.handle[changed], PRIOR
+        hold = self._hold[rows] if self._adaptive else np.ones(len(rows))
+        places = np.arange(1, int(available.max()) + 1)
+        # What the first, second … draft of each row is likely to add: it holds if all before it do.
+        gains = np.where(places <= available[:, None], hold[:, None] ** places, -1.0)
+        order = np.argsort(-gains, axis=None, kind="stable")[: min(self._most, int(available.sum()))]
+        count = self._best(len(rows), gains.ravel()[order]) if self._adaptive else len(order)
+        chosen = np.bincount(order[:count] // len(places), minlength=len(rows)).astype(np.int32)
+        passed_over = rows[(available > 0) & (chosen == 0)]
+        self._hold[passed_over] += FORGET * (PRIOR - self._hold[passed_over])
+        return chosen
+
+    def _best(self, rows: int, gains: Floats) -> int:
+        """How many drafts, the likeliest first."""
+        if self._drafted >= PROBE:
+            self._drafted = 0
+            return 0
+        tokens = rows + np.concatenate([[0.0], gains.cumsum()])
+        rates = tokens / self._times.of(rows + np.arange(len(tokens)))
+        best = int(rates.argmax())
+        self._drafted += best > 0
+        return best if rates[best] >= GAIN * rates[0] else 0
+
+    def observe(self, rows: RowIndex, proposed: IntArray, held: IntArray) -> None:
+        """Of so many drafts of these rows, the first so many held."""
+        known = self._hold[rows]
+        failed = held < proposed
+        self._hold[rows] = np.where(proposed > 0, (WEIGHT * known + held) / (WEIGHT + held + failed), known)
+
+    def ran(self, tokens: int, span: tuple[float, float] | None) -> None:
+        """A step of decodes alone computed so many tokens."""
+        if span is not None:
+            self._times.observe(tokens, span[1] - span[0])

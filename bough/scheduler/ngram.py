@@ -1,0 +1,68 @@
+"""Drafts by looking for what followed the same tokens before: in the request itself, and in requests that have ended.
+
+The search is a few numpy comparisons over the tokens: there is no index to keep, and requests that never repeat
+anything cost nothing but those.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from bough.core.plan import IntArray
+from bough.core.settings import SpeculativeSettings
+
+NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
+LEAST_MATCH = 2  # tokens: what followed a single one says little
+LEAST_MATCH_ELSEWHERE = 3  # in other requests
+
+
+class NgramProposer:
+    """Owns the tokens of ended requests, up to a capacity, apart for each namespace."""
+
+    def __init__(self, settings: SpeculativeSettings) -> None:
+        self.most = settings.speculative_num_draft_tokens - 1
+        self.adaptive = settings.speculative_adaptive
+        self._depth = settings.speculative_ngram_max_trie_depth
+        self._capacity = settings.speculative_ngram_capacity
+        self._ended: OrderedDict[str, IntArray] = OrderedDict()  # by namespace, the one used last at the end
+        self._size = 0
+
+    def propose(self, known: IntArray, namespace: str, count: int) -> IntArray:
+        matched, end = longest_match(known[:-1], known, self._depth)
+        if matched >= LEAST_MATCH:
+            # What is copied may run on into itself: a text that repeats every p tokens goes on doing so.
+            period = len(known) - end
+            own: IntArray = known[end + np.arange(count) % period]
+            return own
+        seen = self._ended.get(namespace)
+        if seen is None:
+            return NO_TOKENS
+        matched, end = longest_match(seen, known, self._depth)
+        return seen[end : end + count] if matched >= LEAST_MATCH_ELSEWHERE else NO_TOKENS
+
+    def learn(self, tokens: IntArray, namespace: str) -> None:
+        if not self._capacity:
+            return
+        before = self._ended.pop(namespace, NO_TOKENS)
+        kept = np.concatenate([before, tokens])[-self._capacity :]
+        self._ended[namespace] = kept
+        self._size += len(kept) - len(before)
+        while self._size > self._capacity:
+            _, dropped = self._ended.popitem(last=False)
+            self._size -= len(dropped)
+
+
+def longest_match(tokens: IntArray, known: IntArray, depth: int) -> tuple[int, int]:
+    """How many of the last `known` tokens, up to `depth`, stand somewhere in `tokens`, and where the last such place
+    ends."""
+    ends = np.flatnonzero(tokens == known[-1]) + 1
+    matched = 0
+    while len(ends):
+        matched, end = matched + 1, int(ends[-1])
+        if matched == min(depth, len(known)):
+            break
+        ends = ends[ends > matched]
+        ends = ends[tokens[ends - 1 - matched] == known[-1 - matched]]
+    return (matched, end) if matched else (0, 0)

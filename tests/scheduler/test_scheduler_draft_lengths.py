@@ -1,0 +1,87 @@
+"""How many drafts are worth their time: from what rows' drafts did, and from the times of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from bough.scheduler.draft_lengths import PROBE, DraftLengths, StepTimes
+
+ROWS = 8
+
+
+def lengths(cost: Callable[[int], float], most: int = 256, **options: Any) -> DraftLengths:
+    """With the times of all steps of up to 64 tokens known."""
+    table = SimpleNamespace(requests=[None] * ROWS, handle=np.arange(ROWS))
+    chosen = DraftLengths(cast(Any, table), most, **{"adaptive": True, **options})
+    for tokens in range(1, 65):
+        chosen.ran(tokens, (0.0, cost(tokens)))
+    return chosen
+
+
+def rows(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.intp)
+
+
+def ints(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int32)
+
+
+def teach(chosen: DraftLengths, row: int, held: int, proposed: int, times: int = 40) -> None:
+    chosen.choose(rows(row), ints(1))  # it has an owner
+    for _ in range(times):
+        chosen.observe(rows(row), ints(proposed), ints(held))
+
+
+def test_free_drafts_are_all_taken_and_dear_ones_are_not() -> None:
+    assert lengths(lambda tokens: 1.0).choose(rows(0), ints(5)).tolist() == [5]
+    assert lengths(lambda tokens: float(tokens)).choose(rows(0), ints(5)).tolist() == [0]
+
+
+def test_a_row_whose_drafts_hold_gets_more_than_one_whose_do_not() -> None:
+    chosen = lengths(lambda tokens: 1.0 + 0.2 * tokens)
+    teach(chosen, 0, held=4, proposed=4)
+    teach(chosen, 1, held=0, proposed=4)
+    good, bad = chosen.choose(rows(0, 1), ints(6, 6)).tolist()
+    assert good == 6 and bad == 0
+
+
+def test_a_row_with_another_owner_begins_anew() -> None:
+    chosen = lengths(lambda tokens: 1.0 + 0.2 * tokens)
+    teach(chosen, 0, held=0, proposed=4)
+    assert chosen.choose(rows(0), ints(6)).tolist() == [0]
+    cast(Any, chosen)._table.handle[0] = 77
+    assert chosen.choose(rows(0), ints(6))[0] > 0
+
+
+def test_a_row_without_luck_is_tried_again_some_day() -> None:
+    chosen = lengths(lambda tokens: 1.0 + 0.2 * tokens)
+    teach(chosen, 0, held=0, proposed=4)
+    assert any(chosen.choose(rows(0), ints(6))[0] for _ in range(200))
+
+
+def test_now_and_then_a_step_goes_without_to_learn_its_time() -> None:
+    chosen = lengths(lambda tokens: 1.0)
+    taken = [int(chosen.choose(rows(0), ints(3))[0]) for _ in range(2 * (PROBE + 1))]
+    assert taken.count(0) == 2
+
+
+def test_no_step_has_more_drafts_than_it_may() -> None:
+    chosen = lengths(lambda tokens: 1.0, most=10)
+    assert chosen.choose(rows(*range(8)), ints(*[4] * 8)).sum() == 10
+    everything = lengths(lambda tokens: float(tokens), adaptive=False)
+    assert everything.choose(rows(0, 1), ints(4, 0)).tolist() == [4, 0]
+
+
+def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
+    times = StepTimes()
+    assert times.of(np.array([1, 9])).tolist() == [1.0, 1.0]
+    times.observe(2, 1.0)
+    times.observe(6, 3.0)
+    assert times.of(np.array([1, 2, 4, 6, 50])).tolist() == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0])
+    times.observe(6, 300.0)  # a step that waited for something
+    assert times.of(np.array([6]))[0] < 4.0

@@ -1,0 +1,156 @@
+"""One engine on two hosts: its tokens, and how both end when something of either dies."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from bough import Engine
+from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.ranks import LLAMA
+from tests.system.hosts import KEY, PATIENCE_S, Host, Node, two_hosts
+from tests.system.sockets import tree_of
+
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11] * 12, [3], [5, 6, 7, 8, 9], *([number] * 20 for number in range(12, 16))]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
+SETTINGS = {"device": "cpu", "cpu_threads": 1, "skip_tokenizer_init": True, "max_total_tokens": 250}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hosts") / "llama"
+    write_checkpoint(path, 3, **LLAMA)
+    return path
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    with two_hosts() as made:
+        yield made
+
+
+@pytest.fixture
+def start(hosts: list[Host]) -> Iterator[Callable[..., Node]]:
+    port = 29500
+    if hosts[0].address == "127.0.0.1":
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+    with contextlib.ExitStack() as cleanup:
+
+        def serve(number: int, model: Path, key: str = KEY, tp_size: int = 2, **settings: Any) -> Node:
+            address = f"{hosts[0].address}:{port}"
+            given = SETTINGS | {"model_path": model, "tp_size": tp_size, "nnodes": 2, "dist_init_addr": address}
+            flags = []
+            for name, value in (given | settings).items():
+                flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            node = Node(hosts[number], number, flags, key)
+            cleanup.callback(node.close)
+            return node
+
+        yield serve
+
+
+def tokens_of(node: Node, prompt: list[int]) -> list[int]:
+    answer = node.call("/generate", input_ids=prompt, sampling_params=GREEDY)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["output_ids"])
+
+
+def test_two_hosts_give_the_tokens_of_one_rank_and_end_in_order(start: Callable[..., Node], model: Path) -> None:
+    small = {"schedule_conservativeness": 0.0}
+    with Engine(model, **SETTINGS, **small, attention_backend="torch", log_level="error") as engine:
+        expected = [engine.generate(input_ids=prompt, sampling_params=GREEDY)["output_ids"] for prompt in PROMPTS]
+    nodes = [start(number, model, tp_size=4, **small) for number in (1, 0)][::-1]
+    for node in nodes:
+        node.wait_ready()
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        assert list(threads.map(lambda prompt: tokens_of(nodes[0], prompt), PROMPTS)) == expected
+    state = nodes[0].call("/server_info").json()
+    assert state["nnodes"] == 2 and state["internal_states"][0]["num_retractions"] > 0
+    assert nodes[1].call("/generate", text="x").status_code == 404
+    processes = [tree_of(node.process.pid) for node in nodes]
+    titles = [sorted(" ".join(each.cmdline()).strip() for each in tree[1:]) for tree in processes]
+    assert titles[0] == ["bough::detokenizer", "bough::executor TP1", "bough::scheduler"]
+    assert titles[1] == ["bough::executor TP2", "bough::executor TP3"]
+    assert not [each for tree in processes for each in tree if KEY in " ".join(each.cmdline())]
+    nodes[0].process.send_signal(signal.SIGTERM)
+    for node, tree in zip(nodes, processes, strict=True):
+        code, log = node.wait()
+        assert code == 0 and KEY not in log, log
+        assert not psutil.wait_procs(tree[1:], timeout=PATIENCE_S)[1]
+
+
+KILLS: dict[str, tuple[int, str, str]] = {  # on which host, which process, and what the other host says
+    "another host's rank": (1, "executor TP1", "Node 1 has ended: The executor TP1 process (pid "),
+    "another host": (1, "", "Node 1 has gone: its connection has ended."),
+    "the first host": (0, "", "The first host has ended: its connection was lost."),
+    "the scheduler": (0, "scheduler", "The first host has ended: The scheduler process (pid "),
+}
+
+
+@pytest.mark.parametrize("victim", KILLS)
+def test_a_death_ends_both_hosts_with_the_reason(start: Callable[..., Node], model: Path, victim: str) -> None:
+    number, title, said = KILLS[victim]
+    nodes = [start(number, model) for number in (0, 1)]
+    for node in nodes:
+        node.wait_ready()
+    trees = [each for node in nodes for each in tree_of(node.process.pid)]
+    begun = threading.Event()
+
+    def generate() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            while nodes[0].call("/generate", input_ids=[5, 6], sampling_params=GREEDY).status_code == 200:
+                begun.set()
+
+    asking = threading.Thread(target=generate)
+    asking.start()
+    assert begun.wait(PATIENCE_S)
+    hit = nodes[number]
+    (hit.rank(title) if title else hit.process).send_signal(signal.SIGKILL)
+    code, log = nodes[1 - number].wait()
+    assert code == 1 and said in log.splitlines()[-1], log
+    if title:
+        code, log = hit.wait()
+        assert code == 1 and f"bough: The {title} process (pid " in log and "was killed by SIGKILL." in log, log
+    asking.join(PATIENCE_S)
+    assert not asking.is_alive()
+    assert not psutil.wait_procs(trees, timeout=PATIENCE_S)[1]
+
+
+def test_a_host_that_falls_silent_has_gone(start: Callable[..., Node], model: Path) -> None:
+    nodes = [start(number, model) for number in (0, 1)]
+    for node in nodes:
+        node.wait_ready()
+    tree = tree_of(nodes[1].process.pid)
+    for each in tree:
+        each.send_signal(signal.SIGSTOP)
+    code, log = nodes[0].wait()
+    assert code == 1 and "Node 1 has gone" in log.splitlines()[-1], log
+    for each in tree:
+        each.send_signal(signal.SIGCONT)
+    code, log = nodes[1].wait()
+    assert code == 1 and not psutil.wait_procs(tree[1:], timeout=PATIENCE_S)[1], log
+
+
+def test_hosts_that_do_not_belong_together_say_so(start: Callable[..., Node], model: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "other", 4, **LLAMA)
+    first = start(0, model)
+    code, log = start(1, model, key="another secret, as long as the first").wait()
+    assert code == 2 and "give both the same BOUGH_CLUSTER_KEY" in log
+    assert first.process.poll() is None  # it does not care about strangers
+    second = start(1, tmp_path / "other")
+    for node in (second, first):
+        code, log = node.wait()
+        assert code and "Hosts must not differ in the files of the model" in log, log

@@ -24,6 +24,7 @@ from bough.distributed.topology import ONE_RANK, Topology
 from bough.messages.channels import Addresses, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+Members = dist.ProcessGroup | None  # None: all ranks
 
 
 class RankGroup:
@@ -64,21 +65,10 @@ class RankGroup:
         """The ranks of all attention groups."""
         return self
 
-    def begin_step(self, tokens: int) -> None:
-        """Tells the other attention groups how many tokens this one brings, and waits for them."""
-
     def meet(self, willing: bool, join: Callable[[], None]) -> bool:
         """Waits until all attention groups have come here, and runs an empty step with `join` as often as others run
         one meanwhile. Whether all were willing."""
         return willing
-
-    def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows of all attention groups in this step."""
-        return x
-
-    def own_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """This attention group's part of what `gather_rows` has made."""
-        return x
 
     def own_columns(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of what `all_gather` has made."""
@@ -111,13 +101,9 @@ class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
 
     def __init__(
-        self,
-        topology: Topology,
-        device: torch.device,
-        stage: dist.ProcessGroup | None = None,
-        everyone: dist.ProcessGroup | None = None,
+        self, topology: Topology, device: torch.device, stage: Members = None, everyone: Members = None
     ) -> None:
-        """`stage` has the ranks of this one's stage, `everyone` those of all; None: all of the process group."""
+        """`stage` has the ranks of this one's stage, `everyone` those of all stages."""
         self.topology, self._device, self._stage, self._everyone = topology, device, stage, everyone
         self.place = topology  # for errors
 
@@ -163,34 +149,22 @@ class TorchGroup(RankGroup):
 
 
 class AttentionGroup(RankGroup):
-    """The ranks of one of several attention groups: `own` has these, `peers` one of each group, `everyone` all. Groups
-    take turns together: a turn is a step of all of them, or a meeting. `turns` is `peers` on the host."""
+    """The ranks of one of several attention groups. These take turns together: a turn is a step of all of them, or a
+    meeting."""
 
-    def __init__(
-        self, topology: Topology, own: RankGroup, peers: RankGroup, turns: RankGroup, everyone: RankGroup
-    ) -> None:
-        self.topology, self._own, self._peers, self._turns, self._everyone = topology, own, peers, turns, everyone
-        self.turns_taken = 0
-        self._counts = [1] * topology.dp_size  # tokens of each group in this step
-        self._begun = False  # the turn of the next step has been taken
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return self._own.all_reduce(x)
-
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return self._own.all_gather(x)
-
-    def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        return self._own.from_first(x)
-
-    def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
-        return self._own.minimum(values)
+    peers: RankGroup  # of each group the rank at this place
+    turns: RankGroup  # the same, on the host
+    everyone: RankGroup
+    turns_taken = 0
+    _counts: Sequence[int] = ()  # tokens of each group in this step
+    _begun = False  # the turn of the next step has been taken
 
     @property
     def all_groups(self) -> RankGroup:
-        return self._everyone
+        return self.everyone
 
     def begin_step(self, tokens: int) -> None:
+        """Tells the other groups how many tokens this one brings, and waits for them."""
         if not self._begun:
             self._take_turn(tokens)
         self._begun = False
@@ -203,22 +177,37 @@ class AttentionGroup(RankGroup):
 
     def _take_turn(self, says: int) -> list[int]:
         """What each group says: how many tokens it brings, or that it waits in a meeting and brings one of padding."""
-        for group in (self._own, self._peers, self._turns, self._everyone):
-            group.doing = self.doing
-        said: list[int] = self._turns.all_gather(torch.tensor([[says]]))[0].tolist()
+        self.peers.doing = self.turns.doing = self.everyone.doing = self.doing
+        said: list[int] = self.turns.all_gather(torch.tensor([[says]]))[0].tolist()
         self._counts = [max(tokens, 1) for tokens in said]
         self.turns_taken += 1
         return said
 
     def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of all groups."""
         most = max(self._counts)
         padded = torch.nn.functional.pad(x, (0, 0, 0, most - len(x)))
-        parts = self._peers.all_gather(padded.reshape(1, -1)).view(-1, most, x.shape[1])
+        parts = self.peers.all_gather(padded.reshape(1, -1)).view(-1, most, x.shape[1])
         return torch.cat([part[:count] for part, count in zip(parts, self._counts, strict=True)])
 
     def own_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """This group's part of what `gather_rows` has made."""
         before, own = sum(self._counts[: self.topology.dp_rank]), self._counts[self.topology.dp_rank]
         return x[before : before + own]
+
+
+class TorchAttentionGroup(AttentionGroup, TorchGroup):
+    def __init__(self, topology: Topology, device: torch.device, timeout: timedelta) -> None:
+        groups = torch.arange(topology.ranks).view(topology.dp_size, topology.tp_size)
+        own, peers, turns = (
+            dist.new_subgroups_by_enumeration(ranks.tolist(), timeout, backend)[0]  # type: ignore[no-untyped-call]
+            for ranks, backend in ((groups, None), (groups.T, None), (groups.T, "gloo"))
+        )
+        super().__init__(topology, device, own, own)
+        across = Topology(topology.dp_rank, topology.dp_size)
+        self.peers, self.turns = TorchGroup(across, device, peers), TorchGroup(across, torch.device("cpu"), turns)
+        self.peers.place = self.turns.place = topology
+        self.everyone = TorchGroup(topology.all_groups, device)
 
 
 def open_group(
@@ -242,7 +231,7 @@ def open_group(
             ranks = [list(range(first, first + topology.tp_size)) for first in range(0, size, topology.tp_size)]
             of_stage, _ = dist.new_subgroups_by_enumeration(ranks, timeout)  # type: ignore[no-untyped-call]
         if topology.dp_size > 1:
-            return _open_attention_group(topology, device, timeout)
+            return TorchAttentionGroup(topology, device, timeout)
     except (RuntimeError, OSError) as error:
         raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
     return TorchGroup(topology, device, of_stage)
@@ -265,21 +254,3 @@ def _interface_to(address: str) -> str:
         own = probe.getsockname()[0]
     cards = psutil.net_if_addrs().items()
     return next(name for name, entries in cards if any(own == entry.address.split("%")[0] for entry in entries))
-
-
-def _open_attention_group(topology: Topology, device: torch.device, timeout: timedelta) -> AttentionGroup:
-    groups = torch.arange(topology.ranks).view(topology.dp_size, topology.tp_size)
-    own, peers, turns = (
-        dist.new_subgroups_by_enumeration(ranks.tolist(), timeout, backend)[0]  # type: ignore[no-untyped-call]
-        for ranks, backend in ((groups, None), (groups.T, None), (groups.T, "gloo"))
-    )
-    across, host = Topology(topology.dp_rank, topology.dp_size), torch.device("cpu")
-    found = AttentionGroup(
-        topology,
-        TorchGroup(topology, device, own, own),
-        of_peers := TorchGroup(across, device, peers),
-        of_turns := TorchGroup(across, host, turns),
-        TorchGroup(topology.all_groups, device),
-    )
-    of_peers.place = of_turns.place = topology
-    return found

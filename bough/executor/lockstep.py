@@ -1,34 +1,21 @@
 """Attention groups in lock step: each has a scheduler that plans for itself, and step n of one is step n of all.
 
 Whoever launches a step tells the others its number. A group that has nothing to run then launches empty steps up to
-that number, so nobody polls, and nobody waits in an exchange for a group that does not come. A group that runs requests
-gets time to plan first.
+that number, so nobody polls, and nobody waits in an exchange for a group that does not come.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from bough.core.control import Command, GroupCommand, MeetGroups, Ticket
-from bough.core.plan import BatchPlan, Executor, InFlight, Limits, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.executor.plain_plans import decode_plan
+from bough.executor.ranks import LOOK_IN_S
 from bough.messages.requests import JoinStep, ToScheduler
 
-
-@dataclass(frozen=True, slots=True)
-class CountedStep:
-    own: InFlight
-    done: Callable[[], None]
-
-    def ready(self) -> bool:
-        return self.own.ready()
-
-    def wait(self) -> StepResult:
-        result = self.own.wait()
-        self.done()
-        return result
+LOOKS = 3  # at its messages that a scheduler has after a launch before it counts as one without work
 
 
 class LockstepExecutor:
@@ -38,9 +25,9 @@ class LockstepExecutor:
     def __init__(self, own: Executor, turns_taken: Callable[[], int], tell: Callable[[JoinStep], None]) -> None:
         self._own, self._turns_taken, self._tell = own, turns_taken, tell
         self._launched = turns_taken()
-        self._running = 0  # steps of the scheduler that it has not looked at yet
-        self._resting = False  # there were none at the last look, and none was launched since
-        self._joined: deque[InFlight] = deque()  # empty steps
+        self._looks = 0  # since the last launch
+        self._planned: InFlight | None = None  # the last step of the scheduler
+        self._empty: deque[InFlight] = deque()
         self._command: Ticket | None = None
 
     def limits(self) -> Limits:
@@ -48,24 +35,26 @@ class LockstepExecutor:
 
     def launch(self, plan: BatchPlan) -> InFlight:
         self._count_turns()
-        self._launched += 1
-        self._running, self._resting = self._running + 1, False
+        self._launched, self._looks = self._launched + 1, 0
         self._tell(JoinStep(self._launched))
-        return CountedStep(self._own.launch(plan), self._done)
+        self._planned = self._own.launch(plan)
+        return self._planned
 
-    def _done(self) -> None:
-        self._running -= 1
-
-    def join(self, number: int) -> None:
-        """Between two looks of the scheduler at its messages: launches empty steps up to this number if it has launched
-        nothing since the last one, and had nothing in flight."""
-        while self._joined and self._joined[0].ready():
-            self._joined.popleft().wait()
+    def join(self, number: int) -> float | None:
+        """Before the scheduler looks at its messages: launches empty steps up to this number if it has nothing to run.
+        How many seconds it may wait for messages then; None: for ever."""
+        while self._empty and self._empty[0].ready():
+            self._empty.popleft().wait()
         self._count_turns()
-        while self._resting and self._command is None and self._launched < number:
-            self._launched += 1
-            self._joined.append(self._own.launch(decode_plan(-1, 0, len(self.limits().pages))))
-        self._resting = not self._running
+        self._looks += 1
+        behind = self._command is None and self._launched < number
+        if behind and (self._planned is None or self._planned.ready()):
+            if self._looks < LOOKS:
+                return 0.0
+            while self._launched < number:
+                self._launched += 1
+                self._empty.append(self._own.launch(decode_plan(-1, 0, len(self.limits().pages))))
+        return LOOK_IN_S if self._empty else None
 
     def _count_turns(self) -> None:
         """A command may have taken part in steps while it waited for the other groups."""
@@ -82,8 +71,7 @@ class LockstepExecutor:
         return ticket
 
     def idle(self) -> bool:
-        """What is put off to quiet moments would have to be done by all groups at the same time."""
-        return False
+        return False  # all groups would have to do what was put off at the same time
 
     def close(self) -> None:
         self.control(MeetGroups()).wait()
@@ -98,11 +86,8 @@ class LockstepInbox:
         self._number = 0
 
     def receive(self, timeout_s: float | None = 0.0) -> list[ToScheduler]:
-        self._executor.join(self._number)
-        messages: list[ToScheduler] = []
-        for message in self._receive(timeout_s):
-            if isinstance(message, JoinStep):
-                self._number = max(self._number, message.number)
-            else:
-                messages.append(message)
-        return messages
+        most_s = self._executor.join(self._number)
+        wait_s = min((each for each in (timeout_s, most_s) if each is not None), default=None)
+        messages = self._receive(wait_s)
+        self._number = max([self._number, *(each.number for each in messages if isinstance(each, JoinStep))])
+        return [message for message in messages if not isinstance(message, JoinStep)]

@@ -48,9 +48,8 @@ def join_ranks(
 
 def topology_of(settings: Settings, rank: int, dp_rank: int = 0) -> Topology:
     parallel = settings.parallel
-    if parallel.groups > 1:
-        return Topology(rank, parallel.replica_ranks, parallel.ep_size, dp_rank=dp_rank, dp_size=parallel.groups)
-    return Topology.at(rank, parallel.tp_size, parallel.pp_size, parallel.ep_size)
+    place = Topology.at(rank, parallel.tp_size // parallel.groups, parallel.pp_size, parallel.ep_size)
+    return place if parallel.groups == 1 else replace(place, dp_rank=dp_rank, dp_size=parallel.groups)
 
 
 class Results:

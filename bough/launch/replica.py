@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
-from bough.core.settings import ParallelSettings, Settings
+from bough.core.settings import Settings
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_model, input_reader, open_tokenizer
@@ -55,7 +55,11 @@ class Replica:
                 "--kv-events-config tells of the cache of one scheduler; leave it out with --dp-size, or run that many "
                 "servers behind `bough gateway`."
             )
-        check_groups(parallel)
+        if parallel.groups > 1 and (parallel.tp_size % parallel.groups or parallel.pp_size > 1):
+            raise SettingsError(
+                f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks; use a number "
+                f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
+            )
         check_nodes(parallel)
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
@@ -141,17 +145,6 @@ class Replica:
             limits=self.limits,
             replica_limits=self.replica_limits,
         )
-
-
-def check_groups(parallel: ParallelSettings) -> None:
-    """Raises if attention cannot run in such groups."""
-    if parallel.groups == 1:
-        return
-    sizes = f"--enable-dp-attention runs attention in --dp-size {parallel.dp_size} groups of the --tp-size ranks"
-    if parallel.tp_size % parallel.dp_size:
-        raise SettingsError(f"{sizes}, and that does not divide --tp-size {parallel.tp_size}.")
-    if parallel.pp_size > 1:
-        raise SettingsError(f"{sizes}; a pipeline has no such groups: leave out --pp-size.")
 
 
 def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:

@@ -54,11 +54,6 @@ class ChildSpec:
         place = f" PP{stage} TP{rank}" if self.settings.get("pp_size", 1) > 1 else f" TP{rank}"
         return self.role + replica + (place if self.rank else "")
 
-    @property
-    def replica(self) -> int | None:
-        """What ends alone where this process dies; None: all do."""
-        return None if self.settings.get("enable_dp_attention") else self.dp_rank
-
     def encode(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str) + b"\n"
 

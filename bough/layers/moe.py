@@ -13,7 +13,7 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.distributed.group import RankGroup
+from bough.distributed.group import AttentionGroup
 from bough.kernels.ops import Router
 from bough.layers.mlp import GatedMLP, PlainMLP
 from bough.layers.norm import NO_NORM, NormLayer, make_norm
@@ -105,7 +105,7 @@ class ExpertsBesideMLP:
 class AcrossGroups:
     """A block that the ranks of all attention groups share: it gets the tokens of all."""
 
-    def __init__(self, block: Block, group: RankGroup) -> None:
+    def __init__(self, block: Block, group: AttentionGroup | None) -> None:
         self._block, self._group = block, group
 
     def __call__(
@@ -113,6 +113,7 @@ class AcrossGroups:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
         total = x if residual is None else x + residual
+        assert self._group is not None, "shapes alone compute nothing"
         out = self._block(self._group.gather_rows(total), None, norm, ctx)[0]
         return self._group.own_rows(out), total
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from bough.core.model_config import MoEConfig, RopeConfig
-from bough.distributed.group import ALONE, RankGroup
+from bough.distributed.group import AttentionGroup
 from bough.distributed.topology import Topology
 from bough.kernels.ops import REFERENCE, Ops
 from bough.layers.rope import RopeTable, rope_table
@@ -67,7 +67,7 @@ class Placement:
     spread: SpreadExperts = field(default_factory=SpreadExperts)
     take_over: TakeOver = no_reduce
     pass_on: PassOn = no_stage
-    group: RankGroup = ALONE
+    group: AttentionGroup | None = None  # None: there is one, or it is not there yet
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:
@@ -81,8 +81,8 @@ class Placement:
     @property
     def all_groups(self) -> Placement:
         """For layers that the ranks of all attention groups share."""
-        topology, everyone = self.topology.all_groups, self.group.all_groups
-        return replace(self, topology=topology, all_reduce=everyone.all_reduce, all_gather=everyone.all_gather)
+        placed = replace(self, topology=self.topology.all_groups)
+        return placed if self.group is None else replace(placed, all_reduce=self.group.everyone.all_reduce)
 
     def mean_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
         """Of equal parts of a whole, each on one rank or each on as many."""

@@ -103,7 +103,7 @@ def build_model(
     `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names. `spread` gets
     to know the layers' experts."""
     family = find_family(config.architecture)
-    from bough.distributed.group import ALONE
+    from bough.distributed.group import ALONE, AttentionGroup
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedScheme
@@ -112,7 +112,6 @@ def build_model(
     from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
     from bough.layers.spread import SpreadExperts
-    from bough.models.in_step import InStep
 
     ranks = group or ALONE
     reduce = ranks.all_reduce
@@ -127,10 +126,10 @@ def build_model(
             scheme, experts = stored, stored.experts
         table = PlainTable if topology.tp_size == 1 else ShardedTable
         spread = spread or SpreadExperts(ranks)
-        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, ranks)
+        attending = ranks if isinstance(ranks, AttentionGroup) else None
+        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending)
         placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
-    model = family.build(config, placement)
-    return model if topology.dp_size == 1 else InStep(model, ranks)
+    return family.build(config, placement)
 
 
 def _families() -> Iterator[ModelFamily]:

@@ -24,7 +24,7 @@ from bough.distributed.topology import ONE_RANK, Topology
 from bough.messages.channels import Addresses, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-Members = dist.ProcessGroup | None  # None: all ranks
+Ranks = dist.ProcessGroup | None  # None: all
 
 
 class RankGroup:
@@ -100,9 +100,7 @@ class SimulatedGroup(RankGroup):
 class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
 
-    def __init__(
-        self, topology: Topology, device: torch.device, stage: Members = None, everyone: Members = None
-    ) -> None:
+    def __init__(self, topology: Topology, device: torch.device, stage: Ranks = None, everyone: Ranks = None) -> None:
         """`stage` has the ranks of this one's stage, `everyone` those of all stages."""
         self.topology, self._device, self._stage, self._everyone = topology, device, stage, everyone
         self.place = topology  # for errors

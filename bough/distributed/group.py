@@ -32,6 +32,7 @@ class RankGroup:
 
     topology = ONE_RANK
     doing = "the start"  # what the exchanges belong to, for errors
+    turns_taken = 0  # steps and meetings of all attention groups
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks of the stage; it may work in place."""
@@ -153,7 +154,6 @@ class AttentionGroup(RankGroup):
     peers: RankGroup  # of each group the rank at this place
     turns: RankGroup  # the same, on the host
     everyone: RankGroup
-    turns_taken = 0
     _counts: Sequence[int] = ()  # tokens of each group in this step
     _begun = False  # the turn of the next step has been taken
 

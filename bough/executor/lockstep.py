@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from bough.core.control import Command, GroupCommand, MeetGroups, Ticket
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
+from bough.distributed.group import RankGroup
 from bough.executor.plain_plans import decode_plan
 from bough.executor.ranks import LOOK_IN_S
 from bough.messages.requests import JoinStep, ToScheduler
@@ -19,12 +20,11 @@ LOOKS = 3  # at its messages that a scheduler has after a launch before it count
 
 
 class LockstepExecutor:
-    """The executor of one group. `tell` reaches the schedulers of the others; `turns_taken` counts what the groups have
-    done together: steps, and the waiting for each other before a command."""
+    """The executor of one group. `tell` reaches the schedulers of the others."""
 
-    def __init__(self, own: Executor, turns_taken: Callable[[], int], tell: Callable[[JoinStep], None]) -> None:
-        self._own, self._turns_taken, self._tell = own, turns_taken, tell
-        self._launched = turns_taken()
+    def __init__(self, own: Executor, group: RankGroup, tell: Callable[[JoinStep], None]) -> None:
+        self._own, self._group, self._tell = own, group, tell
+        self._launched = group.turns_taken
         self._looks = 0  # since the last launch
         self._planned: InFlight | None = None  # the last step of the scheduler
         self._empty: deque[InFlight] = deque()
@@ -59,7 +59,7 @@ class LockstepExecutor:
     def _count_turns(self) -> None:
         """A command may have taken part in steps while it waited for the other groups."""
         if self._command is not None and self._command.ready():
-            self._launched, self._command = self._turns_taken(), None
+            self._launched, self._command = self._group.turns_taken, None
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._own.supply_masks(step, masks)

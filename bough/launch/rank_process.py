@@ -13,7 +13,6 @@ import zmq
 from bough.core.garbage import settle_garbage
 from bough.core.plan import StepResult
 from bough.core.settings import Settings
-from bough.distributed.group import AttentionGroup
 from bough.executor.load_model import LoadedModel
 from bough.executor.lockstep import LockstepExecutor
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
@@ -40,9 +39,8 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
             results = Results(receiver.receive, parallel.dist_timeout)
         every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
         loaded = replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
-    if isinstance(group, AttentionGroup):
-        tell = Sender(context, *spec.beside).send
-        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, lambda: group.turns_taken, tell))
+    if parallel.groups > 1:
+        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, Sender(context, *spec.beside).send))
     return loaded
 
 

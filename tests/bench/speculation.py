@@ -101,8 +101,7 @@ def compare(
 
 
 def as_text(result: dict[str, Any]) -> str:
-    speeds = f"{result['off_tok_s']:8.1f} -> {result['on_tok_s']:8.1f} tok/s"
-    return (
-        f"{result['load']:>8} × {result['batch_size']:<3} {speeds} = {result['ratio']:.2f} ×; {result['tokens_per_step']:.2f} tokens a step, {result['accept_rate']:.0%} of the "
-        f"drafts held; {result['same_answers']} of {result['batch_size']} answers the same"
-    )
+    speeds = f"{result['off_tok_s']:8.1f} -> {result['on_tok_s']:8.1f} tok/s = {result['ratio']:.2f} ×"
+    drafts = f"{result['tokens_per_step']:.2f} tokens a step, {result['accept_rate']:.0%} of the drafts held"
+    same = f"{result['same_answers']} of {result['batch_size']} answers the same"
+    return f"{result['load']:>8} × {result['batch_size']:<3} {speeds}; {drafts}; {same}"

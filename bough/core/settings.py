@@ -292,6 +292,7 @@ class ParallelSettings:
     enable_dp_attention: bool = setting(
         False, "the replicas are groups of the tp-size ranks: attention runs in each, experts and MLPs over all"
     )
+    enable_dp_lm_head: bool = setting(False, "accepted for SGLang's users; groups always have a head of their own")
     load_balance_method: str = setting(
         "auto",
         "which replica gets a request; auto goes by what each has cached and by their loads",

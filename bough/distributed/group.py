@@ -8,12 +8,15 @@ processes of one host or of several.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -98,8 +101,31 @@ class SimulatedGroup(RankGroup):
         return x.repeat(1, self.topology.tp_size)
 
 
+class Progress:
+    """How many exchanges each rank of a host has begun, in a file that all of them see: the ranks of a stage begin the
+    same ones, so whoever has begun fewer keeps the others waiting."""
+
+    def __init__(self, file: Path, topology: Topology) -> None:
+        if not file.exists() or file.stat().st_size < 8 * topology.ranks:
+            with file.open("ab") as empty:
+                empty.truncate(8 * topology.ranks)
+        self._begun = np.memmap(file, dtype=np.int64, mode="r+", shape=(topology.ranks,))
+        self._rank, self._first = topology.rank, topology.rank - topology.tp_rank
+        self._stage = slice(self._first, self._first + topology.tp_size)
+
+    def count(self) -> None:
+        self._begun[self._rank] += 1
+
+    def late(self) -> list[int]:
+        begun = self._begun[self._stage]
+        found: list[int] = (np.flatnonzero(begun < begun.max()) + self._first).tolist()
+        return found
+
+
 class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
+
+    progress: Progress | None = None  # of ranks of one host
 
     def __init__(self, topology: Topology, device: torch.device, stage: Ranks = None, everyone: Ranks = None) -> None:
         """`stage` has the ranks of this one's stage, `everyone` those of all stages."""
@@ -140,11 +166,16 @@ class TorchGroup(RankGroup):
         return tuple(found.tolist())
 
     def _exchange(self, what: str, collective: Callable[..., object], *arguments: object) -> None:
+        if self.progress is not None:
+            self.progress.count()
         try:
             collective(*arguments)
         except RuntimeError as error:  # the other end was closed, or the time is up
             place = f"Rank {self.place.rank} of {self.place.ranks}"
-            raise RankLostError(f"{place} could not {what} with the others in {self.doing}: {error}") from error
+            late = [] if self.progress is None else self.progress.late()
+            blame = f"; rank {', '.join(map(str, late))} did not come" if late else ""
+            why = re.sub(r"^\[[^\]]*\] *", "", str(error))  # where in gloo's source
+            raise RankLostError(f"{place} could not {what} with the others in {self.doing}{blame}: {why}") from error
 
 
 class AttentionGroup(RankGroup):
@@ -232,7 +263,9 @@ def open_group(
             return TorchAttentionGroup(topology, device, timeout)
     except (RuntimeError, OSError) as error:
         raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
-    return TorchGroup(topology, device, of_stage)
+    group = TorchGroup(topology, device, of_stage)
+    group.progress = None if addresses.store else Progress(folder / "progress", topology)
+    return group
 
 
 def _meet(address: str, rank: int, size: int, patience: timedelta, listener: int | None) -> dict[str, Any]:

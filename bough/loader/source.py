@@ -64,8 +64,8 @@ class WeightSource(Protocol):
         """The form in which `read_kept` gives a matrix; None: it cannot."""
         return None
 
-    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
-        """Whole rows of a matrix, or of one of those that a tensor holds, in its form."""
+    def read_kept(self, name: str, index: Index = (), plane: int | None = None) -> KeptRows:
+        """A part of a matrix, or of one of those that a tensor holds, in its form; columns must be whole groups."""
         raise AssertionError(f"{name} has no form to be kept in")
 
 
@@ -249,10 +249,10 @@ class NamedSource(WeightSource):
         form, plain = self._source.form(at.name), not at.transposed and at.plane is None
         return form if form is not None and plain == (form.kind != "fp4") and not at.parts else None
 
-    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
+    def read_kept(self, name: str, index: Index = (), plane: int | None = None) -> KeptRows:
         at = self._tensors[name]
-        place, order = self._place(at, (rows,))
-        kept = self._source.read_kept(at.name, place[0], at.plane)
+        place, order = self._place(at, index)
+        kept = self._source.read_kept(at.name, place, at.plane)
         return kept if order is None else type(kept)(*(part[torch.from_numpy(order)] for part in kept))
 
     def _read(self, at: Stored, index: Index) -> torch.Tensor:

@@ -129,7 +129,7 @@ def test_scales_of_any_stored_type(tmp_path: Path) -> None:
         assert sorted(source.names()) == ["a.bias", "a.weight"]
         assert torch.equal(source.read("a.weight"), expected)
         assert torch.equal(source.read("a.weight", (slice(120, 140), slice(100, 150))), expected[120:140, 100:])
-        rows = source.read_kept("a.weight", slice(120, 140))
+        rows = source.read_kept("a.weight", (slice(120, 140),))
         assert isinstance(rows, QuantizedRows) and torch.equal(rows.dequantize(), expected[120:140])
 
 
@@ -153,7 +153,7 @@ def test_which_blocks_can_be_kept(
     form = source.form("a.weight")
     assert form == (None if group is None else Form("fp8", shape[1], group))
     if form is not None:
-        rows = source.read_kept("a.weight", slice(5, 190))
+        rows = source.read_kept("a.weight", (slice(5, 190),))
         assert isinstance(rows, QuantizedRows) and rows.group == group
         assert torch.equal(rows.dequantize(), source.read("a.weight", (slice(5, 190),)))
 

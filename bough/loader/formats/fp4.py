@@ -67,11 +67,12 @@ class Mxfp4Experts(QuantizedTensor):
         """Of the matrix of one expert."""
         return Form("fp4", self.shape[1], GROUP)
 
-    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
+    def read_kept(self, index: Index, plane: int | None = None) -> KeptRows:
         assert plane is not None, "experts are kept one by one"
-        index = (slice(plane, plane + 1), rows)
-        codes = _codes(self.files.read(self._blocks, index)[0]).flatten(1)
-        return FloatRows(codes, self.files.read(self._scales, index)[0])
+        rows, _, groups = self._cut(index, GROUP)
+        part = (slice(plane, plane + 1), rows, groups)
+        codes = _codes(self.files.read(self._blocks, part)[0]).flatten(1)
+        return FloatRows(codes, self.files.read(self._scales, part)[0])
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> Fp4Tensor | None:

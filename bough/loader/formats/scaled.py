@@ -15,7 +15,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import Form, KeptRows
 from bough.loader.formats.base import QuantizedTensor
 from bough.loader.quantization import Quantization
-from bough.loader.source import SafetensorsSource, StoredRows
+from bough.loader.source import Index, SafetensorsSource, StoredRows
 
 MARK = ".weight"
 SCALES = ("weight_scale", "weight_scale_inv")  # both are what the numbers are multiplied with
@@ -53,8 +53,10 @@ class ScaledTensor(QuantizedTensor):
             return Form("fp8", inputs)
         return Form("fp8", inputs, width) if width == KEPT_GROUP else None
 
-    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
-        return QuantizedRows(self.files.read(self.name, (rows,)), self._row_scales(rows))
+    def read_kept(self, index: Index, plane: int | None = None) -> KeptRows:
+        rows, inputs, groups = self._cut(index, self._block[1])
+        scales = self._row_scales(rows)[:, groups].contiguous()
+        return QuantizedRows(self.files.read(self.name, (rows, inputs)), scales)
 
     @property
     def is_float(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
 from bough.core.errors import ModelError
@@ -182,13 +182,17 @@ class GgufSource(WeightSource):
         return rows, info.kind
 
     def _cut(self, info: TensorInfo, index: Index) -> tuple[npt.NDArray[np.uint8], slice]:
-        """The bytes of whole rows that `index` asks for, and which of their columns."""
+        """The bytes of the rows and blocks that have what `index` asks for, and which of the blocks' columns that is."""
         if self._last is not None and self._last is not info:
             self._file.forget(self._last)
         self._last = info
         outer = len(info.shape) - 1
         raw = self._file.raw(info).reshape(*info.shape[:-1], -1)
-        return raw[index[:outer]], index[outer] if len(index) > outer else slice(None)
+        start, stop, _ = (index[outer] if len(index) > outer else slice(None)).indices(info.shape[-1])
+        block, size = GGML_QUANT_SIZES[info.kind]
+        first, end = start // block, -(-stop // block)
+        blocks = raw[index[:outer]][..., first * size : end * size]
+        return blocks, slice(start - first * block, stop - first * block)
 
     def _tell_dequantised(self, kind: GGMLQuantizationType) -> None:
         if kind not in self._told:

@@ -83,7 +83,6 @@ class StoredScheme:
             self._tell(["experts"], down, own, (hidden_size, held.stop - held.start))
         return self._other_experts(hidden_size, moe, placement)
 
-
     def _tell(self, names: Sequence[str], form: Form, own: Form | None, shape: tuple[int, int]) -> None:
         why = f"{form} has no product" if own is not None else f"this rank's inputs are no whole groups of {form.group}"
         line = f"{', '.join(names)}: {why} for {shape[0]} x {shape[1]}; these weights are dequantised"

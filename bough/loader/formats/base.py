@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -26,13 +27,8 @@ class QuantizedTensor(ABC):
         self.parts = tuple(part for part in parts if part in files)  # names of the tensors that it is kept in
 
     @abstractmethod
-    def rows(self, rows: slice) -> torch.Tensor:
-        """Some rows, whole, in float32."""
-
     def read(self, index: Index) -> torch.Tensor:
-        rows, *others = index or (WHOLE,)
-        values = self.rows(rows)
-        return values[(WHOLE, *others)] if others else values
+        """A part, in float32."""
 
     def stored_type(self) -> GGMLQuantizationType | None:
         """The type of GGUF that holds the same values in as many bits, or nearly the same; None: there is none."""
@@ -53,6 +49,13 @@ class QuantizedTensor(ABC):
         rows, columns = (*index, WHOLE, WHOLE)[:2]
         start, stop, _ = columns.indices(self.shape[1])
         return rows, slice(start, stop), slice(start // group, -(-stop // group))
+
+    def _around(self, index: Index, unit: int) -> tuple[slice, slice, slice]:
+        """The rows of a part, the whole units of inputs that have all of its inputs, and which of those these are."""
+        rows, inputs, units = self._cut(index, unit)
+        first = units.start * unit
+        around = slice(first, min(units.stop * unit, self.shape[1]))
+        return rows, around, slice(inputs.start - first, inputs.stop - first)
 
     def _bounds(self, rows: slice) -> tuple[int, int]:
         start, stop, _ = rows.indices(self.shape[0])
@@ -97,12 +100,14 @@ class IntegerTensor(QuantizedTensor):
     def middle(self) -> int:
         return int(1 << (self.bits - 1))
 
-    def rows(self, rows: slice) -> torch.Tensor:
-        codes, scales, zeros = self.integers((rows,))
+    def read(self, index: Index) -> torch.Tensor:
+        unit = math.lcm(self.group_size, 32) if self.input_groups is None else self.shape[1]  # whole words, too
+        rows, inputs, own = self._around(index, unit)
+        codes, scales, zeros = self.integers((rows, inputs))
         if self.input_groups is not None:
-            return (codes.float() - zeros[:, self.input_groups]).mul_(scales[:, self.input_groups])
-        grouped = codes.view(len(codes), self.groups, -1).float()
-        return grouped.sub_(zeros[:, :, None]).mul_(scales[:, :, None]).view(len(codes), -1)
+            return (codes.float() - zeros[:, self.input_groups]).mul_(scales[:, self.input_groups])[:, own]
+        grouped = codes.view(*scales.shape, -1).float()
+        return grouped.sub_(zeros[:, :, None]).mul_(scales[:, :, None]).flatten(1)[:, own]
 
     def form(self) -> Form | None:
         regular = self.bits == 4 and self.input_groups is None

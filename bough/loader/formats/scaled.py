@@ -62,9 +62,10 @@ class ScaledTensor(QuantizedTensor):
     def is_float(self) -> bool:
         return self.files.dtype(self.name) == "F8_E4M3"
 
-    def rows(self, rows: slice) -> torch.Tensor:
-        values = self.files.read(self.name, (rows,)).float()
-        return values.mul_(self._row_scales(rows).repeat_interleave(self._block[1], dim=1)[:, : self.shape[1]])
+    def read(self, index: Index) -> torch.Tensor:
+        rows, inputs, _ = self._cut(index, self._block[1])
+        values = self.files.read(self.name, (rows, inputs)).float()
+        return values.mul_(self._row_scales(rows)[:, torch.arange(inputs.start, inputs.stop) // self._block[1]])
 
     def stored_type(self) -> GGMLQuantizationType | None:
         fits = not self.is_float and self.by_row and self.shape[1] % GROUP == 0

@@ -182,7 +182,7 @@ class GgufSource(WeightSource):
         return rows, info.kind
 
     def _cut(self, info: TensorInfo, index: Index) -> tuple[npt.NDArray[np.uint8], slice]:
-        """The bytes of the rows and blocks that have what `index` asks for, and which of the blocks' columns that is."""
+        """The bytes of the rows and blocks that `index` asks for, and which of the blocks' columns."""
         if self._last is not None and self._last is not info:
             self._file.forget(self._last)
         self._last = info

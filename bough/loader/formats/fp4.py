@@ -59,11 +59,8 @@ class Mxfp4Experts(QuantizedTensor):
 
     def read(self, index: Index) -> torch.Tensor:
         experts, inputs, own = self._around(index, GROUP)
-        part = (
-            experts,
-            index[2] if len(index) > 2 else slice(None),
-            slice(inputs.start // GROUP, inputs.stop // GROUP),
-        )
+        groups = slice(inputs.start // GROUP, inputs.stop // GROUP)
+        part = (experts, index[2] if len(index) > 2 else slice(None), groups)
         scales = powers_of_two(self.files.read(self._scales, part))
         values = fp4_values(self.files.read(self._blocks, part)).mul_(scales[..., None])
         return values.flatten(2).transpose(1, 2)[:, own].contiguous()

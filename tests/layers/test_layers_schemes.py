@@ -19,7 +19,7 @@ from bough.layers.schemes.base import Part
 from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.schemes.registry import scheme_for
-from bough.layers.schemes.stored import StoredScheme
+from bough.layers.schemes.stored import StoredScheme, W4Scheme
 from bough.layers.weights import Form
 from bough.loader.load import load_weights
 from bough.loader.locate import ModelFiles
@@ -227,6 +227,20 @@ def test_layers_that_do_not_fit_stay_plain_and_are_named_once(caplog: pytest.Log
     assert all(isinstance(weight, PlainWeight) for weight in made)
     assert [record.getMessage() for record in caplog.records] == [
         "o_proj: 24 x 64 are no multiples of 16; these weights stay torch.float32"
+    ]
+
+
+def test_what_is_not_quantised_to_4_bits_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    moe = MoEConfig(experts=2, per_token=1, intermediate_size=96)
+    with caplog.at_level(logging.WARNING):
+        for topology in (Topology(), Topology(0, 2)):
+            placement, scheme = Placement(topology, torch.float32, CPU), W4Scheme()
+            for _ in range(2):
+                RowLinear("o_proj", topology.slice_of(96, "inputs"), 64, False, replace(placement, make_weight=scheme))
+                scheme.experts(64, moe, placement)
+    assert [record.getMessage() for record in caplog.records] == [
+        "o_proj: 48 inputs are no multiple of 32; these weights stay torch.float32",
+        "experts: 64 and 48 inputs are no multiple of 32; these weights stay torch.float32",
     ]
 
 

@@ -23,7 +23,7 @@ from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, bands, bias_slots
+from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
@@ -44,7 +44,7 @@ class StoredScheme:
 
     def __init__(self, form_of: FormOf, others: WeightMaker, other_experts: ExpertsMaker) -> None:
         self._form_of, self._others, self._other_experts = form_of, others, other_experts
-        self._told: set[str] = set()
+        self._once = TellOnce(log)
 
     def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
         return StoredWeight(partial(self._make, in_features, parts, bias, placement))
@@ -85,10 +85,7 @@ class StoredScheme:
 
     def _tell(self, names: Sequence[str], form: Form, own: Form | None, shape: tuple[int, int]) -> None:
         why = f"{form} has no product" if own is not None else f"this rank's inputs are no whole groups of {form.group}"
-        line = f"{', '.join(names)}: {why} for {shape[0]} x {shape[1]}; these weights are dequantised"
-        if line not in self._told:
-            self._told.add(line)
-            log.warning(line)
+        self._once(f"{', '.join(names)}: {why} for {shape[0]} x {shape[1]}; these weights are dequantised")
 
 
 class Named(Generic[W]):
@@ -210,22 +207,31 @@ class W4Weight(LinearWeight):
         yield from bias_slots(prefix, self._parts, self._bias)
 
 
-def make_w4(in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
-    """A weight that is quantised to 4 bits while it is loaded, if it can be."""
-    group = group_for(in_features)
-    if group is None:
-        return PlainWeight(in_features, parts, bias, placement)
-    return W4Weight(in_features, parts, bias, placement, Form("int4", in_features, group), stored=False)
+class W4Scheme:
+    """Makes weights that are quantised to 4 bits while they are loaded, if they can be; names others once."""
 
+    def __init__(self) -> None:
+        self._tell = TellOnce(log)
 
-def make_w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
-    """The same for experts."""
-    inner = placement.topology.in_expert.share(moe.intermediate_size, "moe_intermediate_size")
-    groups = group_for(hidden_size), group_for(inner)
-    if groups[0] is None or groups[1] is None:
-        return PlainExperts(hidden_size, moe, placement)
-    forms = (Form("int4", hidden_size, groups[0]), Form("int4", inner, groups[1]))
-    return w4_experts(hidden_size, moe, placement, forms, stored=False)
+    def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
+        group = group_for(in_features)
+        if group is None:
+            self._tell_plain(", ".join(part.name for part in parts), (in_features,), placement)
+            return PlainWeight(in_features, parts, bias, placement)
+        return W4Weight(in_features, parts, bias, placement, Form("int4", in_features, group), stored=False)
+
+    def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
+        inner = placement.topology.in_expert.share(moe.intermediate_size, "moe_intermediate_size")
+        groups = group_for(hidden_size), group_for(inner)
+        if groups[0] is None or groups[1] is None:
+            self._tell_plain("experts", (hidden_size, inner), placement)
+            return PlainExperts(hidden_size, moe, placement)
+        forms = (Form("int4", hidden_size, groups[0]), Form("int4", inner, groups[1]))
+        return w4_experts(hidden_size, moe, placement, forms, stored=False)
+
+    def _tell_plain(self, names: str, inputs: tuple[int, ...], placement: Placement) -> None:
+        counts = " and ".join(map(str, inputs))
+        self._tell(f"{names}: {counts} inputs are no multiple of 32; these weights stay {placement.dtype}")
 
 
 def w4_experts(

@@ -56,10 +56,11 @@ class StoredScheme:
         form = forms.pop() if len(forms) == 1 else None
         if form is not None:
             own, outputs = form.cut(parts[0].index), sum(part.outputs for part in parts)  # all have the same inputs
-            if own is not None and own.kind == "int4" and fits_w4(in_features, own.group):
-                return W4Weight(in_features, parts, bias, placement, own)
-            if own is not None and own.kind == "fp8" and (own.group > 0 or fits_fp8(in_features, outputs)):
-                return Fp8Weight(in_features, parts, bias, placement, own)
+            if own is not None and own.inputs == in_features:  # else the weights are another configuration's
+                if own.kind == "int4" and fits_w4(in_features, own.group):
+                    return W4Weight(in_features, parts, bias, placement, own)
+                if own.kind == "fp8" and (own.group > 0 or fits_fp8(in_features, outputs)):
+                    return Fp8Weight(in_features, parts, bias, placement, own)
             self._tell([part.name for part in parts], form, own, (outputs, in_features))
         return self._others(in_features, parts, bias, placement)
 
@@ -73,14 +74,15 @@ class StoredScheme:
         gate_up, down = (forms.pop() if len(forms) == 1 else None for forms in kinds)
         held = placement.topology.in_expert.slice_of(moe.intermediate_size, "moe_intermediate_size")
         if gate_up is not None and down is not None:
-            own = down.cut((slice(None), held))
-            if own is not None and gate_up.kind == own.kind == "fp8":
-                return fp8_experts(hidden_size, moe, placement, (gate_up, own))
-            if own is not None and all(f.kind == "int4" and fits_w4(f.inputs, f.group) for f in (gate_up, own)):
-                return w4_experts(hidden_size, moe, placement, (gate_up, own))
-            if own is not None and gate_up.kind == own.kind == "fp4":
-                return fp4_experts(hidden_size, moe, placement, (gate_up, own))
-            self._tell(["experts"], down, own, (hidden_size, held.stop - held.start))
+            own, inner = down.cut((slice(None), held)), held.stop - held.start
+            if own is not None and (gate_up.inputs, own.inputs) == (hidden_size, inner):
+                if gate_up.kind == own.kind == "fp8":
+                    return fp8_experts(hidden_size, moe, placement, (gate_up, own))
+                if all(form.kind == "int4" and fits_w4(form.inputs, form.group) for form in (gate_up, own)):
+                    return w4_experts(hidden_size, moe, placement, (gate_up, own))
+                if gate_up.kind == own.kind == "fp4":
+                    return fp4_experts(hidden_size, moe, placement, (gate_up, own))
+            self._tell(["experts"], down, own, (hidden_size, inner))
         return self._other_experts(hidden_size, moe, placement)
 
     def _tell(self, names: Sequence[str], form: Form, own: Form | None, shape: tuple[int, int]) -> None:

@@ -273,6 +273,14 @@ def test_a_swap_needs_the_same_form(tmp_path: Path) -> None:
         check_weights(list(model.slots()), other)
 
 
+def test_weights_of_another_configuration_are_refused(tmp_path: Path) -> None:
+    write_llama(tmp_path, "w4a16")
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 320', '"intermediate_size": 384'))
+    with pytest.raises(ModelError, match="the weights and the configuration do not belong together"):
+        load(tmp_path, kept=True)
+
+
 def test_mistrals_own_files(tmp_path: Path) -> None:
     """`params.json` and `consolidated.safetensors`, whose heads rotate neighbouring coordinates."""
     torch.manual_seed(2)

@@ -413,6 +413,8 @@ class UnbuiltSettings:
     enable_lora: bool = unbuilt(False)
     is_embedding: bool = unbuilt(False)
     incremental_streaming_output: bool = unbuilt(False)
+    pp_async_batch_depth: int = unbuilt(0)
+    moe_runner_backend: str = unbuilt("auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
-from bough.launch.parts import check_model, input_reader, open_tokenizer
+from bough.launch.parts import check_model, check_ranks, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
@@ -60,6 +60,7 @@ class Replica:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
         self.files = find_files(settings.model)
+        check_ranks(self.files, settings)
         folder = open_socket_folder(cleanup)
         self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks)]
         if parallel.dp_size > 1:

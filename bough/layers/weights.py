@@ -9,7 +9,7 @@ one with a `form` as a quantised checkpoint has them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -29,6 +29,17 @@ class Form:
     kind: Literal["fp8", "int4", "fp4"]  # 8-bit floats; integers in groups; or, of experts, 4-bit floats in groups
     inputs: int
     group: int = 0  # inputs of an output that share a scale; 0: all
+
+    def cut(self, index: tuple[slice, ...]) -> Form | None:
+        """That of a part of the matrix; None: its inputs are no whole groups."""
+        start, stop, _ = index[1].indices(self.inputs) if len(index) > 1 else (0, self.inputs, 1)
+        inputs = stop - start
+        if self.group in (0, self.inputs):
+            return replace(self, inputs=inputs, group=min(self.group, inputs))
+        if start % self.group or (stop % self.group and stop < self.inputs):
+            return None
+        alone = self.kind == "fp8" and inputs <= self.group
+        return replace(self, inputs=inputs, group=0 if alone else self.group)
 
     def __str__(self) -> str:
         return f"{self.kind} in groups of {self.group}" if self.group else self.kind

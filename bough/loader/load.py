@@ -136,7 +136,7 @@ def load_weights(
                 continue
             for first, index in _pieces(slot, source.shape(slot.name)):
                 if slot.keep is not None:
-                    kept = source.read_kept(slot.name, index[0])
+                    kept = source.read_kept(slot.name, index)
                     slot.keep(first, type(kept)(*(part.to(device) for part in kept)))
                     bar.update(slot.target[first : first + len(kept[0])].nbytes)
                     continue
@@ -188,7 +188,8 @@ def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
                 f"Tensor {slot.name} has shape {list(shape)}{part}, the model expects {list(slot.target.shape)}; "
                 "the weights and the configuration do not belong together."
             )
-        if slot.form is not None and source.form(slot.name) != slot.form:
+        form = None if slot.form is None else source.form(slot.name)
+        if slot.form is not None and (form is None or form.cut(slot.index) != slot.form):
             raise ModelError(
                 f"Tensor {slot.name} is kept as {slot.form}, which the checkpoint does not have; start another engine."
             )

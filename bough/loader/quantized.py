@@ -47,8 +47,8 @@ class QuantizedSource(WeightSource):
         tensor = self._quantized.get(name)
         return None if tensor is None else tensor.form()
 
-    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
-        return self._quantized[name].read_kept(rows, plane)
+    def read_kept(self, name: str, index: Index = (), plane: int | None = None) -> KeptRows:
+        return self._quantized[name].read_kept(index, plane)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         tensor = self._quantized.get(name)

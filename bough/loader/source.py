@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
 from bough.core.errors import ModelError
@@ -64,8 +64,8 @@ class WeightSource(Protocol):
         """The form in which `read_kept` gives a matrix; None: it cannot."""
         return None
 
-    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
-        """Whole rows of a matrix, or of one of those that a tensor holds, in its form."""
+    def read_kept(self, name: str, index: Index = (), plane: int | None = None) -> KeptRows:
+        """A part of a matrix, or of one of those that a tensor holds, in its form; columns must be whole groups."""
         raise AssertionError(f"{name} has no form to be kept in")
 
 
@@ -182,13 +182,17 @@ class GgufSource(WeightSource):
         return rows, info.kind
 
     def _cut(self, info: TensorInfo, index: Index) -> tuple[npt.NDArray[np.uint8], slice]:
-        """The bytes of whole rows that `index` asks for, and which of their columns."""
+        """The bytes of the rows and blocks that `index` asks for, and which of the blocks' columns."""
         if self._last is not None and self._last is not info:
             self._file.forget(self._last)
         self._last = info
         outer = len(info.shape) - 1
         raw = self._file.raw(info).reshape(*info.shape[:-1], -1)
-        return raw[index[:outer]], index[outer] if len(index) > outer else slice(None)
+        start, stop, _ = (index[outer] if len(index) > outer else slice(None)).indices(info.shape[-1])
+        block, size = GGML_QUANT_SIZES[info.kind]
+        first, end = start // block, -(-stop // block)
+        blocks = raw[index[:outer]][..., first * size : end * size]
+        return blocks, slice(start - first * block, stop - first * block)
 
     def _tell_dequantised(self, kind: GGMLQuantizationType) -> None:
         if kind not in self._told:
@@ -249,10 +253,10 @@ class NamedSource(WeightSource):
         form, plain = self._source.form(at.name), not at.transposed and at.plane is None
         return form if form is not None and plain == (form.kind != "fp4") and not at.parts else None
 
-    def read_kept(self, name: str, rows: slice, plane: int | None = None) -> KeptRows:
+    def read_kept(self, name: str, index: Index = (), plane: int | None = None) -> KeptRows:
         at = self._tensors[name]
-        place, order = self._place(at, (rows,))
-        kept = self._source.read_kept(at.name, place[0], at.plane)
+        place, order = self._place(at, index)
+        kept = self._source.read_kept(at.name, place, at.plane)
         return kept if order is None else type(kept)(*(part[torch.from_numpy(order)] for part in kept))
 
     def _read(self, at: Stored, index: Index) -> torch.Tensor:

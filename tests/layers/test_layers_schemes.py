@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,17 +12,27 @@ import torch
 from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quantize_rows.reference import quantize_rows
+from bough.kernels.registry import fp8_ops_for, w4_ops_for
+from bough.layers.linear import RowLinear
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import Part
 from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
-from bough.layers.schemes.plain import PlainWeight
+from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.schemes.registry import scheme_for
+from bough.layers.schemes.stored import StoredScheme, W4Scheme
+from bough.layers.weights import Form
 from bough.loader.load import load_weights
-from bough.loader.source import DummySource
+from bough.loader.locate import ModelFiles
+from bough.loader.quantization import quantization_of
+from bough.loader.quantized import QuantizedSource
+from bough.loader.source import DummySource, SafetensorsSource
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
 from tests.fakes.context import NO_CONTEXT
 from tests.fakes.forward import Forward
+from tests.fakes.held_values import held_values
+from tests.fakes.quantised import write_quantised
+from tests.fakes.ranks import ThreadGroup, on_ranks
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -123,6 +134,74 @@ def test_kernels_of_gpus_multiply_experts_that_were_quantised(monkeypatch: pytes
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU interprets no kernels")
+@pytest.mark.parametrize("name", ["w4a16-zeros", "w4a16-64", "awq-128", "gptq-128-symmetric", "fp8-blocks"])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_kernels_of_gpus_multiply_the_columns_of_ranks(
+    name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr("bough.layers.schemes.stored.w4_ops_for", lambda device: w4_ops_for(gpu))
+    monkeypatch.setattr("bough.layers.schemes.fp8.fp8_ops_for", lambda device: fp8_ops_for(gpu))
+    torch.manual_seed(0)
+    values = write_quantised(tmp_path, {}, {"o_proj.weight": torch.randn(48, 512)}, name)["o_proj.weight"]
+    quantization = quantization_of(ModelFiles("tiny", tmp_path, config=tmp_path / "config.json"))
+    assert quantization is not None
+    source = QuantizedSource(SafetensorsSource([tmp_path / "model.safetensors"]), quantization, torch.float32)
+    x, total = torch.randn(rows, 512), torch.zeros(rows, 48)
+    for rank in range(2):
+        scheme, topology = StoredScheme(source.form, PlainWeight, PlainExperts), Topology(rank, 2)
+        held = topology.slice_of(512, "inputs")
+        layer = RowLinear("o_proj", held, 48, False, Placement(topology, torch.float32, CPU, make_weight=scheme))
+        load_weights(layer.slots(""), source, progress=False, device=CPU)
+        assert [slot.form is not None for slot in layer.slots("")] == [True]
+        total += layer(x[:, held].contiguous(), NO_CONTEXT)
+    expected = x @ values.T
+    rounded = name == "fp8-blocks" and rows == 20  # activations are quantised
+    assert (total - expected).norm() / expected.norm() < (0.05 if rounded else 1e-4)
+
+
+@pytest.mark.parametrize("config", [CONFIG, MIXTURE], ids=["llama", "experts"])
+@pytest.mark.parametrize(("quantization", "most"), [("fp8", 0.06), ("int4", 0.15)])
+def test_ranks_quantise_their_columns(config: ModelConfig, quantization: str, most: float) -> None:
+    moe = None if config.moe is None else replace(config.moe, intermediate_size=128)
+    wide = replace(config, head_dim=32, intermediate_size=256, moe=moe)
+    source, expected = DummySource(wide), Forward(loaded(wide, "none")).step(PROMPT)[0]
+
+    def on_rank(group: ThreadGroup) -> tuple[CausalLM, torch.Tensor]:
+        model = build_model(wide, group.topology, torch.float32, CPU, group, quantization=quantization)
+        load_weights(model.slots(), source, progress=False, device=CPU)
+        return model, Forward(model, topology=group.topology).step(PROMPT)[0]
+
+    for model, logits in on_ranks(2, on_rank):
+        assert 1e-4 < (logits - expected).norm() / expected.norm() < 2 * most
+        projections = [slot for slot in model.slots() if slot.name.endswith("_proj.weight")]
+        assert all(slot.held for slot in projections)
+        for slot in projections:
+            values = source.read(slot.name, slot.index)
+            assert (held_values(slot) - values).norm() / values.norm() < most
+
+
+@pytest.mark.parametrize(
+    ("form", "columns", "own"),
+    [
+        (Form("fp8", 512), slice(256, 512), Form("fp8", 256)),
+        (Form("fp8", 512, 128), slice(256, 512), Form("fp8", 256, 128)),
+        (Form("fp8", 512, 128), slice(128, 256), Form("fp8", 128)),  # one scale for each row
+        (Form("fp8", 320, 128), slice(0, 160), None),
+        (Form("fp8", 320, 128), slice(160, 320), None),
+        (Form("fp8", 320, 128), slice(256, 320), Form("fp8", 64)),
+        (Form("int4", 192, 32), slice(96, 192), Form("int4", 96, 32)),
+        (Form("int4", 192, 64), slice(96, 192), None),
+        (Form("int4", 512, 512), slice(256, 512), Form("int4", 256, 256)),
+        (Form("fp4", 320, 32), slice(0, 160), Form("fp4", 160, 32)),
+    ],
+)
+def test_forms_of_columns(form: Form, columns: slice, own: Form | None) -> None:
+    assert form.cut((slice(None), columns)) == own
+    assert form.cut((slice(3, 5),)) == form.cut(()) == form
+
+
 def test_bands_are_quantised_as_they_come() -> None:
     """A matrix in bands of rows, in parts that stand one below the other, equals the whole one."""
     torch.manual_seed(0)
@@ -148,6 +227,20 @@ def test_layers_that_do_not_fit_stay_plain_and_are_named_once(caplog: pytest.Log
     assert all(isinstance(weight, PlainWeight) for weight in made)
     assert [record.getMessage() for record in caplog.records] == [
         "o_proj: 24 x 64 are no multiples of 16; these weights stay torch.float32"
+    ]
+
+
+def test_what_is_not_quantised_to_4_bits_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    moe = MoEConfig(experts=2, per_token=1, intermediate_size=96)
+    with caplog.at_level(logging.WARNING):
+        for topology in (Topology(), Topology(0, 2)):
+            placement, scheme = Placement(topology, torch.float32, CPU), W4Scheme()
+            for _ in range(2):
+                RowLinear("o_proj", topology.slice_of(96, "inputs"), 64, False, replace(placement, make_weight=scheme))
+                scheme.experts(64, moe, placement)
+    assert [record.getMessage() for record in caplog.records] == [
+        "o_proj: 48 inputs are no multiple of 32; these weights stay torch.float32",
+        "experts: 64 and 48 inputs are no multiple of 32; these weights stay torch.float32",
     ]
 
 

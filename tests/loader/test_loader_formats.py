@@ -16,8 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from bough.core.errors import ModelError
+from bough.kernels.experts.fp4 import VALUES, FloatRows, powers_of_two
 from bough.kernels.quantize_rows.reference import QuantizedRows
-from bough.layers.weights import Form
+from bough.layers.weights import Form, KeptRows
 from bough.loader.dequantize import dequantize
 from bough.loader.locate import ModelFiles
 from bough.loader.quantization import Quantization, quantization_of
@@ -79,6 +80,59 @@ def test_parts_are_parts_of_the_values(fixture: Fixture, index: tuple[slice, ...
     close(fixture.source.read(fixture.name, index), fixture.expected[index])
 
 
+def kept_values(rows: KeptRows) -> torch.Tensor:
+    if isinstance(rows, QuantizedRows):
+        return rows.dequantize()
+    codes = rows.codes.view(len(rows.codes), rows[1].shape[1], -1)
+    if isinstance(rows, FloatRows):
+        return (VALUES[codes.int()] * powers_of_two(rows.powers)[:, :, None]).flatten(1)
+    return ((codes.float() - rows.zeros[:, :, None]) * rows.scales[:, :, None]).flatten(1)
+
+
+def test_columns_are_kept_in_whole_groups(fixture: Fixture) -> None:
+    form = fixture.source.form(fixture.name)
+    if form is None:
+        pytest.skip("is dequantised")
+    plane = None if fixture.expected.ndim == 2 else 1
+    expected = fixture.expected if plane is None else fixture.expected[plane].T
+    step = 32 if form.group in (0, form.inputs) else form.group
+    for columns in (slice(0, step), slice(step, form.inputs), slice(None)):
+        index = (slice(5, 14), columns)
+        own = form.cut(index)
+        assert own is not None
+        found = kept_values(fixture.source.read_kept(fixture.name, index, plane))
+        assert found.shape[1] == own.inputs
+        close(found, expected[index])
+
+
+def test_only_the_blocks_of_some_columns_are_read(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    form, inputs = fixture.source.form(fixture.name), fixture.expected.shape[1]
+    if form is None or form.group == inputs:
+        pytest.skip("nothing to save")
+    counts: list[int] = []
+    read = SafetensorsSource.read
+
+    def counted(self: SafetensorsSource, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
+        found = read(self, name, index)
+        counts.append(found.nbytes)
+        return found
+
+    monkeypatch.setattr(SafetensorsSource, "read", counted)
+    columns = slice(form.group, 2 * form.group) if form.group else slice(inputs // 4, inputs // 2)
+    reads = [lambda index: fixture.source.read(fixture.name, index)]
+    if fixture.expected.ndim == 2:
+        reads.append(lambda index: fixture.source.read_kept(fixture.name, index))
+    for some in reads:
+        some(())
+        counts.clear()
+        some(())
+        whole = sum(counts)
+        counts.clear()
+        some((slice(None), columns))
+        share = (columns.stop - columns.start) / inputs
+        assert sum(counts) <= whole * (share + 0.1), "but for scales and zero points of all"
+
+
 def test_rows_in_another_order(fixture: Fixture) -> None:
     """As families store fused or rotated projections."""
     order = (7, 3, 30, 4) if fixture.expected.ndim == 2 else (2, 0)
@@ -129,8 +183,10 @@ def test_scales_of_any_stored_type(tmp_path: Path) -> None:
         assert sorted(source.names()) == ["a.bias", "a.weight"]
         assert torch.equal(source.read("a.weight"), expected)
         assert torch.equal(source.read("a.weight", (slice(120, 140), slice(100, 150))), expected[120:140, 100:])
-        rows = source.read_kept("a.weight", slice(120, 140))
+        rows = source.read_kept("a.weight", (slice(120, 140),))
         assert isinstance(rows, QuantizedRows) and torch.equal(rows.dequantize(), expected[120:140])
+        rows = source.read_kept("a.weight", (slice(120, 140), slice(128, 150)))
+        assert isinstance(rows, QuantizedRows) and torch.equal(rows.dequantize(), expected[120:140, 128:])
 
 
 @pytest.mark.parametrize(
@@ -153,7 +209,7 @@ def test_which_blocks_can_be_kept(
     form = source.form("a.weight")
     assert form == (None if group is None else Form("fp8", shape[1], group))
     if form is not None:
-        rows = source.read_kept("a.weight", slice(5, 190))
+        rows = source.read_kept("a.weight", (slice(5, 190),))
         assert isinstance(rows, QuantizedRows) and rows.group == group
         assert torch.equal(rows.dequantize(), source.read("a.weight", (slice(5, 190),)))
 

@@ -3,7 +3,9 @@ the format stands for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.distributed.group import ALONE, RankGroup
 from bough.kernels.quant_linear.packed import Format as Packed
+from bough.layers.weights import WeightSlot
 from bough.loader.config import read_config
 from bough.loader.load import check_weights, kept_forms, load_weights, open_source
 from bough.loader.locate import locate
@@ -23,8 +26,10 @@ from bough.models.base import CausalLM
 from bough.models.registry import build_model
 from bough.native.library import load_library
 from tests.fakes.forward import CPU, Forward
+from tests.fakes.held_values import held_values
 from tests.fakes.native_forward import NativeForward
 from tests.fakes.quantised import FORMATS, WIDE_FORMATS, write_quantised
+from tests.fakes.ranks import ThreadGroup, on_ranks
 
 SIZES = {
     "vocab_size": 211,
@@ -61,10 +66,10 @@ def load(folder: Path, kept: bool = False, group: RankGroup = ALONE) -> tuple[Ca
     return model, config
 
 
-def write_llama(folder: Path, name: str) -> transformers.PreTrainedModel:
+def write_llama(folder: Path, name: str, sizes: dict[str, Any] | None = None) -> transformers.PreTrainedModel:
     """Writes a checkpoint of that format; the model has its values."""
     torch.manual_seed(1)
-    sizes = WIDE if name in WIDE_FORMATS else SIZES
+    sizes = sizes or (WIDE if name in WIDE_FORMATS else SIZES)
     shape = transformers.LlamaConfig(**sizes, attn_implementation="eager")
     theirs = random_model(transformers.LlamaForCausalLM(shape))
     config = {"architectures": ["LlamaForCausalLM"], **sizes, "dtype": "float32", "rope_theta": 10000.0}
@@ -132,9 +137,71 @@ def test_what_has_no_product_of_its_own_is_dequantised(name: str, tmp_path: Path
     assert not any(slot.form for slot in load(tmp_path, kept=True)[0].slots())
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_experts_of_4_bit_floats(kept: bool, tmp_path: Path) -> None:
-    """GPT-OSS's, as its checkpoints have them; the model has the values that transformers reads there."""
+def on_two_ranks(
+    folder: Path, values: Mapping[str, torch.Tensor], ep_size: int = 1
+) -> Iterator[tuple[list[WeightSlot], torch.Tensor]]:
+    """The slots of each rank's projections, and its logits. What is kept has been compared with the values."""
+
+    def loaded(group: ThreadGroup) -> tuple[CausalLM, torch.Tensor]:
+        model, _ = load(folder, kept=True, group=group)
+        return model, Forward(model, topology=group.topology).step({0: PROMPT})[0]
+
+    for model, logits in on_ranks(2, loaded, ep_size=ep_size):
+        slots = [slot for slot in model.slots() if "_proj" in slot.name and slot.name.endswith("weight")]
+        for slot in slots:
+            if slot.form is not None:
+                torch.testing.assert_close(held_values(slot), values[slot.name][slot.index], rtol=3e-7, atol=0)
+        yield slots, logits
+
+
+HALVES = {**SIZES, "intermediate_size": 512, "num_attention_heads": 16}  # of which two ranks have groups of 128
+
+
+@pytest.mark.parametrize("name", ["w4a16", "w4a16-zeros", "w4a16-64", "awq", "gptq", "fp8-blocks", *WIDE_FORMATS])
+def test_columns_of_two_ranks_stay_as_they_are(name: str, tmp_path: Path) -> None:
+    theirs = write_llama(tmp_path, name, {**HALVES, "hidden_size": 256 if name in WIDE_FORMATS else 192})
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    for slots, logits in on_two_ranks(tmp_path, theirs.state_dict()):
+        assert len(slots) == 2 * 7 and all(slot.form is not None for slot in slots)
+        columns = [slot for slot in slots if slot.name.split(".")[-2] in ("o_proj", "down_proj")]
+        assert all(slot.target.shape[1] == 256 for slot in columns)
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["fp8-tensor", "fp8-channel", "modelopt-fp8"])
+def test_columns_of_rows_with_one_scale(name: str, tmp_path: Path) -> None:
+    """Ranks round their own activations, so logits are near."""
+    theirs = write_llama(tmp_path, name)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    for slots, logits in on_two_ranks(tmp_path, theirs.state_dict()):
+        assert len(slots) == 2 * 7 and all(slot.form is not None for slot in slots)
+        assert 1e-3 < float((logits - expected).std() / expected.std()) < 0.15
+
+
+@pytest.mark.parametrize(("name", "group"), [("w4a16-64", 64), ("fp8-blocks", 128)])
+def test_columns_that_are_no_whole_groups_are_widened_and_named(
+    name: str, group: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = write_llama(tmp_path, name)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    for slots, logits in on_two_ranks(tmp_path, theirs.state_dict()):
+        plain = {slot.name.split(".")[-2] for slot in slots if slot.form is None}
+        assert plain == {"o_proj", "down_proj"}
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
+    lines = [record.getMessage() for record in caplog.records if "dequantised" in record.getMessage()]
+    why = f"this rank's inputs are no whole groups of {group} for 192 x"
+    told = [
+        f"{part}: {why} {size}; these weights are dequantised"
+        for part, size in {"o_proj": 96, "down_proj": 160}.items()
+    ]
+    assert sorted(lines) == sorted(told * 2), "once on each rank, not for each layer"
+
+
+def write_gpt_oss(tmp_path: Path) -> transformers.PreTrainedModel:
+    """As its checkpoints have experts; the model has the values that transformers reads there."""
     torch.manual_seed(3)
     fields = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
     shape = transformers.GptOssConfig(**fields, attn_implementation="eager")
@@ -151,12 +218,38 @@ def test_experts_of_4_bit_floats(kept: bool, tmp_path: Path) -> None:
     shape.architectures, shape.quantization_config = ["GptOssForCausalLM"], {"quant_method": "mxfp4"}
     shape.save_pretrained(tmp_path)
     save_file(held, tmp_path / "model.safetensors")
+    return theirs
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_experts_of_4_bit_floats(kept: bool, tmp_path: Path) -> None:
+    theirs = write_gpt_oss(tmp_path)
     model, _ = load(tmp_path, kept)
     forms = [slot for slot in model.slots() if slot.form is not None]
     assert {str(slot.form) for slot in forms} == ({"fp4 in groups of 32"} if kept else set())
     assert len(forms) == (2 * 4 * 3 if kept else 0)
     assert all(slot.nbytes < slot.target.numel() for slot in forms), "less than a byte each"
     compare(theirs, model)
+
+
+def test_experts_of_4_bit_floats_on_two_ranks(tmp_path: Path) -> None:
+    theirs = write_gpt_oss(tmp_path)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    values = {}
+    for name, weight in theirs.state_dict().items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            for expert, matrix in enumerate(weight.mT):
+                prefix = f"{name.rpartition('.')[0]}.{expert}"
+                if name.endswith("down_proj"):
+                    values[f"{prefix}.down_proj.weight"] = matrix
+                else:
+                    values |= {f"{prefix}.gate_proj.weight": matrix[::2], f"{prefix}.up_proj.weight": matrix[1::2]}
+    for slots, logits in on_two_ranks(tmp_path, values):
+        experts = [slot for slot in slots if ".experts." in slot.name]
+        assert len(experts) == 2 * 4 * 3 and all(slot.form is not None for slot in experts)
+        assert all(slot.target.shape[1] == 160 for slot in experts if "down_proj" in slot.name)
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
 
 
 def test_without_a_product_for_them_eight_bits_are_dequantised(tmp_path: Path) -> None:
@@ -178,6 +271,14 @@ def test_a_swap_needs_the_same_form(tmp_path: Path) -> None:
         ModelError, match=r"q_proj\.weight is kept as int4 in groups of 32, which the checkpoint does not"
     ):
         check_weights(list(model.slots()), other)
+
+
+def test_weights_of_another_configuration_are_refused(tmp_path: Path) -> None:
+    write_llama(tmp_path, "w4a16")
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 320', '"intermediate_size": 384'))
+    with pytest.raises(ModelError, match="the weights and the configuration do not belong together"):
+        load(tmp_path, kept=True)
 
 
 def test_mistrals_own_files(tmp_path: Path) -> None:

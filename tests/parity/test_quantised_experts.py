@@ -19,9 +19,8 @@ from bough.messages.requests import LogprobRequest
 from bough.models.base import CausalLM
 from tests.fakes.forward import Forward
 from tests.fakes.quantised import write_quantised
-from tests.fakes.ranks import ThreadGroup, on_ranks
 from tests.parity.engines import LocalEngine
-from tests.parity.test_quantised_checkpoints import PROMPT, SIZES, compare, load
+from tests.parity.test_quantised_checkpoints import PROMPT, SIZES, compare, load, on_two_ranks
 
 EXPERTS = {"moe_intermediate_size": 160, "num_experts_per_tok": 2, "initializer_range": 0.1}
 DEEPSEEK = {
@@ -44,17 +43,17 @@ DEEPSEEK = {
 }
 
 
-def make(family: str) -> transformers.PreTrainedModel:
+def make(family: str, **sizes: int) -> transformers.PreTrainedModel:
     if family == "deepseek_v3":
-        return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK))
-    config = transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=5, norm_topk_prob=True)
+        return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK | sizes))
+    config = transformers.Qwen3MoeConfig(**SIZES | EXPERTS | sizes, num_experts=5, norm_topk_prob=True)
     return transformers.Qwen3MoeForCausalLM(config)
 
 
-def write(folder: Path, family: str, name: str, only: str = "") -> transformers.PreTrainedModel:
+def write(folder: Path, family: str, name: str, only: str = "", **sizes: int) -> transformers.PreTrainedModel:
     """Writes a checkpoint of that format; the model has its values."""
     torch.manual_seed(1)
-    theirs = make(family).float().eval()
+    theirs = make(family, **sizes).float().eval()
     with torch.no_grad():
         for weight in theirs.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
@@ -104,26 +103,55 @@ def test_experts_on_two_ranks_stay_as_they_are_kept(family: str, name: str, only
     theirs = write(tmp_path, family, name, only)
     with torch.inference_mode():
         expected = theirs(torch.tensor([PROMPT])).logits[0]
-
-    def logits(group: ThreadGroup) -> tuple[torch.Tensor, int]:
-        model, _ = load(tmp_path, kept=True, group=group)
-        held = sum(".experts." in slot.name for slot in kept(model))
-        return Forward(model, topology=group.topology).step({0: PROMPT})[0], held
-
-    for found, held in on_ranks(2, logits, ep_size=2):
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+    values = load_file(tmp_path / "plain" / "model.safetensors")
+    for slots, logits in on_two_ranks(tmp_path, values, ep_size=2):
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
+        held = sum(".experts." in slot.name and slot.form is not None for slot in slots)
         assert held == (9 if family == "deepseek_v3" else 18)  # three experts, of one layer or of two
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "only", "inner"),
+    [(*CASES[1], 160), (*CASES[2], 256), (*CASES[2], 512), (*CASES[4], 192), (*CASES[5], 320), (*CASES[6], 128)],
+)
+def test_two_ranks_share_each_expert(family: str, name: str, only: str, inner: int, tmp_path: Path) -> None:
+    """One block of 128 on each rank, or several; groups of 32."""
+    theirs = write(tmp_path, family, name, only, moe_intermediate_size=inner)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    values = load_file(tmp_path / "plain" / "model.safetensors")
+    for slots, logits in on_two_ranks(tmp_path, values):
+        kept = [slot for slot in slots if ".experts." in slot.name and slot.form is not None]
+        assert len(kept) == (1 * 6 * 3 if family == "deepseek_v3" else 2 * 5 * 3)
+        assert all(slot.target.shape[1] == inner // 2 for slot in kept if "down_proj" in slot.name)
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_experts_that_are_no_whole_groups_are_widened_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = write(tmp_path, *CASES[4])
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT])).logits[0]
+    for slots, logits in on_two_ranks(tmp_path, {}):
+        assert not any(slot.form for slot in slots)
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=2e-4)
+    line = "experts: this rank's inputs are no whole groups of 32 for 192 x 80; these weights are dequantised"
+    assert [record.getMessage() for record in caplog.records].count(line) == 2, "once on each rank"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU interprets no kernels")
-@pytest.mark.parametrize(("family", "name", "only"), CASES[1:5])
+@pytest.mark.parametrize(
+    ("family", "name", "only", "inner"),
+    [(*CASES[1], 160), (*CASES[2], 128), (*CASES[3], 160), (*CASES[4], 160)],  # one whole block, as on a rank
+)
 def test_kernels_of_gpus_give_the_same(
-    family: str, name: str, only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, name: str, only: str, inner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bough.kernels.triton_ops import TRITON
 
-    theirs = write(tmp_path, family, name, only)
+    theirs = write(tmp_path, family, name, only, moe_intermediate_size=inner)
     plain, _ = load(tmp_path, kept=True)
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
     monkeypatch.setattr("bough.layers.schemes.fp8.fp8_ops_for", lambda device: fp8_ops_for(torch.device("cuda")))

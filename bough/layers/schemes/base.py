@@ -8,6 +8,7 @@ its last.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -117,6 +118,18 @@ class TableWeight(Protocol):
         ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]: ...
+
+
+class TellOnce:
+    """Warnings of a model's weights: many layers have the same to say."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._told = log, set[str]()
+
+    def __call__(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._log.warning(line)
 
 
 def bands(parts: Sequence[Part]) -> Iterator[tuple[Part, slice]]:

@@ -21,7 +21,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
 from bough.kernels.scaled_linear.reference import FEW_ROWS
-from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bands, bias_slots
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.plain import PlainWeight
 from bough.layers.weights import Form, KeptRows, WeightSlot
@@ -36,16 +36,14 @@ class Fp8Scheme:
     """Makes 8-bit weights of all layers that the product takes, and remembers which others it has spoken of."""
 
     def __init__(self) -> None:
-        self._left_plain: set[tuple[int, int]] = set()
+        self._tell = TellOnce(log)
 
     def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
-        shape = (sum(part.outputs for part in parts), in_features)
-        if fits(in_features, shape[0]):
+        outputs = sum(part.outputs for part in parts)
+        if fits(in_features, outputs):
             return Fp8Weight(in_features, parts, bias, placement)
-        if shape not in self._left_plain:
-            self._left_plain.add(shape)
-            names = ", ".join(part.name for part in parts)
-            log.warning("%s: %d x %d are no multiples of 16; these weights stay %s", names, *shape, placement.dtype)
+        names, shape = ", ".join(part.name for part in parts), f"{outputs} x {in_features}"
+        self._tell(f"{names}: {shape} are no multiples of 16; these weights stay {placement.dtype}")
         return PlainWeight(in_features, parts, bias, placement)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from bough.layers.placement import ExpertsMaker, WeightMaker
 from bough.layers.schemes.fp8 import Fp8Scheme, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
-from bough.layers.schemes.stored import make_w4, make_w4_experts
+from bough.layers.schemes.stored import W4Scheme
 
 SCHEMES: dict[str, Callable[[], WeightMaker]] = {
     "auto": lambda: PlainWeight,
     "none": lambda: PlainWeight,
     "fp8": Fp8Scheme,
-    "int4": lambda: make_w4,
+    "int4": W4Scheme,
 }
 
 
@@ -24,4 +24,4 @@ def scheme_for(quantization: str) -> WeightMaker:
 
 def experts_for(quantization: str) -> ExpertsMaker:
     """What makes the experts of such a model."""
-    return {"fp8": fp8_experts, "int4": make_w4_experts}.get(quantization, PlainExperts)
+    return {"fp8": fp8_experts, "int4": W4Scheme().experts}.get(quantization, PlainExperts)

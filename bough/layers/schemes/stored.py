@@ -5,6 +5,7 @@ kept by another scheme.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, bands, bias_slots
+from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
@@ -31,16 +32,19 @@ from bough.layers.weights import Filled, Form, KeptRows, WeightSlot
 if TYPE_CHECKING:
     from bough.layers.placement import ExpertsMaker, Placement, WeightMaker
 
+log = logging.getLogger(__name__)
 PARTS = (("gate", "up"), ("down",))  # of an expert, by the matrix that they become
 W = TypeVar("W", bound=Filled)
 FormOf = Callable[[str], Form | None]  # of a tensor, by its name; None: it is not quantised, or only to be dequantised
 
 
 class StoredScheme:
-    """Makes weights in the forms of a checkpoint; `others` and `other_experts` make those that have none."""
+    """Makes weights in the forms of a checkpoint, of each this rank's share; `others` and `other_experts` make those
+    that have none. What is widened for its size is named once."""
 
     def __init__(self, form_of: FormOf, others: WeightMaker, other_experts: ExpertsMaker) -> None:
         self._form_of, self._others, self._other_experts = form_of, others, other_experts
+        self._once = TellOnce(log)
 
     def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
         return StoredWeight(partial(self._make, in_features, parts, bias, placement))
@@ -50,12 +54,14 @@ class StoredScheme:
     ) -> LinearWeight:
         forms = {self._form_of(f"{prefix}{part.name}.weight") for part in parts}
         form = forms.pop() if len(forms) == 1 else None
-        if form is not None and form.inputs == in_features:  # else this rank has a part of the inputs
-            if form.kind == "int4" and fits_w4(in_features, form.group):
-                return W4Weight(in_features, parts, bias, placement, form)
-            fits = form.group > 0 or fits_fp8(in_features, sum(part.outputs for part in parts))
-            if form.kind == "fp8" and fits:
-                return Fp8Weight(in_features, parts, bias, placement, form)
+        if form is not None:
+            own, outputs = form.cut(parts[0].index), sum(part.outputs for part in parts)  # all have the same inputs
+            if own is not None and own.inputs == in_features:  # else the weights are another configuration's
+                if own.kind == "int4" and fits_w4(in_features, own.group):
+                    return W4Weight(in_features, parts, bias, placement, own)
+                if own.kind == "fp8" and (own.group > 0 or fits_fp8(in_features, outputs)):
+                    return Fp8Weight(in_features, parts, bias, placement, own)
+            self._tell([part.name for part in parts], form, own, (outputs, in_features))
         return self._others(in_features, parts, bias, placement)
 
     def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
@@ -66,16 +72,22 @@ class StoredScheme:
         names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
         kinds = [{self._form_of(name.format(part)) for name in names for part in parts} for parts in PARTS]
         gate_up, down = (forms.pop() if len(forms) == 1 else None for forms in kinds)
-        inner = placement.topology.in_expert.share(moe.intermediate_size, "moe_intermediate_size")
+        held = placement.topology.in_expert.slice_of(moe.intermediate_size, "moe_intermediate_size")
         if gate_up is not None and down is not None:
-            whole = (gate_up.inputs, down.inputs) == (hidden_size, inner)
-            if whole and gate_up.kind == down.kind == "fp8":
-                return fp8_experts(hidden_size, moe, placement, (gate_up, down))
-            if whole and all(form.kind == "int4" and fits_w4(form.inputs, form.group) for form in (gate_up, down)):
-                return w4_experts(hidden_size, moe, placement, (gate_up, down))
-            if whole and gate_up.kind == down.kind == "fp4":
-                return fp4_experts(hidden_size, moe, placement, (gate_up, down))
+            own, inner = down.cut((slice(None), held)), held.stop - held.start
+            if own is not None and (gate_up.inputs, own.inputs) == (hidden_size, inner):
+                if gate_up.kind == own.kind == "fp8":
+                    return fp8_experts(hidden_size, moe, placement, (gate_up, own))
+                if all(form.kind == "int4" and fits_w4(form.inputs, form.group) for form in (gate_up, own)):
+                    return w4_experts(hidden_size, moe, placement, (gate_up, own))
+                if gate_up.kind == own.kind == "fp4":
+                    return fp4_experts(hidden_size, moe, placement, (gate_up, own))
+            self._tell(["experts"], down, own, (hidden_size, inner))
         return self._other_experts(hidden_size, moe, placement)
+
+    def _tell(self, names: Sequence[str], form: Form, own: Form | None, shape: tuple[int, int]) -> None:
+        why = f"{form} has no product" if own is not None else f"this rank's inputs are no whole groups of {form.group}"
+        self._once(f"{', '.join(names)}: {why} for {shape[0]} x {shape[1]}; these weights are dequantised")
 
 
 class Named(Generic[W]):
@@ -197,22 +209,31 @@ class W4Weight(LinearWeight):
         yield from bias_slots(prefix, self._parts, self._bias)
 
 
-def make_w4(in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
-    """A weight that is quantised to 4 bits while it is loaded, if it can be."""
-    group = group_for(in_features)
-    if group is None:
-        return PlainWeight(in_features, parts, bias, placement)
-    return W4Weight(in_features, parts, bias, placement, Form("int4", in_features, group), stored=False)
+class W4Scheme:
+    """Makes weights that are quantised to 4 bits while they are loaded, if they can be; names others once."""
 
+    def __init__(self) -> None:
+        self._tell = TellOnce(log)
 
-def make_w4_experts(hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
-    """The same for experts."""
-    inner = placement.topology.in_expert.share(moe.intermediate_size, "moe_intermediate_size")
-    groups = group_for(hidden_size), group_for(inner)
-    if groups[0] is None or groups[1] is None:
-        return PlainExperts(hidden_size, moe, placement)
-    forms = (Form("int4", hidden_size, groups[0]), Form("int4", inner, groups[1]))
-    return w4_experts(hidden_size, moe, placement, forms, stored=False)
+    def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
+        group = group_for(in_features)
+        if group is None:
+            self._tell_plain(", ".join(part.name for part in parts), (in_features,), placement)
+            return PlainWeight(in_features, parts, bias, placement)
+        return W4Weight(in_features, parts, bias, placement, Form("int4", in_features, group), stored=False)
+
+    def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
+        inner = placement.topology.in_expert.share(moe.intermediate_size, "moe_intermediate_size")
+        groups = group_for(hidden_size), group_for(inner)
+        if groups[0] is None or groups[1] is None:
+            self._tell_plain("experts", (hidden_size, inner), placement)
+            return PlainExperts(hidden_size, moe, placement)
+        forms = (Form("int4", hidden_size, groups[0]), Form("int4", inner, groups[1]))
+        return w4_experts(hidden_size, moe, placement, forms, stored=False)
+
+    def _tell_plain(self, names: str, inputs: tuple[int, ...], placement: Placement) -> None:
+        counts = " and ".join(map(str, inputs))
+        self._tell(f"{names}: {counts} inputs are no multiple of 32; these weights stay {placement.dtype}")
 
 
 def w4_experts(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from bough.kernels.w4_linear.reference import IntegerRows
-from bough.loader.formats.base import WHOLE, IntegerTensor, unpacked
+from bough.loader.formats.base import IntegerTensor, unpacked
 from bough.loader.quantization import Quantization
-from bough.loader.source import SafetensorsSource
+from bough.loader.source import Index, SafetensorsSource
 
 MARK = ".qweight"
 PER_WORD = 8
@@ -31,18 +31,20 @@ class AwqTensor(IntegerTensor):
     def groups(self) -> int:
         return self.files.shape(self._scales)[0]
 
-    def integers(self, rows: slice) -> IntegerRows:
-        scales = self.files.read(self._scales, (WHOLE, rows)).float()
-        return IntegerRows(self._outputs(self._weight, rows), scales.T.contiguous(), self.zeros(rows))
+    def integers(self, index: Index) -> IntegerRows:
+        rows, inputs, groups = self._cut(index, self.group_size)
+        scales = self.files.read(self._scales, (groups, rows)).float()
+        return IntegerRows(self._outputs(self._weight, rows, inputs), scales.T.contiguous(), self.zeros(index))
 
-    def zeros(self, rows: slice) -> torch.Tensor:
-        return self._outputs(self._zero_points, rows)
+    def zeros(self, index: Index) -> torch.Tensor:
+        rows, _, groups = self._cut(index, self.group_size)
+        return self._outputs(self._zero_points, rows, groups)
 
-    def _outputs(self, name: str, rows: slice) -> torch.Tensor:
-        """The integers of some outputs, a row for each."""
+    def _outputs(self, name: str, rows: slice, lines: slice) -> torch.Tensor:
+        """The integers of some outputs, a row for each, in those lines of the tensor."""
         start, stop = self._bounds(rows)
         first = start // PER_WORD
-        words = self.files.read(name, (WHOLE, slice(first, -(-stop // PER_WORD))))
+        words = self.files.read(name, (lines, slice(first, -(-stop // PER_WORD))))
         codes = unpacked(words.T.contiguous(), self.bits, dim=0, order=ORDER)  # whole words are the less to transpose
         return codes[start - first * PER_WORD : stop - first * PER_WORD]
 

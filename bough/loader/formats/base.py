@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -26,13 +27,8 @@ class QuantizedTensor(ABC):
         self.parts = tuple(part for part in parts if part in files)  # names of the tensors that it is kept in
 
     @abstractmethod
-    def rows(self, rows: slice) -> torch.Tensor:
-        """Some rows, whole, in float32."""
-
     def read(self, index: Index) -> torch.Tensor:
-        rows, *others = index or (WHOLE,)
-        values = self.rows(rows)
-        return values[(WHOLE, *others)] if others else values
+        """A part, in float32."""
 
     def stored_type(self) -> GGMLQuantizationType | None:
         """The type of GGUF that holds the same values in as many bits, or nearly the same; None: there is none."""
@@ -45,8 +41,21 @@ class QuantizedTensor(ABC):
         """The numbers that a layer on a GPU may keep; None: there is no product for them."""
         return None
 
-    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
+    def read_kept(self, index: Index, plane: int | None = None) -> KeptRows:
         raise AssertionError(f"{self.name} has no form to be kept in")
+
+    def _cut(self, index: Index, group: int) -> tuple[slice, slice, slice]:
+        """The rows of a part, its inputs, and their groups of that size. Inputs are the second side."""
+        rows, columns = (*index, WHOLE, WHOLE)[:2]
+        start, stop, _ = columns.indices(self.shape[1])
+        return rows, slice(start, stop), slice(start // group, -(-stop // group))
+
+    def _around(self, index: Index, unit: int) -> tuple[slice, slice, slice]:
+        """The rows of a part, the whole units of inputs that have all of its inputs, and which of those these are."""
+        rows, inputs, units = self._cut(index, unit)
+        first = units.start * unit
+        around = slice(first, min(units.stop * unit, self.shape[1]))
+        return rows, around, slice(inputs.start - first, inputs.stop - first)
 
     def _bounds(self, rows: slice) -> tuple[int, int]:
         start, stop, _ = rows.indices(self.shape[0])
@@ -62,10 +71,11 @@ class IntegerTensor(QuantizedTensor):
     bits: int
 
     @abstractmethod
-    def integers(self, rows: slice) -> IntegerRows: ...
+    def integers(self, index: Index) -> IntegerRows:
+        """Some rows, or whole groups of their inputs."""
 
     @abstractmethod
-    def zeros(self, rows: slice) -> torch.Tensor:
+    def zeros(self, index: Index) -> torch.Tensor:
         """The zero points alone."""
 
     @cached_property
@@ -84,25 +94,27 @@ class IntegerTensor(QuantizedTensor):
     @cached_property
     def symmetric(self) -> bool:
         """Whether all zero points are in the middle."""
-        return bool((self.zeros(WHOLE) == self.middle).all())
+        return bool((self.zeros(()) == self.middle).all())
 
     @property
     def middle(self) -> int:
         return int(1 << (self.bits - 1))
 
-    def rows(self, rows: slice) -> torch.Tensor:
-        codes, scales, zeros = self.integers(rows)
+    def read(self, index: Index) -> torch.Tensor:
+        unit = math.lcm(self.group_size, 32) if self.input_groups is None else self.shape[1]  # whole words, too
+        rows, inputs, own = self._around(index, unit)
+        codes, scales, zeros = self.integers((rows, inputs))
         if self.input_groups is not None:
-            return (codes.float() - zeros[:, self.input_groups]).mul_(scales[:, self.input_groups])
-        grouped = codes.view(len(codes), self.groups, -1).float()
-        return grouped.sub_(zeros[:, :, None]).mul_(scales[:, :, None]).view(len(codes), -1)
+            return (codes.float() - zeros[:, self.input_groups]).mul_(scales[:, self.input_groups])[:, own]
+        grouped = codes.view(*scales.shape, -1).float()
+        return grouped.sub_(zeros[:, :, None]).mul_(scales[:, :, None]).flatten(1)[:, own]
 
     def form(self) -> Form | None:
         regular = self.bits == 4 and self.input_groups is None
         return Form("int4", self.shape[1], self.group_size) if regular else None
 
-    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
-        return self.integers(rows)
+    def read_kept(self, index: Index, plane: int | None = None) -> KeptRows:
+        return self.integers(index)
 
     def stored_type(self) -> GGMLQuantizationType | None:
         if self.input_groups is not None or self.group_size % GROUP:
@@ -112,7 +124,7 @@ class IntegerTensor(QuantizedTensor):
         return GGMLQuantizationType.Q8_0 if self.symmetric else None
 
     def read_stored(self, rows: slice) -> StoredRows:
-        codes, scales, zeros = self.integers(rows)
+        codes, scales, zeros = self.integers((rows,))
         kind, count = self.stored_type(), len(codes)
         assert kind is not None
         blocks = codes.view(count, -1, GROUP)
@@ -124,6 +136,11 @@ class IntegerTensor(QuantizedTensor):
         else:
             content = blocks ^ 128  # the same as an int8 less 128
         return torch.cat([halves.view(torch.uint8), content], dim=2).view(count, -1).numpy(), kind
+
+
+def words_of(codes: slice, bits: int) -> slice:
+    """The 32-bit words that have these small integers."""
+    return slice(codes.start * bits // 32, -(-codes.stop * bits // 32))
 
 
 def unpacked(words: torch.Tensor, bits: int, dim: int, order: Sequence[int] | None = None) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from bough.loader.formats.base import QuantizedTensor
 from bough.loader.quantization import Quantization
-from bough.loader.source import SafetensorsSource
+from bough.loader.source import Index, SafetensorsSource
 
 STATE = ".weight.quant_state.bitsandbytes__"
 PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
@@ -28,7 +28,8 @@ class Bnb4Tensor(QuantizedTensor):
         parts = (weight, state, *(f"{weight}.{part}" for part in PARTS))
         super().__init__(files, weight, parts, tuple(self._state["shape"]))
 
-    def rows(self, rows: slice) -> torch.Tensor:
+    def read(self, index: Index) -> torch.Tensor:
+        rows, inputs, _ = self._cut(index, 1)
         width, block = self.shape[1], int(self._state["blocksize"])
         start, stop = (row * width for row in self._bounds(rows))
         packed = self.files.read(self.name, (slice(start // 2, -(-stop // 2)),)).flatten()
@@ -36,7 +37,7 @@ class Bnb4Tensor(QuantizedTensor):
         blocks = torch.arange(start, stop) // block
         largest = self._largest(int(blocks[0]), int(blocks[-1]) + 1)
         values = self.files.read(self._table).float()[pairs.int()]
-        return values.mul_(largest[blocks - blocks[0]]).view(-1, width)
+        return values.mul_(largest[blocks - blocks[0]]).view(-1, width)[:, inputs]
 
     def _largest(self, start: int, stop: int) -> torch.Tensor:
         """The largest values of some blocks."""

@@ -33,12 +33,15 @@ class Fp4Tensor(QuantizedTensor):
         if whole is None and files.dtype(self._scale) not in ("U8", "F8_E8M0"):
             raise self._wrong("4-bit floats without weight_global_scale must have powers of two as scales")
 
-    def rows(self, rows: slice) -> torch.Tensor:
-        values, scales = fp4_values(self.files.read(self._packed, (rows,))), self._scales(rows)
-        return values.view(*scales.shape, -1).mul_(scales[:, :, None]).flatten(1)
+    def read(self, index: Index) -> torch.Tensor:
+        size = self.shape[1] // self.files.shape(self._scale)[1]
+        rows, inputs, own = self._around(index, size)
+        values = fp4_values(self.files.read(self._packed, (rows, slice(inputs.start // 2, inputs.stop // 2))))
+        scales = self._scales((rows, slice(inputs.start // size, inputs.stop // size)))
+        return values.view(*scales.shape, -1).mul_(scales[:, :, None]).flatten(1)[:, own]
 
-    def _scales(self, rows: slice) -> torch.Tensor:
-        scales = self.files.read(self._scale, (rows,))
+    def _scales(self, index: Index) -> torch.Tensor:
+        scales = self.files.read(self._scale, index)
         if self._whole is None:
             return powers_of_two(scales.view(torch.uint8))
         whole = self.files.read(self._whole).float()
@@ -54,24 +57,24 @@ class Mxfp4Experts(QuantizedTensor):
         experts, outputs, groups, half = files.shape(self._blocks)
         super().__init__(files, name, (self._blocks, self._scales), (experts, groups * half * 2, outputs))
 
-    def rows(self, rows: slice) -> torch.Tensor:
-        return self.read((rows,))
-
     def read(self, index: Index) -> torch.Tensor:
-        experts, inputs, outputs = (*index, *(slice(None),) * (3 - len(index)))
-        scales = powers_of_two(self.files.read(self._scales, (experts, outputs)))
-        values = fp4_values(self.files.read(self._blocks, (experts, outputs))).mul_(scales[..., None])
-        return values.flatten(2).transpose(1, 2)[:, inputs].contiguous()
+        experts, inputs, own = self._around(index, GROUP)
+        groups = slice(inputs.start // GROUP, inputs.stop // GROUP)
+        part = (experts, index[2] if len(index) > 2 else slice(None), groups)
+        scales = powers_of_two(self.files.read(self._scales, part))
+        values = fp4_values(self.files.read(self._blocks, part)).mul_(scales[..., None])
+        return values.flatten(2).transpose(1, 2)[:, own].contiguous()
 
     def form(self) -> Form | None:
         """Of the matrix of one expert."""
         return Form("fp4", self.shape[1], GROUP)
 
-    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
+    def read_kept(self, index: Index, plane: int | None = None) -> KeptRows:
         assert plane is not None, "experts are kept one by one"
-        index = (slice(plane, plane + 1), rows)
-        codes = _codes(self.files.read(self._blocks, index)[0]).flatten(1)
-        return FloatRows(codes, self.files.read(self._scales, index)[0])
+        rows, _, groups = self._cut(index, GROUP)
+        part = (slice(plane, plane + 1), rows, groups)
+        codes = _codes(self.files.read(self._blocks, part)[0]).flatten(1)
+        return FloatRows(codes, self.files.read(self._scales, part)[0])
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> Fp4Tensor | None:

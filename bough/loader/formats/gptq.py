@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 
 from bough.kernels.w4_linear.reference import IntegerRows
-from bough.loader.formats.base import WHOLE, IntegerTensor, unpacked
+from bough.loader.formats.base import IntegerTensor, unpacked, words_of
 from bough.loader.quantization import Quantization
-from bough.loader.source import SafetensorsSource
+from bough.loader.source import Index, SafetensorsSource
 
 MARK = ".qweight"
 
@@ -40,13 +40,15 @@ class GptqTensor(IntegerTensor):
         groups = self.files.read(self._index).long()
         return None if torch.equal(groups, torch.arange(self.shape[1]) // self.group_size) else groups
 
-    def integers(self, rows: slice) -> IntegerRows:
-        words = self.files.read(self._weight, (WHOLE, rows)).T.contiguous()  # the less to transpose
-        scales = self.files.read(self._scales, (WHOLE, rows)).float()
-        return IntegerRows(unpacked(words, self.bits, dim=1), scales.T.contiguous(), self.zeros(rows))
+    def integers(self, index: Index) -> IntegerRows:
+        rows, inputs, groups = self._cut(index, self.group_size)
+        words = self.files.read(self._weight, (words_of(inputs, self.bits), rows)).T.contiguous()  # less to transpose
+        scales = self.files.read(self._scales, (groups, rows)).float()
+        return IntegerRows(unpacked(words, self.bits, dim=1), scales.T.contiguous(), self.zeros(index))
 
-    def zeros(self, rows: slice) -> torch.Tensor:
-        zeros = unpacked(self.files.read(self._zero_points), self.bits, dim=1)[:, rows]
+    def zeros(self, index: Index) -> torch.Tensor:
+        rows, _, groups = self._cut(index, self.group_size)
+        zeros = unpacked(self.files.read(self._zero_points, (groups,)), self.bits, dim=1)[:, rows]
         # Stored zero points are one less than they are, within their bits.
         zeros = (zeros + self._zero_shift) & ((1 << self.bits) - 1) if self._zero_shift else zeros
         return zeros.T.contiguous()

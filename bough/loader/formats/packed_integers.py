@@ -7,9 +7,9 @@ from functools import cached_property
 import torch
 
 from bough.kernels.w4_linear.reference import IntegerRows
-from bough.loader.formats.base import IntegerTensor, unpacked
+from bough.loader.formats.base import IntegerTensor, unpacked, words_of
 from bough.loader.quantization import Quantization
-from bough.loader.source import SafetensorsSource
+from bough.loader.source import Index, SafetensorsSource
 
 MARK = ".weight_packed"
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
@@ -44,16 +44,20 @@ class PackedIntegers(IntegerTensor):
         regular = torch.arange(self.shape[1]) // self.group_size
         return None if torch.equal(groups, regular) or (groups < 0).any() else groups  # -1: not in use
 
-    def integers(self, rows: slice) -> IntegerRows:
-        codes = unpacked(self.files.read(self._packed, (rows,)), self.bits, dim=1)[:, : self.shape[1]]
-        scales = self.files.read(self._scales, (rows,)).float()
-        return IntegerRows(codes.contiguous(), scales, self.zeros(rows))
+    def integers(self, index: Index) -> IntegerRows:
+        rows, inputs, groups = self._cut(index, self.group_size)
+        words = self.files.read(self._packed, (rows, words_of(inputs, self.bits)))
+        codes = unpacked(words, self.bits, dim=1)[:, : inputs.stop - inputs.start]
+        scales = self.files.read(self._scales, (rows, groups)).float()
+        return IntegerRows(codes.contiguous(), scales, self.zeros(index))
 
-    def zeros(self, rows: slice) -> torch.Tensor:
+    def zeros(self, index: Index) -> torch.Tensor:
+        rows, _, groups = self._cut(index, self.group_size)
         if self.symmetric:
             start, stop = self._bounds(rows)
-            return torch.full((stop - start, self.groups), self.middle, dtype=torch.uint8)
-        return unpacked(self.files.read(self._zero_points), self.bits, dim=0)[: self.shape[0]][rows]
+            return torch.full((stop - start, groups.stop - groups.start), self.middle, dtype=torch.uint8)
+        words = self.files.read(self._zero_points, (slice(None), groups))
+        return unpacked(words, self.bits, dim=0)[: self.shape[0]][rows]
 
 
 def find(files: SafetensorsSource, name: str, quantization: Quantization) -> PackedIntegers | None:

@@ -15,7 +15,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import Form, KeptRows
 from bough.loader.formats.base import QuantizedTensor
 from bough.loader.quantization import Quantization
-from bough.loader.source import SafetensorsSource, StoredRows
+from bough.loader.source import Index, SafetensorsSource, StoredRows
 
 MARK = ".weight"
 SCALES = ("weight_scale", "weight_scale_inv")  # both are what the numbers are multiplied with
@@ -53,16 +53,19 @@ class ScaledTensor(QuantizedTensor):
             return Form("fp8", inputs)
         return Form("fp8", inputs, width) if width == KEPT_GROUP else None
 
-    def read_kept(self, rows: slice, plane: int | None = None) -> KeptRows:
-        return QuantizedRows(self.files.read(self.name, (rows,)), self._row_scales(rows))
+    def read_kept(self, index: Index, plane: int | None = None) -> KeptRows:
+        rows, inputs, groups = self._cut(index, self._block[1])
+        scales = self._row_scales(rows)[:, groups].contiguous()
+        return QuantizedRows(self.files.read(self.name, (rows, inputs)), scales)
 
     @property
     def is_float(self) -> bool:
         return self.files.dtype(self.name) == "F8_E4M3"
 
-    def rows(self, rows: slice) -> torch.Tensor:
-        values = self.files.read(self.name, (rows,)).float()
-        return values.mul_(self._row_scales(rows).repeat_interleave(self._block[1], dim=1)[:, : self.shape[1]])
+    def read(self, index: Index) -> torch.Tensor:
+        rows, inputs, _ = self._cut(index, self._block[1])
+        values = self.files.read(self.name, (rows, inputs)).float()
+        return values.mul_(self._row_scales(rows)[:, torch.arange(inputs.start, inputs.stop) // self._block[1]])
 
     def stored_type(self) -> GGMLQuantizationType | None:
         fits = not self.is_float and self.by_row and self.shape[1] % GROUP == 0

@@ -82,7 +82,13 @@ class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
     """Moves experts between ranks, by how often each was chosen since the last time."""
 
 
-ClientCommand = SwapWeights | Sleep | Wake  # that clients send through the scheduler
+class RecordExperts(msgspec.Struct, frozen=True, tag=True):
+    """Counts how often each expert is chosen, from `start` to `stop`; the message of `dump` is the counts, as JSON."""
+
+    action: Literal["start", "stop", "dump"]
+
+
+ClientCommand = SwapWeights | Sleep | Wake | RecordExperts  # that clients send through the scheduler
 Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 
 

@@ -34,6 +34,9 @@ MENU = Menu(
         "cpu": Command("this CPU, alone or beside llama.cpp (in a checkout)", "tests.bench.cpu", starts_engine=True),
         "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),
         "costs": Command("the cost model of splits beside what was measured (in a checkout)", "tests.bench.costs"),
+        "speculation": Command(
+            "what drafts are worth, on and off in turns (in a checkout)", "tests.bench.speculation", starts_engine=True
+        ),
         "edge": Command("what HTTP costs, without a model (in a checkout)", "tests.bench.edge"),
         "tree": Command("the radix tree alone (in a checkout)", "tests.bench.tree"),
     },

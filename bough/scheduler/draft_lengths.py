@@ -17,7 +17,7 @@ PRIOR = 0.6  # of a request that has had no drafts yet
 WEIGHT = 8.0  # drafts: how much of what is known of a request counts beside the next one
 FORGET = 0.02  # of what is known, with each step in which a request could have had drafts and got none
 GAIN = 1.02  # less than this is not worth the risk
-PROBE = 32  # steps with drafts between two without, which tell what those would cost
+PROBE = 32  # decisions for drafts, or against them, after which one goes the other way, to learn what that costs
 MEMORY = 0.8  # of a step's time that was known, when a further one is taken into account
 SURPRISE = 2.0  # times what was known: one step that took longer counts as this, as it may have waited for something
 EXACT = 16  # steps of more tokens than this share what is known with those of nearly as many
@@ -68,7 +68,7 @@ class DraftLengths:
         self._times = StepTimes()
         self._hold = np.full(len(table.requests), PRIOR)
         self._handles = np.full(len(table.requests), -1, dtype=np.int64)
-        self._drafted = 0  # steps since one without drafts
+        self._drafted, self._alike = False, 0  # the last decision, and how many were like it
 
     def choose(self, rows: RowIndex, available: IntArray) -> IntArray:
         """How many of the drafts that there are for each row it gets."""
@@ -89,14 +89,15 @@ class DraftLengths:
 
     def _best(self, rows: int, gains: Floats) -> int:
         """How many drafts, the likeliest first."""
-        if self._drafted >= PROBE:
-            self._drafted = 0
-            return 0
         tokens = rows + np.concatenate([[0.0], gains.cumsum()])
         rates = tokens / self._times.of(rows + np.arange(len(tokens)))
-        best = int(rates.argmax())
-        self._drafted += best > 0
-        return best if rates[best] >= GAIN * rates[0] else 0
+        best = int(rates.argmax()) if rates.max() >= GAIN * rates[0] else 0
+        self._alike = self._alike + 1 if self._drafted == (best > 0) else 0
+        self._drafted = best > 0
+        if self._alike < PROBE:
+            return best
+        self._alike = 0
+        return 0 if self._drafted else len(gains)
 
     def observe(self, rows: RowIndex, proposed: IntArray, held: IntArray) -> None:
         """Of so many drafts of these rows, the first so many held."""

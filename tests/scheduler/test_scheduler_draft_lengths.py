@@ -64,10 +64,11 @@ def test_a_row_without_luck_is_tried_again_some_day() -> None:
     assert any(chosen.choose(rows(0), ints(6))[0] for _ in range(200))
 
 
-def test_now_and_then_a_step_goes_without_to_learn_its_time() -> None:
-    chosen = lengths(lambda tokens: 1.0)
+@pytest.mark.parametrize(("cost", "usual", "other"), [(0.0, 3, 0), (5.0, 0, 3)])
+def test_now_and_then_a_step_goes_the_other_way_to_learn_its_time(cost: float, usual: int, other: int) -> None:
+    chosen = lengths(lambda tokens: 1.0 + cost * tokens)
     taken = [int(chosen.choose(rows(0), ints(3))[0]) for _ in range(2 * (PROBE + 1))]
-    assert taken.count(0) == 2
+    assert taken.count(other) == 2 and taken.count(usual) == len(taken) - 2
 
 
 def test_no_step_has_more_drafts_than_it_may() -> None:

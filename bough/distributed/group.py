@@ -59,6 +59,11 @@ class RankGroup:
         """The smallest of each over all ranks of all stages."""
         return tuple(values)
 
+    def of_each(self, value: int) -> tuple[int, ...]:
+        """The values of all ranks of all stages, each below 2 ** 62."""
+        own, ranks = self.topology.rank, self.topology.ranks
+        return self.minimum([value if rank == own else 1 << 62 for rank in range(ranks)])
+
     def own_columns(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of what `all_gather` has made."""
         width = x.shape[1] // self.topology.tp_size

@@ -43,6 +43,7 @@ class LoadedModel:
     config: ModelConfig
     weight_bytes: int = 0
     load_s: float = 0.0  # that reading the weights took
+    rank_weight_bytes: tuple[int, ...] = ()  # those of all ranks, if this is one of several
 
 
 @dataclass(frozen=True, slots=True)

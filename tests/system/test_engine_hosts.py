@@ -88,6 +88,7 @@ def test_two_hosts_give_the_tokens_of_one_rank_and_end_in_order(
         assert list(threads.map(lambda prompt: tokens_of(nodes[0], prompt), PROMPTS)) == expected
     state = nodes[0].call("/server_info").json()
     assert state["nnodes"] == 2 and state["internal_states"][0]["num_retractions"] > 0
+    assert len(state["memory_usage"]["weight_of_ranks"]) == 1 + len(first + second)
     assert nodes[1].call("/generate", text="x").status_code == 404
     processes = [tree_of(node.process.pid) for node in nodes]
     titles = [sorted(" ".join(each.cmdline()).strip() for each in tree[1:]) for tree in processes]

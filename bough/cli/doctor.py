@@ -26,7 +26,7 @@ from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_with_model
 from bough.core.errors import ModelError, ResourceError
 from bough.core.model_config import ModelConfig
-from bough.core.settings import ModelSettings, Settings
+from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
 from bough.distributed.cost_model import Cluster
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
 from bough.executor.sizing import (
@@ -41,7 +41,7 @@ from bough.executor.sizing import (
     size_gpu_cache,
 )
 from bough.loader import catalogue
-from bough.loader.locate import REPOSITORY, SHAPES, ModelFiles, find_files, locate
+from bough.loader.locate import REPOSITORY, ModelFiles, find_files, locate
 from bough.native.library import instruction_sets, load_library, use_instruction_set
 from bough.version import __version__
 
@@ -189,11 +189,19 @@ def _plan(settings: Settings, gpus: str, as_json: bool) -> int:
         print(json.dumps({"context": context, "weight_bytes": numbers, "splits": msgspec.to_builtins(found)}, indent=2))
     else:
         print(f"{files.name} on {gpus}: weights of {8 * numbers:.0f} bits, requests of {context:,} tokens")
-        print("\n".join(_splits_table(found)))
+        print("\n".join(_splits_table(found, _typed(settings))))
     return 0 if found else 1
 
 
-def _splits_table(found: Sequence[Outlook]) -> Iterator[str]:
+def _typed(settings: Settings) -> str:
+    """The command with what was given of the model."""
+    model, width = settings.model.model_path or settings.model.model_shape, settings.model.quantization
+    shape = model in MODEL_SHAPES
+    words = ["bough serve", *([f"--model-shape {model}" if shape else model] if model else [])]
+    return " ".join([*words, *([f"--quantization {width}"] if width in ("fp8", "int4") else [])])
+
+
+def _splits_table(found: Sequence[Outlook], typed: str) -> Iterator[str]:
     if not found:
         yield "It does not fit, however it is split: take more GPUs, or a shorter --context-length."
         return
@@ -211,7 +219,7 @@ def _splits_table(found: Sequence[Outlook]) -> Iterator[str]:
     quickest = min(found, key=lambda each: each.paces[0].step_ms)
     for name, best in (("most tokens per second", found[0]), ("quickest for one request", quickest)):
         times = f"  ({best.servers} times, behind `bough gateway`)" if best.servers > 1 else ""
-        yield f"  {name + ':':<26}bough serve {best.flags}{times}"
+        yield f"  {name + ':':<26}{typed} {best.flags}{times}"
 
 
 def _line(name: str, value: str) -> str:
@@ -341,7 +349,7 @@ def _gpus(torch: Any) -> tuple[str, ...]:
 def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFiles | None:
     model = settings.model.model_path
     shape = settings.model.model_shape or model
-    if shape in {folder.name for folder in SHAPES.iterdir()}:
+    if shape in MODEL_SHAPES:
         return find_files(replace(settings.model, model_path=None, model_shape=shape))
     if entry is not None:
         return None if catalogue.local_path(entry) is None else locate(entry.name)

@@ -15,7 +15,7 @@ from typing import Any
 
 from bough.core.errors import SettingsError
 
-MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite")
+MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
 CPU_INSTRUCTION_SETS = ("auto", "plain", "avx2", "avx512", "amx", "neon")
 MODEL_IMPLS = ("auto", "bough", "sglang", "transformers")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "mistral", "dummy")

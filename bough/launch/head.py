@@ -91,7 +91,7 @@ class Head:
                 self._take(*self._socket.recv_multipart())
                 continue
             for peer, node in self._nodes.items():
-                if not self._reaches(peer, self._placed) and not self._socket.poll(0):  # its last words come first
+                if not self._reaches(peer, self._placed) and not self._socket.poll(0):  # its reason comes first
                     self._supervisor.fail(EngineDeadError(f"Node {node} has gone: its connection has ended."))
         for peer in self._nodes:
             self._reaches(peer, self._ending)

@@ -25,7 +25,7 @@ from bough.version import __version__
 KEY_VARIABLE, KEY_LENGTH = "BOUGH_CLUSTER_KEY", 32
 BEAT_MS = 250  # between two looks at who is there
 SILENCE_MS = 5000  # after which a host counts as gone
-LINGER_MS = 1000  # for the last words
+LINGER_MS = 1000  # for the reason of the end
 # What each host may have in its own way; the files of the model are compared themselves.
 OWN_SETTINGS = frozenset(
     {"model_path", "tokenizer_path", "chat_template", "served_model_name", "cpu_threads", "cpu_instruction_set"}
@@ -60,18 +60,23 @@ encode = msgspec.msgpack.encode
 def check_nodes(parallel: ParallelSettings) -> None:
     """Refuses what does not describe hosts."""
     nodes = parallel.nnodes
+    if nodes == 1 and parallel.node_rank:
+        raise SettingsError(f"--node-rank {parallel.node_rank}: with several hosts, say how many (--nnodes).")
     if parallel.node_rank >= nodes:
         raise SettingsError(f"--node-rank {parallel.node_rank}: with --nnodes {nodes} they are 0 to {nodes - 1}.")
     if nodes > 1 and parallel.dp_size > 1:
         raise SettingsError("--dp-size is for one host: run a server on each, behind `bough gateway`.")
     if parallel.ranks % nodes:
-        raise SettingsError(f"--nnodes {nodes}: {parallel.ranks} ranks cannot be spread evenly over them.")
+        raise SettingsError(f"--nnodes {nodes}: --tp-size times --pp-size ({parallel.ranks}) cannot be spread evenly.")
     if parallel.on_ray and (nodes == 1 or parallel.node_rank or parallel.dist_init_addr):
         raise SettingsError("--use-ray needs --nnodes above 1, and neither --node-rank nor --dist-init-addr.")
     if nodes > 1 and not parallel.on_ray:
-        _, colon, port = (parallel.dist_init_addr or "").rpartition(":")
-        if not colon or not port.isdecimal():
-            raise SettingsError(f"--nnodes {nodes} needs --dist-init-addr HOST:PORT of the first host, a free port.")
+        host, _, port = (parallel.dist_init_addr or "").rpartition(":")
+        if host in ("", "0.0.0.0", "[::]", "::") or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SettingsError(
+                f"--nnodes {nodes} needs --dist-init-addr HOST:PORT: an address of the first host that the others "
+                f"reach, and a free port there; got {parallel.dist_init_addr!r}."
+            )
         cluster_key()
 
 

@@ -18,44 +18,9 @@ from bough.executor.load_model import resolve_config
 from bough.executor.splits import Outlook, outlooks, share_of, weight_bytes_of
 from bough.loader.locate import SHAPES, locate
 
-LLAMA_70B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
-DEEPSEEK_V3 = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 3,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
+LLAMA_70B, DEEPSEEK_V3 = (
+    json.loads((SHAPES / name / "config.json").read_text()) for name in ("llama-3.1-70b", "deepseek-v3")
+)
 GIB = 2**30
 
 
@@ -150,7 +115,7 @@ def test_the_command_prints_a_table_and_what_to_type(capsys: pytest.CaptureFixtu
     assert main(["doctor", "--plan", "qwen3-0.6b", "--gpus", "2xL40S"]) == 0
     page = capsys.readouterr().out
     assert "| tp | pp | dp | ep |" in page and "1 at once: ms, tok/s" in page
-    assert "bough serve --dp-size 2" in page and "modelled, not measured" in page
+    assert "bough serve --model-shape qwen3-0.6b --dp-size 2" in page and "modelled, not measured" in page
     assert main(["doctor", "--plan", "qwen3-0.6b", "--gpus", "8xH200,2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["context"] == 2048 and report["splits"][0]["servers"] == 2
@@ -163,7 +128,7 @@ def test_a_model_that_fits_with_fewer_bits_only_is_planned_so(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
     assert main(["doctor", "--plan", str(tmp_path), "--gpus", "1xH200"]) == 0
     page = capsys.readouterr().out
-    assert "weights of 8 bits" in page and "bough serve --quantization fp8" in page
+    assert "weights of 8 bits" in page and f"bough serve {tmp_path} --quantization fp8" in page
     assert main(["doctor", "--plan", str(tmp_path), "--gpus", "1xL40S"]) == 1
     assert "It does not fit" in capsys.readouterr().out
     assert main(["doctor", "--plan", str(tmp_path), "--gpus", "8xTPU"]) == 2

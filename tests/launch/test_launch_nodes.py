@@ -244,9 +244,9 @@ def test_an_address_of_another_machine_is_refused(files: ModelFiles, cleanup: co
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"node_rank": 1}, "--node-rank 1: with --nnodes 1 they are 0 to 0"),
+        ({"node_rank": 1}, "--node-rank 1: with several hosts, say how many"),
         ({"nnodes": 2, "tp_size": 2, "dp_size": 2}, "--dp-size is for one host"),
-        ({"nnodes": 2, "tp_size": 3}, "3 ranks cannot be spread evenly"),
+        ({"nnodes": 2, "tp_size": 3}, "\\(3\\) cannot be spread evenly"),
         ({"nnodes": 2, "tp_size": 2}, "needs --dist-init-addr HOST:PORT"),
         ({"nnodes": 2, "tp_size": 2, "dist_init_addr": "localhost"}, "needs --dist-init-addr HOST:PORT"),
         ({"use_ray": True}, "--use-ray needs --nnodes above 1"),

@@ -88,8 +88,19 @@ class RecordExperts(msgspec.Struct, frozen=True, tag=True):
     action: Literal["start", "stop", "dump"]
 
 
+class Decline(msgspec.Struct, frozen=True, tag=True):
+    """Stands for a command that this scheduler refuses; the other attention groups then leave it, too."""
+
+    reason: str
+
+
+class MeetGroups(msgspec.Struct, frozen=True, tag=True):
+    """Waits for the other attention groups before this one leaves."""
+
+
 ClientCommand = SwapWeights | Sleep | Wake | RecordExperts  # that clients send through the scheduler
-Command = ClientCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
+GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
+Command = GroupCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 
 
 class CommandResult(msgspec.Struct, frozen=True):

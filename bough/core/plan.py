@@ -207,6 +207,7 @@ class Limits:
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
     ranks: int = 1
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
+    in_step: bool = False  # with other attention groups: all do a command or none, so one that refuses tells the others
 
     def copied_bytes(self, group: int) -> int:
         """What a copy of one page takes, with the parts of all ranks."""

@@ -295,6 +295,10 @@ class ParallelSettings:
     dp_size: int = setting(
         1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
     )
+    enable_dp_attention: bool = setting(
+        False, "the replicas are groups of the tp-size ranks: attention runs in each, experts and MLPs over all"
+    )
+    enable_dp_lm_head: bool = setting(False, "accepted for SGLang's users; groups always have a head of their own")
     load_balance_method: str = setting(
         "auto",
         "which replica gets a request; auto goes by what each has cached and by their loads",
@@ -327,7 +331,12 @@ class ParallelSettings:
 
     @property
     def replica_ranks(self) -> int:
-        return self.tp_size * self.pp_size
+        return self.tp_size * self.pp_size // self.groups
+
+    @property
+    def groups(self) -> int:
+        """Of ranks that run attention apart and the rest together (DP attention)."""
+        return self.dp_size if self.enable_dp_attention else 1
 
     @property
     def ranks_per_node(self) -> int:
@@ -423,6 +432,8 @@ class UnbuiltSettings:
     enable_lora: bool = unbuilt(False)
     is_embedding: bool = unbuilt(False)
     incremental_streaming_output: bool = unbuilt(False)
+    pp_async_batch_depth: int = unbuilt(0)
+    moe_runner_backend: str = unbuilt("auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

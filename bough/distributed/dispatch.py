@@ -37,10 +37,10 @@ def dispatch(
 def dispatch_share(
     group: RankGroup, width: int, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor, multiply: Multiply
 ) -> torch.Tensor:
-    """The same where all ranks have the same tokens: each sees to a run of them. The other rows are zero, so that the
-    sum over ranks has all."""
+    """The same where all ranks of the group have the same tokens: each sees to a run of them, whose experts may be on
+    ranks of other attention groups. The other rows are zero, so that the sum over ranks has all."""
     size, rank = group.topology.tp_size, group.topology.tp_rank
     own = slice(len(x) * rank // size, len(x) * (rank + 1) // size)
     out = torch.zeros_like(x)
-    out[own] = dispatch(group, width, x[own], slots[own], weights[own], multiply)
+    out[own] = dispatch(group.all_groups, width, x[own], slots[own], weights[own], multiply)
     return out

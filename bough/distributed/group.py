@@ -24,6 +24,7 @@ from bough.distributed.topology import ONE_RANK, Topology
 from bough.messages.channels import Addresses, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+Ranks = dist.ProcessGroup | None  # None: all
 
 
 class RankGroup:
@@ -31,6 +32,7 @@ class RankGroup:
 
     topology = ONE_RANK
     doing = "the start"  # what the exchanges belong to, for errors
+    turns_taken = 0  # steps and meetings of all attention groups
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks of the stage; it may work in place."""
@@ -64,6 +66,16 @@ class RankGroup:
         own, ranks = self.topology.rank, self.topology.ranks
         return self.minimum([value if rank == own else 1 << 62 for rank in range(ranks)])
 
+    @property
+    def all_groups(self) -> RankGroup:
+        """The ranks of all attention groups."""
+        return self
+
+    def meet(self, willing: bool, join: Callable[[], None]) -> bool:
+        """Waits until all attention groups have come here, and runs an empty step with `join` as often as others run
+        one meanwhile. Whether all were willing."""
+        return willing
+
     def own_columns(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of what `all_gather` has made."""
         width = x.shape[1] // self.topology.tp_size
@@ -94,9 +106,10 @@ class SimulatedGroup(RankGroup):
 class TorchGroup(RankGroup):
     """Ranks that meet through torch's process group, of which a process has one."""
 
-    def __init__(self, topology: Topology, device: torch.device, stage: dist.ProcessGroup | None = None) -> None:
-        """`stage` has the ranks of this one's stage; None: there is one stage."""
-        self.topology, self._device, self._stage = topology, device, stage
+    def __init__(self, topology: Topology, device: torch.device, stage: Ranks = None, everyone: Ranks = None) -> None:
+        """`stage` has the ranks of this one's stage, `everyone` those of all stages."""
+        self.topology, self._device, self._stage, self._everyone = topology, device, stage, everyone
+        self.place = topology  # for errors
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.topology.tp_size > 1:
@@ -115,7 +128,7 @@ class TorchGroup(RankGroup):
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         if self.topology.tp_size > 1:
-            first = self.topology.pp_rank * self.topology.tp_size
+            first = self.topology.rank - self.topology.tp_rank
             self._exchange("share tokens", dist.broadcast, x, first, self._stage)
         return x
 
@@ -128,15 +141,76 @@ class TorchGroup(RankGroup):
 
     def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
         found = torch.tensor(values, dtype=torch.int64, device=self._device)
-        self._exchange("agree", dist.all_reduce, found, dist.ReduceOp.MIN)
+        self._exchange("agree", dist.all_reduce, found, dist.ReduceOp.MIN, self._everyone)
         return tuple(found.tolist())
 
     def _exchange(self, what: str, collective: Callable[..., object], *arguments: object) -> None:
         try:
             collective(*arguments)
         except RuntimeError as error:  # the other end was closed, or the time is up
-            place = f"Rank {self.topology.rank} of {self.topology.ranks}"
+            place = f"Rank {self.place.rank} of {self.place.ranks}"
             raise RankLostError(f"{place} could not {what} with the others in {self.doing}: {error}") from error
+
+
+class AttentionGroup(RankGroup):
+    """The ranks of one of several attention groups. These take turns together: a turn is a step of all of them, or a
+    meeting."""
+
+    peers: RankGroup  # of each group the rank at this place
+    turns: RankGroup  # the same, on the host
+    everyone: RankGroup
+    _counts: Sequence[int] = ()  # tokens of each group in this step
+    _begun = False  # the turn of the next step has been taken
+
+    @property
+    def all_groups(self) -> RankGroup:
+        return self.everyone
+
+    def begin_step(self, tokens: int) -> None:
+        """Tells the other groups how many tokens this one brings, and waits for them."""
+        if not self._begun:
+            self._take_turn(tokens)
+        self._begun = False
+
+    def meet(self, willing: bool, join: Callable[[], None]) -> bool:
+        while (most := max(said := self._take_turn(-1 if willing else -2))) > 0:
+            self._begun = True
+            join()
+        return most == min(said) == -1
+
+    def _take_turn(self, says: int) -> list[int]:
+        """What each group says: how many tokens it brings, or that it waits in a meeting and brings one of padding."""
+        self.peers.doing = self.turns.doing = self.everyone.doing = self.doing
+        said: list[int] = self.turns.all_gather(torch.tensor([[says]]))[0].tolist()
+        self._counts = [max(tokens, 1) for tokens in said]
+        self.turns_taken += 1
+        return said
+
+    def gather_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of all groups."""
+        most = max(self._counts)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, most - len(x)))
+        parts = self.peers.all_gather(padded.reshape(1, -1)).view(-1, most, x.shape[1])
+        return torch.cat([part[:count] for part, count in zip(parts, self._counts, strict=True)])
+
+    def own_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """This group's part of what `gather_rows` has made."""
+        before, own = sum(self._counts[: self.topology.dp_rank]), self._counts[self.topology.dp_rank]
+        return x[before : before + own]
+
+
+class TorchAttentionGroup(AttentionGroup, TorchGroup):
+    def __init__(self, topology: Topology, device: torch.device, timeout: timedelta) -> None:
+        groups = torch.arange(topology.ranks).view(topology.dp_size, topology.tp_size)
+        own, peers, turns = (
+            dist.new_subgroups_by_enumeration(ranks.tolist(), timeout, backend)[0]  # type: ignore[no-untyped-call]
+            for ranks, backend in ((groups, None), (groups.T, None), (groups.T, "gloo"))
+        )
+        super().__init__(topology, device, own, own)
+        across = Topology(topology.dp_rank, topology.dp_size)
+        self.peers, self.turns = TorchGroup(across, device, peers), TorchGroup(across, torch.device("cpu"), turns)
+        self.peers.place = self.turns.place = topology
+        self.everyone = TorchGroup(topology.all_groups, device)
 
 
 def open_group(
@@ -146,7 +220,8 @@ def open_group(
     through which several hosts find each other."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=settings.parallel.dist_timeout)
-    interface, way = LOOPBACK, dict[str, Any](init_method=(addresses.folder / "ranks").as_uri())
+    folder = addresses.folder if topology.dp_size == 1 else addresses.shared_folder
+    interface, way = LOOPBACK, dict[str, Any](init_method=(folder / "ranks").as_uri())
     try:
         if addresses.store:
             patience = timedelta(seconds=settings.process.start_timeout_s)  # hosts start at different times
@@ -158,6 +233,8 @@ def open_group(
         if topology.pp_size > 1 and topology.tp_size > 1:
             ranks = [list(range(first, first + topology.tp_size)) for first in range(0, size, topology.tp_size)]
             of_stage, _ = dist.new_subgroups_by_enumeration(ranks, timeout)  # type: ignore[no-untyped-call]
+        if topology.dp_size > 1:
+            return TorchAttentionGroup(topology, device, timeout)
     except (RuntimeError, OSError) as error:
         raise RankLostError(f"Rank {rank} of {size} did not find the others: {error}") from error
     return TorchGroup(topology, device, of_stage)

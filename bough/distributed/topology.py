@@ -15,24 +15,32 @@ from bough.core.model_config import ModelConfig, RecurrentConfig
 class Topology:
     """Tensor parallelism: `tp_size` ranks, each with an equal slice of every sharded dimension. Expert parallelism cuts
     them into `ep_size` runs of neighbours; those of a run share the inner width of the experts that it has.
-    Pipelines have `pp_size` stages of `tp_size` ranks, each with some of the layers."""
+    Pipelines have `pp_size` stages of `tp_size` ranks, each with some of the layers. With DP attention there are
+    `dp_size` groups of `tp_size` ranks; experts are spread over all of them."""
 
     tp_rank: int = 0
     tp_size: int = 1
     ep_size: int = 1
     pp_rank: int = 0
     pp_size: int = 1
+    dp_rank: int = 0
+    dp_size: int = 1
+
+    @property
+    def all_groups(self) -> Topology:
+        """The ranks of all groups as one."""
+        return self if self.dp_size == 1 else Topology(self.rank, self.ranks, self.ep_size)
 
     @property
     def ep_rank(self) -> int:
         """The run of this rank."""
-        return self.tp_rank // (self.tp_size // self.ep_size)
+        return self.all_groups.tp_rank // (self.all_groups.tp_size // self.ep_size)
 
     @property
     def in_expert(self) -> Topology:
         """The ranks of a run: who shares an expert."""
-        size = self.tp_size // self.ep_size
-        return Topology(self.tp_rank % size, size)
+        size = self.all_groups.tp_size // self.ep_size
+        return Topology(self.all_groups.tp_rank % size, size)
 
     @classmethod
     def at(cls, rank: int, tp_size: int, pp_size: int, ep_size: int = 1) -> Topology:
@@ -41,11 +49,11 @@ class Topology:
 
     @property
     def rank(self) -> int:
-        return self.pp_rank * self.tp_size + self.tp_rank
+        return (self.dp_rank * self.pp_size + self.pp_rank) * self.tp_size + self.tp_rank
 
     @property
     def ranks(self) -> int:
-        return self.tp_size * self.pp_size
+        return self.tp_size * self.pp_size * self.dp_size
 
     @property
     def is_first(self) -> bool:

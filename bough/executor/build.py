@@ -95,7 +95,7 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if settings.parallel.simulate_tp > 1:
         group = simulated(settings.parallel)
     else:
-        for name, size in (("tp", group.topology.tp_size), ("pp", group.topology.pp_size)):
+        for name, size in (("tp", group.topology.all_groups.tp_size), ("pp", group.topology.pp_size)):
             asked = getattr(settings.parallel, f"{name}_size")
             if asked != size:
                 raise SettingsError(f"--{name}-size {asked}: this command runs the model in one process.")
@@ -206,6 +206,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         page_bytes=shape.page_bytes(settings.memory.page_size),
         ranks=topology.tp_size,
         stages=topology.pp_size,
+        in_step=topology.dp_size > 1,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)

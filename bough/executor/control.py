@@ -22,6 +22,9 @@ from bough.core.control import (
     CommandResult,
     CopyPagesIn,
     CopyPagesOut,
+    Decline,
+    GroupCommand,
+    MeetGroups,
     MemoryTag,
     ProfileStart,
     ProfileStop,
@@ -42,7 +45,8 @@ def nothing() -> None:
 
 
 class ModelControl:
-    """Does commands on the calling thread. `drop` is called before addresses change, `rebuild` when they hold again."""
+    """Does commands on the calling thread. `join` takes part in a step of other attention groups. `drop` is called
+    before addresses change, `rebuild` when they hold again."""
 
     def __init__(
         self,
@@ -50,12 +54,13 @@ class ModelControl:
         pool: KVPool,
         group: RankGroup = ALONE,
         *,
+        join: Callable[[], None] = nothing,
         drop: Callable[[], None] = nothing,
         rebuild: Callable[[], None] = nothing,
     ) -> None:
         """Without `weights`, as in a rehearsal, they can be neither swapped nor released."""
         self._weights, self._pool, self._drop, self._rebuild = weights, pool, drop, rebuild
-        self._group = group
+        self._group, self._join = group, join
         self._profiler = TorchProfiler()
         self._asleep: set[MemoryTag] = set()
 
@@ -66,13 +71,17 @@ class ModelControl:
     def run(self, command: Command) -> CommandResult:
         """Does the command. Ranks of which only some could do it are of no use any more."""
         name = self._group.doing = f"the command {type(command).__name__}"
+        together = isinstance(command, GroupCommand)
+        group = self._group.all_groups if together else self._group
         try:
+            if together and not self._group.meet(not isinstance(command, Decline), self._join):
+                raise RequestError(command.reason if isinstance(command, Decline) else "Another replica refuses it.")
             result = self._run(command)
         except BoughError as error:
-            if not self._group.all_alike(False):
+            if not group.all_alike(False):
                 raise RankLostError(f"This rank could not do {name}, which another has done: {error}") from error
             raise
-        if not self._group.all_alike(True):
+        if not group.all_alike(True):
             raise RankLostError(f"Another rank could not do {name}, which this one has done.")
         return result
 
@@ -97,6 +106,8 @@ class ModelControl:
                 self._profiler.start(command)
             case ProfileStop():
                 message = self._profiler.stop()
+            case Decline() | MeetGroups():
+                pass
             case RebalanceExperts():
                 assert self._weights is not None
                 message = self._weights.rebalance()

@@ -89,6 +89,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         page_bytes=shape.page_bytes(settings.memory.page_size),
         ranks=loaded.topology.tp_size,
         stages=loaded.topology.pp_size,
+        in_step=loaded.topology.dp_size > 1,
     )
     weights = WeightStore(loaded, files, settings)
     executor = assemble(loaded, settings, limits, graphs, weights)

@@ -40,7 +40,7 @@ from bough.executor.cuda_steps import CudaStep, DeviceClock, MaskedStep, Verifie
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
-from bough.executor.plain_plans import padding_batch
+from bough.executor.plain_plans import run_padding
 from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
 from bough.executor.states import StateCopies
@@ -118,7 +118,8 @@ class CudaExecutor:
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._counts = np.ones(limits.rows, dtype=np.int32)  # tokens that each row got in its last step
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
-        self._control = ModelControl(weights, pool, group, drop=self._drop_graphs)
+        self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
+        self._control = ModelControl(weights, pool, group, join=self._join, drop=self._drop_graphs)
         self._copies: PageCopies | None = None  # made when pages are copied for the first time
         # Reading weights takes long, and the scheduler answers meanwhile.
         self._commands = ThreadPoolExecutor(1, "commands", initializer=lambda: torch.cuda.set_device(device))
@@ -171,6 +172,9 @@ class CudaExecutor:
         self._finish_command()
         self._clock.start()
         self._staging.next_step()
+        if not len(plan.rows):
+            self._join()
+            return CudaStep(plan, self._clock.stop(), None, None, {})
         plan = plan.aligned(self._counts[plan.rows])
         self._counts[plan.rows] = 1
         self._sampling.setup(plan.setups)
@@ -242,10 +246,8 @@ class CudaExecutor:
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
         self._staging.next_step()
-        limits, device = self._limits, self._inputs.last_tokens.device
-        tokens = min(UNUSUAL_TOKENS, limits.chunk_tokens)
-        batch = padding_batch(tokens, limits.context_length, limits.page_size, device, len(limits.pages))
-        self._forward(torch.zeros_like(batch.positions), batch)
+        tokens = min(UNUSUAL_TOKENS, self._limits.chunk_tokens)
+        run_padding(self._model, self._attention, self._pool, self._limits, tokens)
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
 

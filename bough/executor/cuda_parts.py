@@ -88,8 +88,8 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if runs_transformers(loaded.config):
         log.info("steps run without CUDA graphs: transformers' modules may not be captured")
         return GraphSizes()
-    if settings.parallel.moe_a2a_backend != "none":
-        log.info("steps run without CUDA graphs: how many tokens go to which rank differs (--moe-a2a-backend)")
+    if settings.parallel.moe_a2a_backend != "none" or settings.parallel.groups > 1:
+        log.info("steps run without CUDA graphs: how many tokens go to which rank differs (DP attention, all-to-all)")
         return GraphSizes()
     names = choose_backends(settings.model, "cuda")
     if not names.decodes_capturable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -119,7 +120,7 @@ def load_model(
     topology.layers_of(config)  # raises where the model cannot be cut
     check_experts(config, settings)
     flag = "--tp-size" if settings.parallel.simulate_tp == 1 else "--simulate-tp"
-    check_split(config, topology.tp_size, topology.ep_size, flag)
+    check_split(config, topology.all_groups.tp_size, topology.ep_size, flag, topology.dp_size)
     began = time.monotonic()
     load_format = initial_format(settings)
     source = open_source(files, config, load_format, device)
@@ -191,8 +192,8 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
         return
     if config.moe is None:
         raise SettingsError(f"--ep-size {ep_size}: {config.architecture} has no experts; leave it out.")
-    if parallel.enable_eplb and parallel.pp_size > 1:
-        raise SettingsError("--enable-eplb does not go with --pp-size: a stage has some of the layers; leave one out.")
+    if parallel.enable_eplb and (parallel.pp_size > 1 or parallel.groups > 1):
+        raise SettingsError("--enable-eplb does not go with --pp-size or --enable-dp-attention; leave one out.")
     size = max(parallel.tp_size, parallel.simulate_tp)
     if size % ep_size:
         raise SettingsError(f"--ep-size {ep_size} does not divide --tp-size {size}: experts are spread over its ranks.")
@@ -211,20 +212,22 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
         raise SettingsError(f"--ep-num-redundant-experts {redundant}: there is use for at most {most}.")
 
 
-def check_split(config: ModelConfig, tp_size: int, ep_size: int = 1, flag: str = "--tp-size") -> None:
+def check_split(config: ModelConfig, tp_size: int, ep_size: int = 1, flag: str = "--tp-size", groups: int = 1) -> None:
     """Raises, with the sizes that would do, if so many ranks cannot share the model."""
-    why = _why_not_split(config, tp_size, ep_size)
+    why = _why_not_split(config, tp_size, ep_size, groups)
     if why is not None:
-        multiples = range(ep_size, config.num_heads + 1, ep_size)
-        sizes = [size for size in multiples if _why_not_split(config, size, ep_size) is None]
+        step = math.lcm(ep_size, groups)
+        multiples = range(step, config.num_heads * groups + 1, step)
+        sizes = [size for size in multiples if _why_not_split(config, size, ep_size, groups) is None]
         raise SettingsError(f"{flag} {tp_size}: {why} Sizes that fit this model: {', '.join(map(str, sizes))}.")
 
 
-def _why_not_split(config: ModelConfig, tp_size: int, ep_size: int) -> str | None:
+def _why_not_split(config: ModelConfig, tp_size: int, ep_size: int, groups: int) -> str | None:
     if tp_size == 1:
         return None
     try:
-        build_model(config, Topology(0, tp_size, ep_size), torch.float32, torch.device("meta"))
+        topology = Topology(0, tp_size // groups, ep_size, dp_size=groups)
+        build_model(config, topology, torch.float32, torch.device("meta"))
     except (SettingsError, ModelError) as error:
         return str(error)
     return None

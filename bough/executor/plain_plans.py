@@ -7,10 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
+from bough.attention.context import ForwardContext
 from bough.core.model_config import FULL_ATTENTION, KVGroup
-from bough.core.plan import BatchPlan, IntArray, RowSetup
+from bough.core.plan import BatchPlan, IntArray, Limits, RowSetup
 from bough.core.sampling_params import SamplingParams
+from bough.memory.pools.kv_pool import KVPool
+from bough.models.base import CausalLM
 
 
 def prompt_plan(
@@ -60,6 +64,13 @@ def decode_plan(step: int, batch: int, groups: int = 1) -> BatchPlan:
         new_page_counts=(zeros,) * groups,
         sample=np.ones(batch, dtype=np.bool_),
     )
+
+
+def run_padding(model: CausalLM, attention: AttentionBackend, pool: KVPool, limits: Limits, tokens: int = 1) -> None:
+    """A step of so many tokens of nobody."""
+    batch = padding_batch(tokens, limits.context_length, limits.page_size, pool.keys[0].device, len(limits.pages))
+    attention.prepare(batch)
+    model.forward(torch.zeros_like(batch.positions), batch.positions, ForwardContext(attention, pool, batch))
 
 
 def padding_batch(

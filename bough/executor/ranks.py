@@ -34,7 +34,7 @@ def join_ranks(
     settings: Settings, rank: int, addresses: Addresses, dp_rank: int = 0, listener: int | None = None
 ) -> RankGroup:
     """This process as one rank of the replica with these addresses, on a GPU of its own where there are any."""
-    parallel, place, device = settings.parallel, topology_of(settings, rank), resolve_device(settings.model)
+    parallel, place, device = settings.parallel, topology_of(settings, rank, dp_rank), resolve_device(settings.model)
     if device.type == "cuda":
         wanted, there = parallel.ranks_per_node, torch.cuda.device_count()
         if wanted > there:
@@ -42,12 +42,14 @@ def join_ranks(
                 f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
                 f"rank needs a GPU, which makes {wanted} on this host, and there are {there}."
             )
-        torch.cuda.set_device((dp_rank * place.ranks + rank) % wanted)
+        torch.cuda.set_device((dp_rank * parallel.replica_ranks + rank) % wanted)
     return ALONE if place.ranks == 1 else open_group(place, device, addresses, settings, listener)
 
 
-def topology_of(settings: Settings, rank: int) -> Topology:
-    return Topology.at(rank, settings.parallel.tp_size, settings.parallel.pp_size, settings.parallel.ep_size)
+def topology_of(settings: Settings, rank: int, dp_rank: int = 0) -> Topology:
+    parallel = settings.parallel
+    place = Topology.at(rank, parallel.tp_size // parallel.groups, parallel.pp_size, parallel.ep_size)
+    return place if parallel.groups == 1 else replace(place, dp_rank=dp_rank, dp_size=parallel.groups)
 
 
 class Results:

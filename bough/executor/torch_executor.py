@@ -19,6 +19,7 @@ from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.layout import has_drafts, sampled_tokens
+from bough.executor.plain_plans import run_padding
 from bough.executor.rank_check import RankCheck
 from bough.executor.states import StateCopies
 from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
@@ -49,7 +50,8 @@ class TorchExecutor:
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
-        self._control = ModelControl(weights, pool, group)
+        self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
+        self._control = ModelControl(weights, pool, group, join=self._join)
 
     def limits(self) -> Limits:
         return self._limits
@@ -60,6 +62,9 @@ class TorchExecutor:
     @torch.inference_mode()
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._group.doing = f"step {plan.step}"
+        if not len(plan.rows):
+            self._join()
+            return StepResult.without_tokens(plan.step, {})
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
         if self._check is not None:

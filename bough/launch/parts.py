@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.seeds import seed_for_requests
-from bough.core.settings import ModelSettings
+from bough.core.settings import ModelSettings, Settings
+from bough.distributed.topology import Topology
 from bough.loader.locate import ModelFiles
 
 if TYPE_CHECKING:
@@ -67,9 +68,18 @@ def _gguf_metadata(path: Path) -> dict[str, Any]:
     return {key: value.values() if isinstance(value, GgufArray) else value for key, value in found.items()}
 
 
-def check_model(files: ModelFiles, settings: ModelSettings) -> None:
-    """Raises if the configuration cannot be used, the architecture is unknown, or a file of weights is damaged. Takes
-    milliseconds and no torch; the scheduler process finds the same, but only after seconds."""
+def check_ranks(files: ModelFiles, settings: Settings) -> None:
+    """Raises before a process is started if there are more ranks than the model has parts; ranks find the rest."""
+    parallel = settings.parallel
+    config = None if parallel.replica_ranks == 1 else _stated_config(files, settings.model)
+    if config is None:
+        return
+    Topology(pp_size=parallel.pp_size).layers_of(config)
+    if parallel.tp_size > config.num_heads:
+        raise SettingsError(f"--tp-size {parallel.tp_size}: the model has {config.num_heads} heads to share.")
+
+
+def _stated_config(files: ModelFiles, settings: ModelSettings) -> ModelConfig | None:
     from bough.loader.config import check_config
 
     try:
@@ -78,7 +88,13 @@ def check_model(files: ModelFiles, settings: ModelSettings) -> None:
         raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
-    check_config(files, overrides, settings.model_impl)
+    return check_config(files, overrides, settings.model_impl)
+
+
+def check_model(files: ModelFiles, settings: ModelSettings) -> None:
+    """Raises if the configuration cannot be used, the architecture is unknown, or a file of weights is damaged. Takes
+    milliseconds and no torch; the scheduler process finds the same, but only after seconds."""
+    _stated_config(files, settings)
     if settings.load_format not in ("auto", "safetensors", "mistral"):
         return
     from safetensors import SafetensorError, safe_open

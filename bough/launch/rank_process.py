@@ -14,6 +14,7 @@ from bough.core.garbage import settle_garbage
 from bough.core.plan import StepResult
 from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
+from bough.executor.lockstep import LockstepExecutor
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import Receiver, Sender
@@ -28,18 +29,20 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     group = join_ranks(settings, 0, spec.addresses, spec.dp_rank or 0, spec.listeners.get(spec.addresses.store))
     loaded = build(spec.files, settings, group)
     loaded = replace(loaded, rank_weight_bytes=group.of_each(loaded.weight_bytes))
-    if not spec.addresses.ranks:  # one of several replicas
-        return loaded
-    listeners, key = spec.listeners, spec.cluster_key
-    sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=listeners, key=key)
     parallel, results = settings.parallel, None
-    if parallel.pp_size > 1:
-        receiver: Receiver[StepResult] = Receiver(
-            context, spec.addresses.results, StepResult, unpack=unpack_array, listeners=listeners, key=key
-        )
-        results = Results(receiver.receive, parallel.dist_timeout)
-    every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
-    return replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
+    if spec.addresses.ranks:  # else this is one of several replicas
+        listeners, key = spec.listeners, spec.cluster_key
+        sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=listeners, key=key)
+        if parallel.pp_size > 1:
+            receiver: Receiver[StepResult] = Receiver(
+                context, spec.addresses.results, StepResult, unpack=unpack_array, listeners=listeners, key=key
+            )
+            results = Results(receiver.receive, parallel.dist_timeout)
+        every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
+        loaded = replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
+    if parallel.groups > 1:
+        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, Sender(context, *spec.beside).send))
+    return loaded
 
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:

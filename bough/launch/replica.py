@@ -21,7 +21,7 @@ from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
-from bough.launch.parts import check_model, input_reader, open_tokenizer
+from bough.launch.parts import check_model, check_ranks, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
@@ -55,11 +55,17 @@ class Replica:
                 "--kv-events-config tells of the cache of one scheduler; leave it out with --dp-size, or run that many "
                 "servers behind `bough gateway`."
             )
+        if parallel.groups > 1 and (parallel.tp_size % parallel.groups or parallel.pp_size > 1):
+            raise SettingsError(
+                f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks; use a number "
+                f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
+            )
         check_nodes(parallel)
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
         self.files = find_files(settings.model)
+        check_ranks(self.files, settings)
         folder = open_socket_folder(cleanup)
         self.addresses = [Addresses.in_folder(folder, clients, parallel.replica_ranks)]
         if parallel.dp_size > 1:
@@ -92,6 +98,7 @@ class Replica:
         roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
         roles += [("executor", rank) for rank in range(1, here)]
         place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}
+        place["beside"] = tuple(each.scheduler for each in self.addresses if each != self.addresses[number])
         specs = [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
         return specs if self._head is None else [self._head.equip(specs[0]), *specs[1:]]
 

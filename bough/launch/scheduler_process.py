@@ -24,9 +24,10 @@ from bough.loader.catalogue import home
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import Garbled, Ping, ProcessCommand, ToScheduler
+from bough.messages.requests import Garbled, JoinStep, Ping, ProcessCommand, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
+from bough.scheduler.ports import Inbox
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
-    inbox: Receiver[ToScheduler] = Receiver(context, spec.addresses.scheduler, ToScheduler, Garbled)
+    receiver: Receiver[Any] = Receiver(context, spec.addresses.scheduler, ToScheduler | JoinStep, Garbled)
+    inbox: Inbox = receiver
     outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), ClientSenders(context, spec.addresses))
 
     events = None
@@ -98,9 +100,12 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     gc.enable()
     imported = time.monotonic()
     if spec.addresses.ranks or spec.dp_rank is not None:
+        from bough.executor.lockstep import LockstepExecutor, LockstepInbox
         from bough.launch.rank_process import lead_ranks
 
         loaded = lead_ranks(spec, settings, context, build_executor)
+        if isinstance(loaded.executor, LockstepExecutor):
+            inbox = LockstepInbox(receiver.receive, loaded.executor)
     else:
         loaded = build_executor(spec.files, settings)
     limits = loaded.executor.limits()

@@ -256,6 +256,7 @@ class MainServer(Serving):
         self._url = url_of(listener, settings.server)
         self._began = time.monotonic()
         self._supervisor: Supervisor | None = None
+        self._ready = False
 
     async def run(self) -> None:
         try:
@@ -276,7 +277,8 @@ class MainServer(Serving):
         end = ClientEnd(replica.addresses)
 
         def on_death(error: EngineDeadError) -> None:
-            self.die(error)  # first: it writes down which requests are running
+            if self._ready:  # before, who waits for the start raises the child's own error
+                self.die(error)  # first: it writes down which requests are running
             end.die(error)
 
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
@@ -293,6 +295,9 @@ class MainServer(Serving):
         replica.limits["startup_time"]["tokenizer_e2e"] = round(time.monotonic() - self._began, 3)
         model = replica.describe()
         await self._start_tokenizer_workers(replica, model)
+        self._ready = True
+        if supervisor.error is not None:
+            raise supervisor.error
 
         def print_stacks() -> None:
             log.error("Where the processes are:")

@@ -44,6 +44,7 @@ class ChildSpec:
     listeners: dict[str, int] = field(default_factory=dict)  # descriptors, by the address that other hosts connect to
     cluster_key: str = field(default="", repr=False)
     dp_rank: int | None = None  # of a replica among several
+    beside: tuple[str, ...] = ()  # the schedulers of the others
 
     @property
     def title(self) -> str:

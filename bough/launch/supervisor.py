@@ -34,7 +34,8 @@ REASON_S = 2.0  # how long the end of a rank that lost another may wait for that
 
 class Child:
     def __init__(self, spec: ChildSpec) -> None:
-        self.role, self.title, self.dp_rank = spec.role, spec.title, spec.dp_rank
+        self.role, self.title = spec.role, spec.title
+        self.dp_rank = None if spec.settings.get("enable_dp_attention") else spec.dp_rank  # these end together
         self.ready: dict[str, Any] | None = None
         self.fatal: str | None = None
         self.kind: str | None = None

@@ -13,6 +13,7 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.distributed.group import AttentionGroup
 from bough.kernels.ops import Router
 from bough.layers.mlp import GatedMLP, PlainMLP
 from bough.layers.norm import NO_NORM, NormLayer, make_norm
@@ -101,9 +102,34 @@ class ExpertsBesideMLP:
         yield from self._experts.slots(f"{prefix}experts.")
 
 
-def make_mlp(config: ModelConfig, layer: int, placement: Placement) -> GatedMLP | PlainMLP | MoE | ExpertsBesideMLP:
+class AcrossGroups:
+    """A block that the ranks of all attention groups share: it gets the tokens of all."""
+
+    def __init__(self, block: Block, group: AttentionGroup | None) -> None:
+        self._block, self._group = block, group
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        total = x if residual is None else x + residual
+        assert self._group is not None, "shapes alone compute nothing"
+        out = self._block(self._group.gather_rows(total), None, norm, ctx)[0]
+        return self._group.own_rows(out), total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        return self._block.slots(prefix)
+
+
+Block = GatedMLP | PlainMLP | MoE | ExpertsBesideMLP | AcrossGroups
+
+
+def make_mlp(config: ModelConfig, layer: int, placement: Placement) -> Block:
     """What this layer of the model has behind its attention."""
     moe = config.experts_of(layer)
+    sent = moe is not None and placement.spread.options.all_to_all  # which reaches the ranks of all groups by itself
+    if placement.topology.dp_size > 1 and not sent:
+        return AcrossGroups(make_mlp(config, layer, placement.all_groups), placement.group)
     if moe is not None and moe.beside_mlp:
         return ExpertsBesideMLP(config, moe, placement)
     if moe is not None:

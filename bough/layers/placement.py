@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from bough.core.model_config import MoEConfig, RopeConfig
+from bough.distributed.group import AttentionGroup
 from bough.distributed.topology import Topology
 from bough.kernels.ops import REFERENCE, Ops
 from bough.layers.rope import RopeTable, rope_table
@@ -66,6 +67,7 @@ class Placement:
     spread: SpreadExperts = field(default_factory=SpreadExperts)
     take_over: TakeOver = no_reduce
     pass_on: PassOn = no_stage
+    group: AttentionGroup | None = None  # None: there is one, or it is not there yet
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:
@@ -75,6 +77,12 @@ class Placement:
     def experts(self, moe: MoEConfig) -> LayerExperts:
         """Which of the next layer's experts are here."""
         return self.spread.layer(moe.experts, self.topology, self.device)
+
+    @property
+    def all_groups(self) -> Placement:
+        """For layers that the ranks of all attention groups share."""
+        placed = replace(self, topology=self.topology.all_groups)
+        return placed if self.group is None else replace(placed, all_reduce=self.group.everyone.all_reduce)
 
     def mean_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
         """Of equal parts of a whole, each on one rank or each on as many."""

@@ -51,10 +51,11 @@ def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None, i
     return _build(str(files.config), _stated(files.config), overrides or {}, _generation_eos(files), impl)
 
 
-def check_config(files: ModelFiles, overrides: Mapping[str, Any], impl: str) -> None:
-    """Raises as `read_config` does, but without torch: what only `transformers` knows of a model is not checked."""
+def check_config(files: ModelFiles, overrides: Mapping[str, Any], impl: str) -> ModelConfig | None:
+    """`read_config`, but without torch: None of a model that only `transformers` knows."""
     if files.config is None or _family(str(files.config), {**_stated(files.config), **overrides}, impl) != FALLBACK:
-        read_config(files, overrides, impl)
+        return read_config(files, overrides, impl)
+    return None
 
 
 def _stated(path: Path) -> dict[str, Any]:

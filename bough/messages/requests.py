@@ -155,6 +155,12 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Ends the process. Open requests are aborted first."""
 
 
+class JoinStep(msgspec.Struct, frozen=True, tag=True):
+    """From another attention group: so many steps there are to be, in all of them."""
+
+    number: int
+
+
 class Garbled(msgspec.Struct, frozen=True, tag=True):
     """Stands where a frame arrived that is no message; made by receivers, never sent. `handle` is the request of which
     it speaks, where that can be read: somebody waits for its answer."""

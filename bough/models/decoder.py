@@ -43,7 +43,10 @@ class Decoder:
             self._head = Head(table, config.logit_softcap, placement, config.logit_scale, bias)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        residual = None
+        asked, residual = None, None
+        if self._placement.group is not None:  # other attention groups wait for all tokens, in the last layer too
+            self._placement.group.begin_step(len(positions))
+            asked, ctx = ctx.logits_indices, replace(ctx, logits_indices=None)
         if self._embedding is not None and self._placement.topology.is_first:
             x = self._embedding(token_ids, ctx)
         else:
@@ -61,7 +64,8 @@ class Decoder:
         if self._norm is None:  # the next stage goes on with all tokens, and nobody here asks for any
             self._placement.pass_on(x if residual is None else x + residual)
             return x[:0]
-        return self._norm(x, residual, ctx)[0]
+        hidden = self._norm(x, residual, ctx)[0]
+        return hidden if asked is None else hidden.index_select(0, asked)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "only the last stage has logits"

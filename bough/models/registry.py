@@ -103,7 +103,7 @@ def build_model(
     `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names. `spread` gets
     to know the layers' experts."""
     family = find_family(config.architecture)
-    from bough.distributed.group import ALONE
+    from bough.distributed.group import ALONE, AttentionGroup
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedScheme
@@ -126,7 +126,8 @@ def build_model(
             scheme, experts = stored, stored.experts
         table = PlainTable if topology.tp_size == 1 else ShardedTable
         spread = spread or SpreadExperts(ranks)
-        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on)
+        attending = ranks if isinstance(ranks, AttentionGroup) else None
+        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending)
         placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
     return family.build(config, placement)
 

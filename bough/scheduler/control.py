@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from bough.core.control import CommandResult, ProfileStop, Ticket
+from bough.core.control import CommandResult, Decline, ProfileStop, Ticket
 from bough.core.errors import RequestError
 from bough.core.plan import Executor
 from bough.messages.outputs import Reply
@@ -58,9 +58,12 @@ class ControlQueue:
         self._held = deque(m for m in self._held if m not in meant)
         return meant
 
-    def start(self) -> None:
+    def start(self, objection: str) -> None:
+        """Begins the command, or refuses it with the objection, if there is one."""
         assert self.message is not None
-        self._ticket = self._executor.control(self.message.command)
+        if objection and not self._executor.limits().in_step:
+            raise RequestError(objection)
+        self._ticket = self._executor.control(Decline(objection) if objection else self.message.command)
 
     def finish(self) -> CommandResult | None:
         """What the command has led to; None while it runs. Raises what it has failed with."""

@@ -404,8 +404,7 @@ class Scheduler:
             try:
                 if not control.running:
                     self._commit_all()
-                    self._refuse_if_busy(message)
-                    control.start()
+                    control.start(self._objection(message))
                 done = control.finish()
                 if done is None:
                     return
@@ -418,13 +417,12 @@ class Scheduler:
             for held in control.close():
                 self._handle(held)
 
-    def _refuse_if_busy(self, message: Control) -> None:
-        """A command that needs all pages, or cannot wait, is not for an engine in use."""
-        if self._busy and (message.flush_cache or not message.wait):
-            raise RequestError(
-                f"{self._busy} requests run or wait; wait until they have ended or abort them (/abort_request), and "
-                "try again."
-            )
+    def _objection(self, message: Control) -> str:
+        """A command that needs all pages, or cannot wait, is not for an engine in use. Empty: it can begin."""
+        if not self._busy or (message.wait and not message.flush_cache):
+            return ""
+        until = "wait until they have ended or abort them (/abort_request), and try again."
+        return f"{self._busy} requests run or wait; {until}"
 
     @property
     def _busy(self) -> int:

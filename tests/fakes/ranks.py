@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from bough.core.errors import EngineDeadError, RankLostError
-from bough.distributed.group import RankGroup
+from bough.distributed.group import AttentionGroup, RankGroup
 from bough.distributed.topology import Topology
 
 T = TypeVar("T")
@@ -127,6 +127,30 @@ def thread_groups(size: int, ep_size: int = 1, stages: int = 1) -> list[ThreadGr
     places = [*(MeetingPlace(size) for _ in range(stages)), MeetingPlace(size * stages)]
     pipes: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(size * stages)]
     return [ThreadGroup(Topology.at(rank, size, stages, ep_size), places, pipes) for rank in range(size * stages)]
+
+
+class ThreadAttentionGroup(AttentionGroup, ThreadGroup):
+    def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(torch.stack(self._meet_stage(torch.tensor(values))).amin(0).tolist())
+
+    def give_up(self) -> None:
+        for group in (super(), self.peers, self.everyone):
+            group.give_up()  # type: ignore[union-attr]
+
+
+def attention_groups(groups: int, size: int, ep_size: int = 1) -> list[ThreadAttentionGroup]:
+    """Those of all ranks: `groups` of `size` each."""
+    everyone, across = thread_groups(groups * size, ep_size), [thread_groups(groups) for _ in range(size)]
+    found = []
+    for number in range(groups):
+        places = [MeetingPlace(size)]
+        for rank in range(size):
+            place = Topology(rank, size, ep_size, dp_rank=number, dp_size=groups)
+            group = ThreadAttentionGroup(place, places, ())
+            group.peers = group.turns = across[rank][number]
+            group.everyone = everyone[place.rank]
+            found.append(group)
+    return found
 
 
 def on_ranks(size: int, work: Callable[[ThreadGroup], T], ep_size: int = 1, stages: int = 1) -> list[T]:

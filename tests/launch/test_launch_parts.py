@@ -12,10 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from bough.core.errors import ModelError, SettingsError
-from bough.core.settings import ModelSettings
-from bough.launch.parts import check_model, open_tokenizer
+from bough.core.settings import ModelSettings, Settings
+from bough.launch.parts import check_model, check_ranks, open_tokenizer
 from bough.loader.locate import locate
 from tests.conftest import TINY_LLAMA
+from tests.fakes.checkpoints import write_checkpoint
 
 
 def check(folder: Path, **settings: str) -> None:
@@ -80,3 +81,13 @@ def test_checking_needs_no_torch() -> None:
     code = "import sys, bough.launch.parts, bough.launch.engine; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_more_ranks_than_the_model_has_parts_are_refused_at_once(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 3)
+    files = locate(str(tmp_path))
+    check_ranks(files, Settings.from_flat({"tp_size": 2, "pp_size": 2}))
+    with pytest.raises(SettingsError, match="--pp-size 100"):
+        check_ranks(files, Settings.from_flat({"pp_size": 100}))
+    with pytest.raises(SettingsError, match=r"--tp-size 100: the model has \d+ heads to share"):
+        check_ranks(files, Settings.from_flat({"tp_size": 100}))

@@ -32,3 +32,18 @@ def test_cache_events_of_several_replicas(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave it out with --dp-size"):
         Replica(Settings.from_flat({"dp_size": 2, "kv_events_config": "{}"}), cleanup)
+
+
+@pytest.mark.parametrize("flags", [{"tp_size": 2, "dp_size": 4}, {"tp_size": 4, "dp_size": 3}, {"dp_size": 2}])
+def test_attention_groups_that_ranks_cannot_be_cut_into(flags: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    sizes = flags["dp_size"], flags.get("tp_size", 1)
+    words = "in --dp-size {} groups of ranks; use a number that divides --tp-size {},".format(*sizes)
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match=words):
+        Replica(Settings.from_flat({**flags, "enable_dp_attention": True}), cleanup)
+
+
+def test_attention_groups_of_a_pipeline() -> None:
+    flags = {"tp_size": 2, "dp_size": 2, "pp_size": 2, "enable_dp_attention": True}
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="and leave out --pp-size"):
+        Replica(Settings.from_flat(flags), cleanup)

@@ -62,9 +62,9 @@ class RankGroup:
         return tuple(values)
 
     def of_each(self, value: int) -> tuple[int, ...]:
-        """The values of all ranks of all stages, each below 2 ** 62."""
+        """The values of all ranks of all stages and attention groups, each below 2 ** 62."""
         own, ranks = self.topology.rank, self.topology.ranks
-        return self.minimum([value if rank == own else 1 << 62 for rank in range(ranks)])
+        return self.all_groups.minimum([value if rank == own else 1 << 62 for rank in range(ranks)])
 
     @property
     def all_groups(self) -> RankGroup:

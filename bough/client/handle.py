@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import Any, Literal, Protocol, assert_never
 
 from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
 from bough.client.replicas import Replicas, merge_replies
-from bough.core.control import Sleep, SwapWeights, Wake, memory_tags
+from bough.core.control import RecordExperts, Sleep, SwapWeights, Wake, memory_tags
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
@@ -135,6 +136,17 @@ class EngineClient:
     async def resume_memory(self, tags: Sequence[str] | None) -> Reply:
         command = Wake(memory_tags(tags))
         return await self.call(lambda call: Control(call=call, command=command))
+
+    async def record_experts(self, action: Literal["start", "stop", "dump"]) -> Reply:
+        """Returns when the requests before it have ended; with the choices of all replicas, if they are asked for."""
+        command = RecordExperts(action)
+        replies = await self._call_all(lambda call: Control(call=call, command=command, wait=True))
+        reply = merge_replies(replies)
+        if action != "dump" or not reply.ok:
+            return reply
+        layers = zip(*(json.loads(each.message) for each in replies.values()), strict=True)
+        counts = [[sum(of_expert) for of_expert in zip(*of_layer, strict=True)] for of_layer in layers]
+        return Reply(reply.call, True, data={"logical_count": counts})
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them, those

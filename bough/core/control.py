@@ -82,6 +82,12 @@ class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
     """Moves experts between ranks, by how often each was chosen since the last time."""
 
 
+class RecordExperts(msgspec.Struct, frozen=True, tag=True):
+    """Counts how often each expert is chosen, from `start` to `stop`; the message of `dump` is the counts, as JSON."""
+
+    action: Literal["start", "stop", "dump"]
+
+
 class Decline(msgspec.Struct, frozen=True, tag=True):
     """Stands for a command that this scheduler refuses; the other attention groups then leave it, too."""
 
@@ -92,7 +98,7 @@ class MeetGroups(msgspec.Struct, frozen=True, tag=True):
     """Waits for the other attention groups before this one leaves."""
 
 
-ClientCommand = SwapWeights | Sleep | Wake  # that clients send through the scheduler
+ClientCommand = SwapWeights | Sleep | Wake | RecordExperts  # that clients send through the scheduler
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
 Command = GroupCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 

@@ -286,6 +286,12 @@ class ParallelSettings:
     enable_eplb: bool = setting(False, "count which experts are used, and move them so that ranks have equal loads")
     ep_num_redundant_experts: int = setting(0, "places for second copies of experts, over all ranks", low=0)
     eplb_rebalance_num_iterations: int = setting(1000, "steps between two looks at the loads of experts", low=1)
+    expert_distribution_recorder_mode: str | None = setting(
+        None,
+        "stat: count how often each expert is chosen, for /start_expert_distribution_record; so does --enable-eplb",
+        choices=("stat",),
+        instead=dict.fromkeys(("stat_approx", "per_pass", "per_token"), "Bough keeps sums alone; use stat."),
+    )
     dp_size: int = setting(
         1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
     )
@@ -313,6 +319,10 @@ class ParallelSettings:
     check_ranks: bool = setting(
         False, "have ranks compare their page tables and sampled tokens in every step, which is slow; for debugging"
     )
+
+    @property
+    def counts_experts(self) -> bool:
+        return self.enable_eplb or self.expert_distribution_recorder_mode is not None
 
     @property
     def ranks(self) -> int:

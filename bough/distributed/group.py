@@ -64,6 +64,11 @@ class RankGroup:
         """The smallest of each over all ranks of all stages."""
         return tuple(values)
 
+    def of_each(self, value: int) -> tuple[int, ...]:
+        """The values of all ranks of all stages and attention groups, each below 2 ** 62."""
+        own, ranks = self.topology.rank, self.topology.ranks
+        return self.all_groups.minimum([value if rank == own else 1 << 62 for rank in range(ranks)])
+
     @property
     def all_groups(self) -> RankGroup:
         """The ranks of all attention groups."""

@@ -261,6 +261,8 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return "they cannot add up the results of several ranks (--tp-size)"
     if settings.parallel.pp_size > 1:
         return "they do not pass hidden states from stage to stage (--pp-size)"
+    if settings.parallel.expert_distribution_recorder_mode is not None:
+        return "they do not count how often experts are chosen (--expert-distribution-recorder-mode)"
     if dtype != torch.float32:
         return f"they compute in float32, not in {dtype} (--dtype)"
     if cache_dtype(settings.memory.kv_cache_dtype, dtype) not in CACHE_NUMBERS:

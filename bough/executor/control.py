@@ -29,6 +29,7 @@ from bough.core.control import (
     ProfileStart,
     ProfileStop,
     RebalanceExperts,
+    RecordExperts,
     Sleep,
     SwapWeights,
     Wake,
@@ -110,6 +111,9 @@ class ModelControl:
             case RebalanceExperts():
                 assert self._weights is not None
                 message = self._weights.rebalance()
+            case RecordExperts():
+                assert self._weights is not None
+                message = self._weights.experts.obey(command)
             case _:
                 assert_never(command)
         return CommandResult(message, self._obstacle())

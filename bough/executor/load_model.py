@@ -44,6 +44,7 @@ class LoadedModel:
     config: ModelConfig
     weight_bytes: int = 0
     load_s: float = 0.0  # that reading the weights took
+    rank_weight_bytes: tuple[int, ...] = ()  # those of all ranks, if this is one of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def load_model(
         form_of = kept_forms(source, fp8=fp8)
     parallel = settings.parallel
     options = SpreadOptions(
-        parallel.ep_num_redundant_experts, parallel.enable_eplb, parallel.moe_a2a_backend == "torch"
+        parallel.ep_num_redundant_experts, parallel.counts_experts, parallel.moe_a2a_backend == "torch"
     )
     spread = SpreadExperts(group, options)
     model = build_model(
@@ -178,6 +179,11 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
     """Raises if the model's experts cannot be spread as the settings say."""
     parallel = settings.parallel
     ep_size, redundant = parallel.ep_size, parallel.ep_num_redundant_experts
+    if parallel.expert_distribution_recorder_mode is not None and (config.moe is None or runs_transformers(config)):
+        raise SettingsError(
+            f"--expert-distribution-recorder-mode: {config.architecture} has no experts that can be counted; leave it "
+            "out."
+        )
     if ep_size == 1:
         given = {"--enable-eplb": parallel.enable_eplb, "--ep-num-redundant-experts": redundant > 0}
         given["--moe-a2a-backend torch"] = parallel.moe_a2a_backend == "torch"

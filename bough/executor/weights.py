@@ -17,6 +17,7 @@ from bough.core.model_config import ModelConfig
 from bough.core.settings import LOAD_FORMATS, LOAD_INSTEAD, Settings
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
 from bough.executor.machine import free_memory_bytes
+from bough.layers.spread import ExpertRecord
 from bough.loader.load import check_weights, load_weights, open_source, packed_cache, packed_size
 from bough.loader.locate import ModelFiles, locate
 from bough.loader.source import WeightSource
@@ -42,6 +43,7 @@ class WeightStore:
         self._files, self._load_format = files, initial_format(settings)
         self._slots = list(loaded.model.slots())
         self._held_bytes = loaded.weight_bytes
+        self.experts = ExpertRecord(loaded.spread, loaded.config)
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their size in bytes
 
     @property

@@ -168,6 +168,19 @@ class Engine:
         """Takes the memory again. Weights are read from the files that they came from; the cache is empty."""
         _raise_if_refused(self._wait(self._client.resume_memory(tags)))
 
+    def start_expert_distribution_record(self) -> None:
+        """Counts how often each expert is chosen, from now on; needs `expert_distribution_recorder_mode="stat"`."""
+        _raise_if_refused(self._wait(self._client.record_experts("start")))
+
+    def stop_expert_distribution_record(self) -> None:
+        _raise_if_refused(self._wait(self._client.record_experts("stop")))
+
+    def dump_expert_distribution_record(self) -> dict[str, list[list[int]]]:
+        """`logical_count`, the choices of each expert in each layer; layers without experts have zeros."""
+        reply = self._wait(self._client.record_experts("dump"))
+        _raise_if_refused(reply)
+        return reply.data
+
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
         return self._replica.describe().to_dict() | facts_of(self._wait(self._client.states())[0])

@@ -16,7 +16,7 @@ from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
 from bough.executor.lockstep import LockstepExecutor
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
-from bough.launch.spec import ChildSpec, in_gib
+from bough.launch.spec import ChildSpec
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
 from bough.observability.logs import set_up_logging
@@ -28,6 +28,7 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     """All ranks as one executor."""
     group = join_ranks(settings, 0, spec.addresses, spec.dp_rank or 0, spec.listeners.get(spec.addresses.store))
     loaded = build(spec.files, settings, group)
+    loaded = replace(loaded, rank_weight_bytes=group.of_each(loaded.weight_bytes))
     parallel, results = settings.parallel, None
     if spec.addresses.ranks:  # else this is one of several replicas
         listeners, key = spec.listeners, spec.cluster_key
@@ -54,11 +55,13 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     build: BuildExecutor = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    loaded = build(spec.files, settings, join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0))
+    group = join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0)
+    loaded = build(spec.files, settings, group)
+    group.of_each(loaded.weight_bytes)  # the first one tells them
     place, report = topology_of(settings, spec.rank), None
     if place.is_last and not place.is_first and place.tp_rank == 0:
         report = Reporter(Sender(context, spec.addresses.results, pack=pack_array, key=spec.cluster_key).send)
     settle_garbage()
-    announce(ready={"weight": in_gib(loaded.weight_bytes)})
+    announce(ready={})
     follow(loaded.executor, orders, report)
     context.destroy(linger=0)

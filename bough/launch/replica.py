@@ -118,10 +118,6 @@ class Replica:
         ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)
         specs = [self._specs(number) for number in range(len(self.addresses))]
         self.replica_limits = [ready[first.title] for first, *_ in specs]
-        for limits, (_, _, *ranks) in zip(self.replica_limits, specs, strict=True):
-            if ranks:
-                usage = limits["memory_usage"]
-                usage["weight_of_ranks"] = [usage["weight"], *(ready[rank.title]["weight"] for rank in ranks)]
 
     @property
     def limits(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import importlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,13 @@ def open_grammars(spec: ChildSpec, settings: Settings, eos_ids: tuple[int, ...],
     return GrammarDesk(lambda: open_tokenizer(spec.files, settings.model), eos_ids, vocab_size, settings.scheduler)
 
 
-def memory_usage(limits: Limits, weight_bytes: int) -> dict[str, Any]:
+def memory_usage(limits: Limits, weight_bytes: int, ranks: Sequence[int]) -> dict[str, Any]:
     """What the engine's memory is used for, in GiB, and how many tokens the cache holds; SGLang's names."""
     cache_bytes = sum(pages * size for pages, size in zip(limits.pages, limits.page_bytes, strict=False))
     windows = [pages for pages, group in zip(limits.pages, limits.groups, strict=False) if group.kind == "window"]
     return {
         "weight": in_gib(weight_bytes),
+        **({"weight_of_ranks": list(map(in_gib, ranks))} if len(ranks) > 1 else {}),
         "kvcache": in_gib(cache_bytes),
         "token_capacity": limits.pages[0] * limits.page_size,
         "token_capacity_swa": windows[0] * limits.page_size if windows else None,
@@ -142,7 +143,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
                 "load_weight": round(loaded.load_s, 3),
                 "scheduler_e2e": round(time.monotonic() - began, 3),
             },
-            "memory_usage": memory_usage(limits, loaded.weight_bytes),
+            "memory_usage": memory_usage(limits, loaded.weight_bytes, loaded.rank_weight_bytes),
         }
     )
     scheduler.run()

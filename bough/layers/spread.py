@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
+from bough.core.control import RecordExperts
+from bough.core.errors import RequestError
+from bough.core.model_config import ModelConfig
 from bough.distributed.dispatch import dispatch_share
 from bough.distributed.experts import Slots, balanced, plain_slots, rank_loads
 from bough.distributed.group import ALONE, RankGroup
@@ -29,6 +33,7 @@ class LayerExperts:
         places = torch.empty(experts, len(slots) - experts + 1, dtype=torch.int32, device=device)
         copies = torch.empty(experts, dtype=torch.int32, device=device)
         self.loads = torch.zeros(experts, dtype=torch.int64, device=device)
+        self.seen = self.loads.clone()  # when experts last moved
         send = partial(dispatch_share, group, self._width) if options.all_to_all else None
         self._tables = Spread(places, copies, self._ranks, self.loads if options.count else None, send)
         self.place(slots)
@@ -36,7 +41,7 @@ class LayerExperts:
     @property
     def spread(self) -> Spread | None:
         """How the router's choices become places; None: they are."""
-        return None if self._ranks == 1 else self._tables
+        return None if self._ranks == 1 and self._tables.loads is None else self._tables
 
     @property
     def held(self) -> Slots:
@@ -84,11 +89,47 @@ class SpreadExperts:
         """Where the experts of each layer had better be, by the loads since the last time; all ranks find the same."""
         if not self.layers:
             return []
-        found = self.group.all_reduce(torch.stack([layer.loads for layer in self.layers])).tolist()
+        found = self.group.all_reduce(torch.stack([layer.loads - layer.seen for layer in self.layers])).tolist()
         for layer in self.layers:
-            layer.loads.zero_()
+            layer.seen.copy_(layer.loads)
         return [layer.better(own) for layer, own in zip(self.layers, found, strict=True)]
 
     def place(self, slots: Sequence[Slots]) -> None:
         for layer, own in zip(self.layers, slots, strict=True):
             layer.place(own)
+
+    def loads(self, config: ModelConfig) -> torch.Tensor:
+        """How often each expert was chosen since the start: [layers of the model, experts]. All ranks of a stage count
+        the same tokens."""
+        assert config.moe is not None
+        own, found = self.group.topology.layers_of(config), iter(self.layers)
+        counts = torch.zeros(config.num_layers, config.moe.experts, dtype=torch.int64)
+        for layer in range(config.num_layers):
+            if layer not in own:
+                counts[layer] = torch.iinfo(counts.dtype).max  # more than any other stage says
+            elif config.experts_of(layer) is not None:
+                counts[layer] = next(found).loads
+        return torch.tensor(self.group.minimum(counts.flatten().tolist())).view_as(counts)
+
+
+class ExpertRecord:
+    """How often experts are chosen between two commands. Requests end before a command: it has whole ones."""
+
+    def __init__(self, spread: SpreadExperts, config: ModelConfig) -> None:
+        self._spread, self._config = spread, config
+        self._began: torch.Tensor | None = None
+        self._ended: torch.Tensor | None = None
+
+    def obey(self, command: RecordExperts) -> str:
+        if not self._spread.options.count:
+            raise RequestError("Experts are not counted; start with --expert-distribution-recorder-mode stat.")
+        loads = self._spread.loads(self._config)
+        if command.action == "start":
+            self._began, self._ended = loads, None
+            return "The choices of experts are counted."
+        if self._began is None:
+            raise RequestError("No choices of experts were counted; begin with /start_expert_distribution_record.")
+        if command.action == "stop":
+            self._ended = loads
+            return "The choices are counted no longer; /dump_expert_distribution_record tells them."
+        return json.dumps(((loads if self._ended is None else self._ended) - self._began).tolist())

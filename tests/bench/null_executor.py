@@ -38,6 +38,7 @@ class NullModel:
     config: ModelConfig
     weight_bytes: int = 0
     load_s: float = 0.0
+    rank_weight_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

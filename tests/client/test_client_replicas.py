@@ -14,6 +14,7 @@ import pytest
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.client.replicas import Replicas, merge_replies
+from bough.core.control import RecordExperts
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishLength
 from bough.messages.outputs import Delta, Deltas, ReplicaLost, Reply, Started
@@ -187,6 +188,18 @@ def test_a_command_goes_to_all_and_is_done_when_all_have_done_it() -> None:
         assert reply.message == "Replica 0: 2 requests run. Of the 2 replicas, 1 did it."
         bench.client.abort("r")
         assert all(port.sent[-1] == Abort(name="r") for port in bench.ports)
+
+    played(part)
+
+
+def test_how_often_experts_were_chosen_is_summed_over_replicas() -> None:
+    async def part(bench: Bench) -> None:
+        task = asyncio.create_task(bench.client.record_experts("dump"))
+        await asyncio.sleep(0)
+        for port, counts in zip(bench.ports, ("[[0, 0], [1, 2]]", "[[0, 0], [10, 20]]"), strict=True):
+            assert port.sent[0].command == RecordExperts("dump")
+            bench.client.receive(Reply(port.sent[0].call, True, counts))
+        assert (await task).data == {"logical_count": [[0, 0], [11, 22]]}
 
     played(part)
 

@@ -4,19 +4,21 @@ what the first is told; and a failure on one shows on all."""
 from __future__ import annotations
 
 import functools
+import json
 import queue
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+import transformers
 
-from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, Sleep, SwapWeights, Wake
-from bough.core.errors import EngineDeadError, ModelError, RankLostError, SettingsError
+from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, RecordExperts, Sleep, SwapWeights, Wake
+from bough.core.errors import EngineDeadError, ModelError, RankLostError, RequestError, SettingsError
 from bough.core.plan import BatchPlan, Executor, Limits, PageSwap, StepResult
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
@@ -179,6 +181,75 @@ def test_experts_move_between_steps_and_no_token_changes(
     assert len(told) > 3 and any("has read" in text for text in told)
 
 
+def record_of(executor: Executor, count: int = 6) -> tuple[list[int], list[list[int]]]:
+    """The tokens of one request, and how often it has chosen each expert; those before and behind it do not count."""
+
+    def tell(action: Literal["start", "stop", "dump"]) -> str:
+        return executor.control(RecordExperts(action)).wait().message
+
+    tokens_of(executor)
+    with pytest.raises(RequestError, match="begin with /start_expert_distribution_record"):
+        tell("stop")
+    tell("start")
+    tokens = tokens_of(executor, count)
+    so_far = tell("dump")
+    tell("stop")
+    tokens_of(executor)
+    assert tell("dump") == so_far
+    tell("start")
+    assert np.sum(json.loads(tell("dump"))) == 0
+    return tokens, json.loads(so_far)
+
+
+COUNTING = {"expert_distribution_recorder_mode": "stat"}
+
+
+def chosen_by_transformers(folder: Path, tokens: list[int]) -> list[list[int]]:
+    """After the last layer's attention only those tokens are computed that another is sampled behind."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens]), output_router_logits=True).router_logits
+    used = [*logits[:-1], logits[-1][len(PROMPT) - 1 :]]
+    chosen = (layer.topk(model.config.num_experts_per_tok).indices.flatten() for layer in used)
+    return [layer.bincount(minlength=model.config.num_experts).tolist() for layer in chosen]
+
+
+def test_one_rank_counts_the_experts_that_transformers_chooses(folders: dict[str, Path]) -> None:
+    tokens, counts = alone(folders["moe"], record_of, **COUNTING)
+    assert counts == chosen_by_transformers(folders["moe"], PROMPT + tokens[:-1])
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "stages", "flags"),
+    [
+        ("moe", 1, 2, {}),
+        ("moe", 2, 2, {"ep_size": 2}),
+        ("latent", 2, 1, {}),
+        ("latent", 2, 1, {"ep_size": 2, "every": 4, "enable_eplb": True, "moe_a2a_backend": "torch"}),
+    ],
+)
+def test_ranks_count_the_experts_that_one_chooses(
+    folders: dict[str, Path], model: str, size: int, stages: int, flags: dict[str, Any]
+) -> None:
+    # The scheduler tells the first stage which tokens were sampled; here there is none.
+    use = functools.partial(record_of, count=1 if stages > 1 else 6)
+    tokens, counts = alone(folders[model], use, **COUNTING)
+    first = 0 if model == "latent" else (len(PROMPT) + len(tokens) - 1) * 2
+    assert [sum(layer) for layer in counts] == [first, len(tokens) * (3 if model == "latent" else 2)]
+    assert alone(folders[model], tokens_of)[: len(tokens)] == tokens
+    counting = {} if "enable_eplb" in flags else COUNTING  # which counts too
+    assert with_ranks(folders[model], size, use, stages, **flags, **counting) == (tokens, counts)
+
+
+def test_experts_that_are_not_counted_are_not_told(folders: dict[str, Path]) -> None:
+    def start(executor: Executor) -> None:
+        executor.control(RecordExperts("start")).wait()
+
+    for use in (functools.partial(alone, folders["moe"], start), lambda: with_ranks(folders["moe"], 2, start)):
+        with pytest.raises(RequestError, match="start with --expert-distribution-recorder-mode stat"):
+            use()
+
+
 def other_page(plan: BatchPlan) -> BatchPlan:
     swap = PageSwap(row=0, group=0, first=2, pages=np.array([90], dtype=np.int32))
     return replace(plan, edits=(swap,)) if plan.step == 1 else plan
@@ -339,6 +410,7 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
     [
         ("moe", {"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
         ("llama", {"tp_size": 2, "ep_size": 2}, "LlamaForCausalLM has no experts"),
+        ("llama", COUNTING, "LlamaForCausalLM has no experts that can be counted"),
         ("moe", {"enable_eplb": True}, "--enable-eplb is for experts that are spread"),
         ("moe", {"ep_num_redundant_experts": 1}, "--ep-num-redundant-experts is for experts that are spread"),
         ("moe", {"moe_a2a_backend": "torch"}, "--moe-a2a-backend torch is for experts that are spread"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from bough.core.control import RecordExperts
 from bough.core.finish import FinishAbort, FinishReason
 from bough.messages.outputs import Delta, Reply
 from bough.messages.requests import (
@@ -93,7 +94,9 @@ class NativeEngine(ScriptedEngine):
         loop = asyncio.get_running_loop()
         if isinstance(message, ProcessCommand):
             loop.call_soon(self.client.receive, message)
-        reply = Reply(message.call, ok, "done" if ok else "busy", self.state | {"num_paused_requests": 0})
+        dumps = isinstance(message, Control) and message.command == RecordExperts("dump")
+        done = "[[3, 1], [0, 4]]" if dumps else "done"
+        reply = Reply(message.call, ok, done if ok else "busy", self.state | {"num_paused_requests": 0})
         loop.call_soon(self.client.receive, reply)
 
 

@@ -597,6 +597,25 @@ def test_management() -> None:
     asyncio.run(go())
 
 
+def test_choices_of_experts_are_told_as_json() -> None:
+    async def go() -> None:
+        engine = NativeEngine(lambda message: HELLO)
+        path = "/{}_expert_distribution_record"
+        async with open_server(engine) as http:
+            for action, ask in itertools.product(("start", "stop"), (http.get, http.post)):
+                assert (await ask(path.format(action))).json() == {"success": True, "message": "done"}
+            for ask in (http.get, http.post):
+                assert (await ask(path.format("dump"))).json() == {"logical_count": [[3, 1], [0, 4]]}
+            commands = [c for c in engine.commands if isinstance(c, Control)]
+            assert [c.command.action for c in commands] == ["start"] * 2 + ["stop"] * 2 + ["dump"] * 2
+            assert all(c.wait for c in commands)
+            engine.busy = 1
+            refused = await http.post(path.format("dump"))
+            assert refused.status_code == 400 and refused.json()["error"]["message"] == "busy"
+
+    asyncio.run(go())
+
+
 def test_a_profiles_folder_is_the_operators_to_choose() -> None:
     async def go() -> None:
         engine = NativeEngine(lambda message: HELLO)

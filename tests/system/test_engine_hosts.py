@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from bough import Engine
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import LLAMA
+from tests.parity.engines import LocalEngine
 from tests.system.hosts import KEY, PATIENCE_S, Host, Node, two_hosts
 from tests.system.sockets import tree_of
 
@@ -68,22 +68,32 @@ def tokens_of(node: Node, prompt: list[int]) -> list[int]:
     return list(answer.json()["output_ids"])
 
 
-def test_two_hosts_give_the_tokens_of_one_rank_and_end_in_order(start: Callable[..., Node], model: Path) -> None:
-    small = {"schedule_conservativeness": 0.0}
-    with Engine(model, **SETTINGS, **small, attention_backend="torch", log_level="error") as engine:
-        expected = [engine.generate(input_ids=prompt, sampling_params=GREEDY)["output_ids"] for prompt in PROMPTS]
-    nodes = [start(number, model, tp_size=4, **small) for number in (1, 0)][::-1]
+SPLITS: list[tuple[dict[str, int], list[str], list[str]]] = [  # with the ranks on each host
+    ({"tp_size": 4}, ["TP1"], ["TP2", "TP3"]),
+    ({"tp_size": 1, "pp_size": 2}, [], ["PP1 TP0"]),
+]
+
+
+@pytest.mark.parametrize(("split", "first", "second"), SPLITS, ids=["ranks", "stages"])
+def test_two_hosts_give_the_tokens_of_one_rank_and_end_in_order(
+    start: Callable[..., Node], model: Path, split: dict[str, int], first: list[str], second: list[str]
+) -> None:
+    flags = {"device": "cpu", "cpu_threads": 1, "attention_backend": "torch", "max_total_tokens": 1200}
+    engine = LocalEngine(model, new=GREEDY["max_new_tokens"], **flags)
+    expected = [tokens for tokens, _ in engine.ask(*PROMPTS)]
+    nodes = [start(number, model, **split, schedule_conservativeness=0.0) for number in (1, 0)][::-1]
     for node in nodes:
         node.wait_ready()
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         assert list(threads.map(lambda prompt: tokens_of(nodes[0], prompt), PROMPTS)) == expected
     state = nodes[0].call("/server_info").json()
     assert state["nnodes"] == 2 and state["internal_states"][0]["num_retractions"] > 0
+    assert len(state["memory_usage"]["weight_of_ranks"]) == 1 + len(first + second)
     assert nodes[1].call("/generate", text="x").status_code == 404
     processes = [tree_of(node.process.pid) for node in nodes]
     titles = [sorted(" ".join(each.cmdline()).strip() for each in tree[1:]) for tree in processes]
-    assert titles[0] == ["bough::detokenizer", "bough::executor TP1", "bough::scheduler"]
-    assert titles[1] == ["bough::executor TP2", "bough::executor TP3"]
+    assert titles[0] == ["bough::detokenizer", *(f"bough::executor {rank}" for rank in first), "bough::scheduler"]
+    assert titles[1] == [f"bough::executor {rank}" for rank in second]
     assert not [each for tree in processes for each in tree if KEY in " ".join(each.cmdline())]
     nodes[0].process.send_signal(signal.SIGTERM)
     for node, tree in zip(nodes, processes, strict=True):
@@ -100,7 +110,12 @@ KILLS: dict[str, tuple[int, str, str]] = {  # on which host, which process, and 
 }
 
 
-@pytest.mark.parametrize("victim", KILLS)
+ALSO = ("another host", "the scheduler")  # found in the ways of the other two
+
+
+@pytest.mark.parametrize(
+    "victim", [pytest.param(each, marks=pytest.mark.long if each in ALSO else ()) for each in KILLS]
+)
 def test_a_death_ends_both_hosts_with_the_reason(start: Callable[..., Node], model: Path, victim: str) -> None:
     number, title, said = KILLS[victim]
     nodes = [start(number, model) for number in (0, 1)]
@@ -129,6 +144,7 @@ def test_a_death_ends_both_hosts_with_the_reason(start: Callable[..., Node], mod
     assert not psutil.wait_procs(trees, timeout=PATIENCE_S)[1]
 
 
+@pytest.mark.long
 def test_a_host_that_falls_silent_has_gone(start: Callable[..., Node], model: Path) -> None:
     nodes = [start(number, model) for number in (0, 1)]
     for node in nodes:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from bough import SettingsError
-from tests.parity.engines import fp32_engine
 from tests.system.test_engine_ranks import (  # noqa: F401 (fixtures)
     GREEDY,
+    LONG,
     PROMPTS,
+    SMALL,
     Children,
     children,
     disturb,
@@ -19,25 +20,32 @@ from tests.system.test_engine_ranks import (  # noqa: F401 (fixtures)
     folder,
     mixed_load,
     model,
+    of_one_rank,
     wait_gone,
 )
-
-SMALL = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tp_size"), [("llama", 1), ("moe", 1), ("latent", 1), ("llama", 2), ("moe", 2), ("latent", 2)]
+    ("name", "tp_size", "ep_size"),
+    [
+        ("llama", 1, 1),
+        ("llama", 2, 1),
+        ("moe", 2, 2),
+        pytest.param("moe", 1, 1, marks=LONG),
+        pytest.param("latent", 1, 1, marks=LONG),
+        pytest.param("latent", 2, 1, marks=LONG),
+    ],
 )
 def test_two_stages_give_the_tokens_of_one_and_leave_with_the_engine(
     folder: Path,  # noqa: F811
     children: Children,  # noqa: F811
     name: str,
     tp_size: int,
+    ep_size: int,
 ) -> None:
-    with engine_of(folder / name, attention_backend="torch", **SMALL) as engine:
-        expected = mixed_load(engine)
-    with engine_of(folder / name, tp_size=tp_size, pp_size=2, **SMALL) as engine:
+    expected = of_one_rank(folder / name)
+    with engine_of(folder / name, tp_size=tp_size, pp_size=2, ep_size=ep_size, **SMALL) as engine:
         processes = children()
         others = [(stage, rank) for stage in range(2) for rank in range(tp_size)][1:]
         assert {f"bough::executor PP{stage} TP{rank}" for stage, rank in others} < set(processes)
@@ -51,7 +59,7 @@ def test_two_stages_give_the_tokens_of_one_and_leave_with_the_engine(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("title", ["executor PP1 TP0", "scheduler"])
+@pytest.mark.parametrize("title", ["executor PP1 TP0", pytest.param("scheduler", marks=LONG)])
 def test_a_killed_stage_ends_the_engine_with_the_reason(model: Path, children: Children, title: str) -> None:  # noqa: F811
     with engine_of(model, pp_size=2) as engine:
         processes = children()
@@ -60,6 +68,7 @@ def test_a_killed_stage_ends_the_engine_with_the_reason(model: Path, children: C
         wait_gone(processes)
 
 
+@LONG
 @pytest.mark.slow
 def test_a_stage_that_hangs_ends_the_engine_by_the_timeout(model: Path, children: Children) -> None:  # noqa: F811
     with engine_of(model, pp_size=2, dist_timeout=3.0) as engine:
@@ -68,19 +77,6 @@ def test_a_stage_that_hangs_ends_the_engine_by_the_timeout(model: Path, children
         assert "The scheduler process" in told
         assert "Rank 0 of 2 could not pass hidden states on" in told or "has not sent the result of step" in told
         wait_gone(processes)
-
-
-@pytest.mark.slow
-def test_the_default_model_runs_on_two_stages() -> None:
-    prompts = ["The capital of France is", "Water boils at", "List three rivers: "]
-    greedy = {"temperature": 0.0, "max_new_tokens": 24}
-    regex = {"temperature": 0.0, "max_new_tokens": 24, "regex": "[0-9]{3} [a-z]+ rivers"}
-    with fp32_engine(device="cpu", attention_backend="torch") as engine:
-        expected = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
-    with fp32_engine(device="cpu", pp_size=2) as engine:
-        found = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
-    assert [out["output_ids"] for out in found[0]] == [out["output_ids"] for out in expected[0]]
-    assert found[1]["output_ids"] == expected[1]["output_ids"]
 
 
 @pytest.mark.slow

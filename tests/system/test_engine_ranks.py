@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import threading
@@ -16,12 +17,13 @@ import pytest
 from bough import Engine, EngineDeadError, SettingsError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS
-from tests.parity.engines import fp32_engine
+from tests.parity.engines import LocalEngine, fp32_engine
 from tests.system.sockets import LOOPBACK, inet_listeners, private_names
 
 PATIENCE_S = 60.0
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11] * 12, [3], [5, 6, 7, 8, 9], *([number] * 20 for number in range(12, 20))]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
+SMALL = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, config in MODELS.items():
         write_checkpoint(base / name, 3, **config)
     return base
+
+
+@functools.cache
+def of_one_rank(folder: Path) -> list[list[int]]:
+    """Its tokens after each of the prompts; it needs no process of its own."""
+    flags = {"device": "cpu", "cpu_threads": 1, "attention_backend": "torch", "max_total_tokens": 1200}
+    engine = LocalEngine(folder, new=GREEDY["max_new_tokens"], **flags)
+    return [tokens for tokens, _ in engine.ask(*PROMPTS)]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +77,11 @@ def wait_gone(processes: dict[str, psutil.Process]) -> None:
     assert not alive
 
 
+# Each model's split is tested by ranks in threads; processes add the way between them, which is the same for all.
+LONG = pytest.mark.long
+OTHERS = ("moe", "latent", "states")
+
+
 def mixed_load(engine: Engine) -> list[list[int]]:
     """Greedy tokens of requests that come together, of which one is aborted and more run than the cache holds."""
 
@@ -88,14 +103,14 @@ def mixed_load(engine: Engine) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("llama", 2), ("llama", 4), ("moe", 2), ("latent", 2), ("states", 2)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("llama", 2), ("llama", 4), *(pytest.param(name, 2, marks=LONG) for name in OTHERS)]
+)
 def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
     folder: Path, children: Children, name: str, size: int
 ) -> None:
-    small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
-    with engine_of(folder / name, attention_backend="torch", **small) as engine:
-        expected = mixed_load(engine)
-    with engine_of(folder / name, tp_size=size, check_ranks=True, **small) as engine:
+    expected = of_one_rank(folder / name)
+    with engine_of(folder / name, tp_size=size, check_ranks=True, **SMALL) as engine:
         processes = children()
         ranks = range(1, size)
         assert {f"bough::executor TP{rank}" for rank in ranks} < set(processes)
@@ -120,20 +135,22 @@ def test_processes_give_the_tokens_of_one_and_leave_with_the_engine(
     ("name", "size", "flags"),
     [
         ("moe", 2, {"ep_size": 2}),
-        ("latent", 4, {"ep_size": 2, "ep_num_redundant_experts": 2}),
-        ("latent", 2, {"ep_size": 2, "moe_a2a_backend": "torch"}),
+        pytest.param("latent", 4, {"ep_size": 2, "ep_num_redundant_experts": 2}, marks=LONG),
+        pytest.param("latent", 2, {"ep_size": 2, "moe_a2a_backend": "torch"}, marks=LONG),
     ],
 )
 def test_experts_on_processes_give_the_tokens_of_one(
     folder: Path, name: str, size: int, flags: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """They move under the load, too."""
-    small = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
-    with engine_of(folder / name, attention_backend="torch", **small) as engine:
-        expected = mixed_load(engine)
+    expected = of_one_rank(folder / name)
     moving = {"enable_eplb": True, "eplb_rebalance_num_iterations": 16, "log_level": "info"}
-    with engine_of(folder / name, tp_size=size, **small, **flags, **moving) as engine:
+    with engine_of(folder / name, tp_size=size, **SMALL, **flags, **moving) as engine:
+        engine.start_expert_distribution_record()
         assert mixed_load(engine) == expected
+        engine.stop_expert_distribution_record()
+        counts = engine.dump_expert_distribution_record()["logical_count"]
+        assert len(counts) == 2 and sum(counts[-1]) >= sum(map(len, expected)) * (2 if name == "moe" else 3)
         engine.release_memory_occupation()
         engine.resume_memory_occupation()
         assert engine.generate(input_ids=PROMPTS[1], sampling_params=GREEDY)["output_ids"] == expected[1]
@@ -180,15 +197,28 @@ def test_a_rank_that_hangs_ends_the_engine_by_the_timeout(model: Path, children:
 
 
 @pytest.mark.slow
-def test_the_default_model_runs_on_three_ranks_and_says_what_else_fits() -> None:
+def test_ranks_check_drafts_from_ngrams(model: Path) -> None:
+    prompts = [[5, 6, 7, 8] * 8, [9, 10, 11] * 12, [3] * 30]
+    with engine_of(model, tp_size=2, speculative_algorithm="NGRAM", speculative_adaptive=False) as engine:
+        found = engine.generate(input_ids=prompts, sampling_params=GREEDY)
+        again = engine.generate(input_ids=prompts, sampling_params=GREEDY)  # which can be drafted from the answers
+        assert engine.get_server_info()["internal_states"][0]["spec_num_correct_drafts"] > 0
+    flags = {"device": "cpu", "cpu_threads": 1, "attention_backend": "torch", "max_total_tokens": 600}
+    expected = [tokens for tokens, _ in LocalEngine(model, new=GREEDY["max_new_tokens"], **flags).ask(*prompts)]
+    assert [output["output_ids"] for output in found] == [output["output_ids"] for output in again] == expected
+
+
+@pytest.mark.slow
+def test_the_default_model_runs_on_three_ranks_or_two_stages_and_says_what_else_fits() -> None:
     prompts = ["The capital of France is", "Water boils at", "List three rivers: "]
     greedy = {"temperature": 0.0, "max_new_tokens": 24}
     regex = {"temperature": 0.0, "max_new_tokens": 24, "regex": "[0-9]{3} [a-z]+ rivers"}
     with fp32_engine(device="cpu", attention_backend="torch") as engine:
         expected = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
-    with fp32_engine(device="cpu", tp_size=3) as engine:
-        found = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
-    assert [out["output_ids"] for out in found[0]] == [out["output_ids"] for out in expected[0]]
-    assert found[1]["output_ids"] == expected[1]["output_ids"]
+    for split in ({"tp_size": 3}, {"pp_size": 2}):
+        with fp32_engine(device="cpu", **split) as engine:
+            found = [engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
+        assert [out["output_ids"] for out in found[0]] == [out["output_ids"] for out in expected[0]]
+        assert found[1]["output_ids"] == expected[1]["output_ids"]
     with pytest.raises(SettingsError, match=r"--tp-size 2: num_heads \(9\) .* Sizes that fit this model: 1, 3"):
         Engine(device="cpu", tp_size=2)

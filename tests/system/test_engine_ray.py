@@ -13,6 +13,7 @@ from bough import Engine, EngineDeadError, SettingsError
 from bough.core.errors import ResourceError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import LLAMA
+from tests.parity.engines import LocalEngine
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bough[ray]'")
 
@@ -54,8 +55,8 @@ def ranks() -> dict[str, psutil.Process]:
 
 def test_ray_places_ranks_and_loses_a_node(cluster: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    with Engine(model, **SETTINGS, attention_backend="torch") as engine:
-        expected = engine.generate(input_ids=[5, 6, 7, 8], sampling_params=GREEDY)["output_ids"]
+    alone = LocalEngine(model, new=24, device="cpu", cpu_threads=1, attention_backend="torch", max_total_tokens=600)
+    ((expected, _),) = alone.ask([5, 6, 7, 8])
     on_ray = {**SETTINGS, "tp_size": 2, "nnodes": 2, "distributed_executor_backend": "ray"}
     worker = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.2")  # the address tells nodes apart
     with Engine(model, **on_ray) as engine:

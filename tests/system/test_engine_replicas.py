@@ -17,9 +17,7 @@ from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS
 from tests.parity.engines import fp32_engine
 from tests.system.serving import PATIENCE_S, TINY, running, until
-from tests.system.test_engine_ranks import GREEDY, PROMPTS, engine_of, mixed_load, wait_gone
-
-SMALL = {"max_total_tokens": 250, "schedule_conservativeness": 0.0}
+from tests.system.test_engine_ranks import GREEDY, PROMPTS, SMALL, engine_of, mixed_load, of_one_rank, wait_gone
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[list[int]]:
-    with engine_of(model, attention_backend="torch", **SMALL) as engine:
-        return mixed_load(engine)
+    return of_one_rank(model)
 
 
 def titled(pid: int) -> dict[str, psutil.Process]:

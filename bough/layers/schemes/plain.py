@@ -103,12 +103,13 @@ class PlainExperts(MatrixExperts):
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
         # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled, or all
-        # ranks share them while the others are spread.
-        apart = moe.shared_gate or moe.scales_inputs or placement.topology.ep_size > 1
+        # ranks share them while the others are spread, or choices are counted.
+        self._here = placement.experts(moe)
+        apart = moe.shared_gate or moe.scales_inputs or self._here.spread is not None
         joins = not (apart or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
         self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
-        sharers, self._here = placement.topology.in_expert, placement.experts(moe)
+        sharers = placement.topology.in_expert
         self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
         self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")

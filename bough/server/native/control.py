@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -27,6 +27,7 @@ from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native.schemas import (
     AbortBody,
+    ExpertCounts,
     LoggingBody,
     MemoryBody,
     Nothing,
@@ -45,6 +46,8 @@ LONGEST_WAIT_S = 3600.0
 PROFILE_OPTIONS = ("output_dir", "with_stack", "record_shapes")
 START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
 STOP_PROFILE = "End the recording and write its file"
+START_EXPERTS = "Count how often each expert is chosen, from the next request on"
+STOP_EXPERTS = "End the counting, once the requests before this have ended"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
 SETTINGS = {f.name: f for _, f in all_fields()}
@@ -56,6 +59,10 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     admin_only: dict[str, Any] = {"access": "admin_only"}
     weights: dict[str, Any] = {"body": UpdateWeightsBody, "answer": WeightsOutcome, **admin_only}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
+
+    def record(action: Literal["start", "stop", "dump"]) -> Callable[[Nothing], Coroutine[Any, Any, Reply]]:
+        return lambda _: client.record_experts(action)
+
     return [
         Endpoint(
             "/flush_cache",
@@ -78,6 +85,16 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
         command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.call(Resume)),
         command_route("/start_profile", START_PROFILE, ProfileBody, partial(start_profile, context), **get_or_post),
         command_route("/stop_profile", STOP_PROFILE, Nothing, lambda _: client.call(StopProfile), **get_or_post),
+        command_route("/start_expert_distribution_record", START_EXPERTS, Nothing, record("start"), **get_or_post),
+        command_route("/stop_expert_distribution_record", STOP_EXPERTS, Nothing, record("stop"), **get_or_post),
+        command_route(
+            "/dump_expert_distribution_record",
+            "How often each expert of each layer was chosen",
+            Nothing,
+            record("dump"),
+            answer=ExpertCounts,
+            **get_or_post,
+        ),
         command_route("/freeze_gc", FREEZE, Nothing, lambda _: freeze_gc(context), **get_or_post),
         command_route("/configure_logging", LOGGING, LoggingBody, partial(configure_logging, context), **get_or_post),
         Endpoint(
@@ -116,16 +133,22 @@ def command_route(
     """A route whose body becomes a command to the engine."""
 
     async def handle(request: Request, given: Any) -> Response:
-        return outcome_of(await while_connected(request, act(given)))
+        reply = await while_connected(request, act(given))
+        answer = more.get("answer")
+        return outcome_of(reply) if answer is None else json_response(answer(**raise_if_refused(reply).data))
 
     return Endpoint(path, handle, summary, **{"access": "admin", "body": body, "answer": Outcome, **more})
 
 
 def outcome_of(reply: Reply) -> Response:
     """The engine's reply to a command; a refusal becomes a 400."""
+    return json_response(Outcome(True, raise_if_refused(reply).message))
+
+
+def raise_if_refused(reply: Reply) -> Reply:
     if not reply.ok:
         raise RequestError(reply.message)
-    return json_response(Outcome(True, reply.message))
+    return reply
 
 
 async def flush_cache(context: ServerContext, request: Request, body: Nothing) -> Response:

@@ -253,6 +253,12 @@ class Outcome(msgspec.Struct):
     message: str
 
 
+class ExpertCounts(msgspec.Struct):
+    """How often each expert of each layer was chosen; layers without experts have zeros."""
+
+    logical_count: list[list[int]]
+
+
 class AbortBody(msgspec.Struct, forbid_unknown_fields=True):
     """Which requests to end: the one with this id (all samples or prompts of its call), or all."""
 

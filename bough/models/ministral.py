@@ -24,6 +24,32 @@ class Ministral(ModelFamily):
         return {"qkv_bias": False, "output_bias": False, **window_fields(config, lambda layer: True)}
 
 
+class Mistral3(Ministral):
+    architectures = ("Mistral3ForConditionalGeneration",)
+    model_types = ("mistral3",)
+    gguf_architecture = "mistral3"
+    gguf_interleaved = True
+    defaults: ClassVar[dict[str, Any]] = {**Mistral.defaults, "sliding_window": None}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**super().fields(config), "query_growth": _growth(config)}
+
+    def names(self, config: ModelConfig) -> Names:
+        return NESTED
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """llama.cpp has one name for Mistral 3 and Ministral 3, whose queries grow."""
+        rate = meta.get(".attention.temperature_scale", None)
+        if rate is None:
+            return {}
+        sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
+        more = {"llama_4_scaling_beta": rate, "mscale": sharper, "mscale_all_dim": sharper}
+        return {
+            "architectures": list(Ministral3.architectures),
+            "rope_parameters": {**(given["rope_scaling"] or {}), **more},
+        }
+
+
 class Ministral3(Ministral):
     architectures = ("Ministral3ForCausalLM",)
     model_types = ("ministral3",)
@@ -49,32 +75,6 @@ class Ministral3(Ministral):
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**super().fields(config), "query_growth": _growth(config)}
-
-
-class Mistral3(Ministral):
-    architectures = ("Mistral3ForConditionalGeneration",)
-    model_types = ("mistral3",)
-    gguf_architecture = "mistral3"
-    gguf_interleaved = True
-    defaults: ClassVar[dict[str, Any]] = {**Mistral.defaults, "sliding_window": None}
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {**super().fields(config), "query_growth": _growth(config)}
-
-    def names(self, config: ModelConfig) -> Names:
-        return NESTED
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        """llama.cpp has one name for Mistral 3 and Ministral 3, whose queries grow."""
-        rate = meta.get(".attention.temperature_scale", None)
-        if rate is None:
-            return {}
-        sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
-        more = {"llama_4_scaling_beta": rate, "mscale": sharper, "mscale_all_dim": sharper}
-        return {
-            "architectures": list(Ministral3.architectures),
-            "rope_parameters": {**(given["rope_scaling"] or {}), **more},
-        }
 
 
 def _growth(config: Fields) -> tuple[float, int, int] | None:

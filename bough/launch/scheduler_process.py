@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -27,7 +27,9 @@ from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Garbled, JoinStep, Ping, ProcessCommand, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
-from bough.scheduler.ports import Inbox
+
+if TYPE_CHECKING:
+    from bough.scheduler.ports import Inbox
 
 log = logging.getLogger(__name__)
 

@@ -184,6 +184,11 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
             f"--expert-distribution-recorder-mode: {config.architecture} has no experts that can be counted; leave it "
             "out."
         )
+    if parallel.expert_distribution_recorder_mode is not None and parallel.groups > 1:
+        raise SettingsError(
+            "--expert-distribution-recorder-mode: with --enable-dp-attention every group would count the tokens of "
+            "all; leave one of them out."
+        )
     if ep_size == 1:
         given = {"--enable-eplb": parallel.enable_eplb, "--ep-num-redundant-experts": redundant > 0}
         given["--moe-a2a-backend torch"] = parallel.moe_a2a_backend == "torch"

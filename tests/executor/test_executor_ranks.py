@@ -411,6 +411,11 @@ def test_a_size_that_does_not_fit_is_refused_with_those_that_do(
         ("moe", {"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
         ("llama", {"tp_size": 2, "ep_size": 2}, "LlamaForCausalLM has no experts"),
         ("llama", COUNTING, "LlamaForCausalLM has no experts that can be counted"),
+        (
+            "moe",
+            {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, **COUNTING},
+            "every group would count the tokens of all",
+        ),
         ("moe", {"enable_eplb": True}, "--enable-eplb is for experts that are spread"),
         ("moe", {"ep_num_redundant_experts": 1}, "--ep-num-redundant-experts is for experts that are spread"),
         ("moe", {"moe_a2a_backend": "torch"}, "--moe-a2a-backend torch is for experts that are spread"),

@@ -5,6 +5,7 @@ Without the cluster's key nobody joins, hears anything or is heard."""
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles, gguf_parts
 from bough.messages.channels import TCP, Addresses, use_key
 from bough.version import __version__
+
+log = logging.getLogger(__name__)
 
 KEY_VARIABLE, KEY_LENGTH = "BOUGH_CLUSTER_KEY", 32
 BEAT_MS = 250  # between two looks at who is there
@@ -126,6 +129,7 @@ class NodeLink:
     def join(self, files: ModelFiles) -> Addresses:
         self._socket.send(encode(Join(self._settings.parallel.node_rank, facts_of(self._settings, files))))
         deadline = time.monotonic() + self._settings.process.start_timeout_s
+        log.info("joining the first host at %s", self._where)
         while time.monotonic() < deadline:
             match self._next():
                 case Placed(addresses):

@@ -92,7 +92,7 @@ def test_answers_are_those_without(without: bough.Engine, speculating: bough.Eng
         check(expected, found)
         meta = [answer["meta_info"] for answer in found]
         adaptive = speculating.settings.speculative.speculative_adaptive  # then it depends on the machine
-        assert adaptive or sum(m["spec_num_correct_drafts"] for m in meta) > 20
+        assert adaptive or sum(m["spec_num_correct_drafts"] for m in meta) > 2
         for m in meta:
             histogram = m["spec_accept_histogram"]
             assert sum(histogram) == m["spec_verify_ct"] <= m["completion_tokens"] + 1

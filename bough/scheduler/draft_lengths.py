@@ -20,6 +20,7 @@ GAIN = 1.02  # less than this is not worth the risk
 PROBE = 32  # decisions for drafts, or against them, after which one goes the other way, to learn what that costs
 MEMORY = 0.8  # of a step's time that was known, when a further one is taken into account
 SURPRISE = 2.0  # times what was known: one step that took longer counts as this, as it may have waited for something
+TRIALS = 3  # of a size before its time is believed: the first touches memory and code that later ones find ready
 EXACT = 16  # steps of more tokens than this share what is known with those of nearly as many
 FINE = 8  # parts of a doubling
 
@@ -32,15 +33,20 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
+        self._trials: dict[int, int] = {}
         self._tokens: Floats = np.zeros(0)
         self._seconds: Floats = np.zeros(0)
 
     def observe(self, tokens: int, seconds: float) -> None:
         size = _bucket(tokens)
         known = self._known.get(size)
-        believed = seconds if known is None else MEMORY * known + (1.0 - MEMORY) * min(seconds, SURPRISE * known)
-        self._known[size] = believed
-        self._tokens = np.array(sorted(self._known), dtype=np.float64)
+        self._trials[size] = self._trials.get(size, 0) + 1
+        slower = known is not None and seconds > known
+        self._known[size] = (
+            MEMORY * known + (1.0 - MEMORY) * min(seconds, SURPRISE * known) if known and slower else seconds
+        )
+        believed = sorted(size for size, trials in self._trials.items() if trials >= TRIALS)
+        self._tokens = np.array(believed, dtype=np.float64)
         self._seconds = np.array([self._known[int(size)] for size in self._tokens])
 
     def of(self, tokens: npt.NDArray[np.int64]) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bough.scheduler.draft_lengths import PROBE, DraftLengths, StepTimes
+from bough.scheduler.draft_lengths import PROBE, TRIALS, DraftLengths, StepTimes
 
 ROWS = 8
 
@@ -19,7 +19,8 @@ def lengths(cost: Callable[[int], float], most: int = 256, **options: Any) -> Dr
     table = SimpleNamespace(requests=[None] * ROWS, handle=np.arange(ROWS))
     chosen = DraftLengths(cast(Any, table), most, **{"adaptive": True, **options})
     for tokens in range(1, 65):
-        chosen.ran(tokens, (0.0, cost(tokens)))
+        for _ in range(TRIALS):
+            chosen.ran(tokens, (0.0, cost(tokens)))
     return chosen
 
 
@@ -81,8 +82,9 @@ def test_no_step_has_more_drafts_than_it_may() -> None:
 def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
     times = StepTimes()
     assert times.of(np.array([1, 9])).tolist() == [1.0, 1.0]
-    times.observe(2, 1.0)
-    times.observe(6, 3.0)
+    for _ in range(TRIALS):
+        times.observe(2, 1.0)
+        times.observe(6, 3.0)
     assert times.of(np.array([1, 2, 4, 6, 50])).tolist() == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0])
     times.observe(6, 300.0)  # a step that waited for something
     assert times.of(np.array([6]))[0] < 4.0

@@ -88,11 +88,11 @@ def check(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
 def test_answers_are_those_without(without: bough.Engine, speculating: bough.Engine) -> None:
     """Greedy and seeded, with penalties, grammars, stops and logprobs: alone, and all at once."""
     for at_once in (False, True):
-        expected, found = (answers(engine, 24, at_once=at_once) for engine in (without, speculating))
+        expected, found = (answers(engine, 32, at_once=at_once) for engine in (without, speculating))
         check(expected, found)
         meta = [answer["meta_info"] for answer in found]
         adaptive = speculating.settings.speculative.speculative_adaptive  # then it depends on the machine
-        assert adaptive or sum(m["spec_num_correct_drafts"] for m in meta) > 2
+        assert adaptive or sum(m["spec_num_correct_drafts"] for m in meta) > 20
         for m in meta:
             histogram = m["spec_accept_histogram"]
             assert sum(histogram) == m["spec_verify_ct"] <= m["completion_tokens"] + 1

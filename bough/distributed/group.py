@@ -108,7 +108,7 @@ class SimulatedGroup(RankGroup):
 
 class Progress:
     """How many exchanges each rank of a host has begun, in a file that all of them see: the ranks of a stage begin the
-    same ones, so whoever has begun fewer keeps the others waiting."""
+    same ones, so a rank that has begun fewer keeps the others waiting."""
 
     def __init__(self, file: Path, topology: Topology) -> None:
         if not file.exists() or file.stat().st_size < 8 * topology.ranks:

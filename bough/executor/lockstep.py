@@ -1,7 +1,7 @@
 """Attention groups in lock step: each has a scheduler that plans for itself, and step n of one is step n of all.
 
-Whoever launches a step tells the others its number. A group that has nothing to run then launches empty steps up to
-that number, so nobody polls, and nobody waits in an exchange for a group that does not come.
+The group that launches a step tells the others its number. A group that has nothing to run then launches empty steps
+up to that number, so nobody polls, and nobody waits in an exchange for a group that does not come.
 """
 
 from __future__ import annotations

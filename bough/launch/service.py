@@ -277,7 +277,7 @@ class MainServer(Serving):
         end = ClientEnd(replica.addresses)
 
         def on_death(error: EngineDeadError) -> None:
-            if self._ready:  # before, who waits for the start raises the child's own error
+            if self._ready:  # else `wait_until_ready` raises the child's own error
                 self.die(error)  # first: it writes down which requests are running
             end.die(error)
 

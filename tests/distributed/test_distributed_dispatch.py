@@ -1,4 +1,4 @@
-"""Tokens travel to the ranks that have their experts and come back as weighted sums, whoever has how many tokens."""
+"""Tokens travel to the ranks that have their experts and come back as weighted sums, however many each rank has."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ clients: $(CLIENTS)/.installed
 
 $(CLIENTS)/.installed: Makefile | $(STAMP)
 	$(PYTHON) -m venv $(CLIENTS)
-	($(PIP_CLIENTS) litellm requests aiohttp numpy tqdm pydantic ipython pybase64 orjson msgspec \
+	($(PIP_CLIENTS) litellm==1.106.2 requests aiohttp numpy tqdm pydantic ipython pybase64 orjson msgspec \
 	transformers==5.3.0 pillow psutil pyzmq \
 	&& $(PIP_CLIENTS) --no-deps sglang==0.5.10.post1 && touch $@) || echo "no litellm or sglang: their tests are skipped"
 

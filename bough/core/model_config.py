@@ -133,7 +133,6 @@ class RecurrentConfig:
     key_dim: int = 0
     conv_bias: bool = False
     bias: bool = False  # of the projections
-    norm_groups: int = 1  # Mamba: parts of the result that are normalised by themselves
     norm_eps: float = 1e-6  # Mamba: of that norm
     step_limits: tuple[float, float] = (0.0, math.inf)  # Mamba: between which a token's rate may be
 

@@ -173,16 +173,18 @@ class SharedManagement(Management):
 
 
 def merged(path: str, answers: Sequence[Response]) -> Response:
-    """Adds up the counts of all processes; everything else is the first one's."""
+    """Adds up the counts of all processes. A worker is healthy when all find it so; everything else is the first's."""
     first = answers[0]
     if path == "/metrics":
         return dataclasses.replace(first, body=merged_pages([answer.body.decode() for answer in answers]))
     contents = [json.loads(answer.body) for answer in answers if answer.status == 200]
-    loads: dict[str, int] = {}
+    of_all: dict[str, list[dict[str, Any]]] = {}
     for worker in (worker for content in contents for worker in _workers(content)):
-        loads[worker["id"]] = loads.get(worker["id"], 0) + worker["load"]
+        of_all.setdefault(worker["id"], []).append(worker)
     for worker in _workers(contents[0]):
-        worker["load"] = loads[worker["id"]]
+        found = of_all[worker["id"]]
+        worker["load"] = sum(one["load"] for one in found)
+        worker["is_healthy"] = all(one["is_healthy"] for one in found)
     return Response(first.status, [(b"content-type", JSON)], encode_json(contents[0]))
 
 

@@ -25,9 +25,10 @@ class Mamba2(RecurrentLayer):
         super().__init__(config, layer, placement, own, convolved, others, bias=own.shape.bias)
         self._widths = [part.size for part in convolved]
         self._norm = placement.empty(self._widths[0])
-        self._norm_groups = placement.topology.kv_slice_of(own.shape.norm_groups, "parts of the Mamba norm")
-        self._sum_up = placement.all_reduce if own.shape.norm_groups < placement.topology.tp_size else None
-        self._replicas = placement.topology.tp_size // own.shape.norm_groups
+        self._groups = own.whole.key_heads  # a norm is taken of each group's values
+        self._norm_groups = placement.topology.kv_slice_of(self._groups, "parts of the Mamba norm")
+        self._sum_up = placement.all_reduce if self._groups < placement.topology.tp_size else None
+        self._replicas = placement.topology.tp_size // self._groups
         self._rates, self._d, self._dt_bias = (placement.empty(own.shape.heads).float() for _ in range(3))
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
@@ -46,7 +47,7 @@ class Mamba2(RecurrentLayer):
         own = of_group.pow(2).mean(-1)
         if self._sum_up is None:
             return own
-        of_all = own.new_zeros(len(own), self._shape.norm_groups)
+        of_all = own.new_zeros(len(own), self._groups)
         of_all[:, self._norm_groups] = own / self._replicas
         return self._sum_up(of_all)[:, self._norm_groups]
 

@@ -24,7 +24,7 @@ class Shares:
     def __init__(self, config: ModelConfig, topology: Topology) -> None:
         whole = config.recurrent
         assert whole is not None, "the model has no recurrent layers"
-        self.shape = topology.recurrent_share(whole)
+        self.whole, self.shape = whole, topology.recurrent_share(whole)
         self.heads = topology.slice_of(whole.heads, "recurrent heads")
         self.values = features(self.heads, whole.value_dim)
         self.keys = features(topology.kv_slice_of(whole.key_heads, "recurrent key heads"), whole.key_dim)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from bough import layers
@@ -58,9 +57,9 @@ class NemotronH(ModelFamily):
         recurs, attends = (
             layers_of_type(config, {**all_others, kind: True}) for kind in ("linear_attention", "full_attention")
         )
-        recurrent = mamba(config, recurs, config.integer("mamba_n_heads") * config.integer("mamba_head_dim"))
+        inner = config.integer("mamba_n_heads") * config.integer("mamba_head_dim")
         return {
-            "recurrent": replace(recurrent, norm_groups=recurrent.key_heads),
+            "recurrent": mamba(config, recurs, inner),
             "attention_layers": attends,
             "rope": NO_ROPE,
             "mlp": "plain",

@@ -22,7 +22,7 @@ def answer(content: Any) -> Response:
 
 
 def worker(load: int, state: str = "healthy", **more: Any) -> dict[str, Any]:
-    return {"id": "a", "load": load, "state": state, **more}
+    return {"id": "a", "load": load, "state": state, "is_healthy": True, **more}
 
 
 def test_limits_and_rates_are_divided() -> None:
@@ -53,6 +53,8 @@ def test_loads_are_added_and_the_first_tells_the_rest() -> None:
         answer({"workers": [], "total": 0}),
     ]
     assert json.loads(merged("/workers", pages).body) == {"workers": [worker(3, pid=7)], "total": 1}
+    new = merged("/workers/a", [answer(worker(1)), answer(worker(1, is_healthy=False))])
+    assert not json.loads(new.body)["is_healthy"]
     one = merged("/workers/a", [answer(worker(0, "draining")), answer(worker(2, "draining"))])
     assert json.loads(one.body) == worker(2, "draining")
 

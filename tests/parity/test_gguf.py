@@ -225,6 +225,7 @@ class GgufWriter:
         writer = gguf.GGUFWriter(path, self._architecture, split_max_tensors=split_max_tensors)
         for key, value in self._metadata().items():
             add_metadata(writer, f"{self._architecture}.{key}", value)
+        writer.add_token_list([f"<{token}>" for token in range(self._config["vocab_size"])])
         block, _ = gguf.GGML_QUANT_SIZES[kind]
         for name, tensor in self._tensors():
             stored = kind if tensor.dim() > 1 and tensor.shape[-1] % block == 0 else gguf.GGMLQuantizationType.F32
@@ -412,8 +413,12 @@ def test_k_quants(kind: gguf.GGMLQuantizationType, tmp_path: Path, monkeypatch: 
 
 
 def compare_with_reader(path: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    if config.model_type == "gpt2":  # its positions are read into a field that the model does not look at
+        config.n_positions = config.n_ctx
     read = transformers.AutoModelForCausalLM.from_pretrained
-    theirs = read(path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager").eval()
+    options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager"}
+    theirs = read(path.parent, gguf_file=path.name, **options).eval()
     tokens = prompt(30, seed=9)
     with torch.inference_mode():
         expected = theirs(torch.tensor([tokens])).logits[0]

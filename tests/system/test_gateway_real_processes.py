@@ -95,8 +95,8 @@ def test_several_processes_look_like_one(tiny_model: Path) -> None:
         until(lambda: httpx.get(f"{gateway.url}/readiness").status_code == 200, "a ready gateway")
         for _ in range(10):
             stream(gateway)
-        page = httpx.get(f"{gateway.url}/metrics").text
-        assert 'path="/generate",status="200"} 10.0' in page
+        counted = 'path="/generate",status="200"} 10.0'
+        until(lambda: counted in httpx.get(f"{gateway.url}/metrics").text, "all requests counted")
         httpx.post(f"{gateway.url}/workers", json={"url": "http://127.0.0.1:9"})
         for _ in range(6):
             assert len(gateway.workers()) == 2

@@ -183,7 +183,7 @@ class FakeExecutor:
         self._limits = Limits(
             *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
             groups=(FULL_ATTENTION, *(group for group, _ in groups)),
-            page_bytes=(4 * page_size,),
+            page_bytes=(4 * page_size, *(4 * page_size if group.window else 8 for group, _ in groups)),
         )
         self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
         self.states = [StateGroup(i) for i, (group, _) in enumerate(groups, 1) if group.kind == "state"]
@@ -231,7 +231,6 @@ class FakeExecutor:
         return self.tickets[-1]
 
     def _obey(self, command: Command) -> CommandResult:
-        pages = self.slots.reshape(-1, self.page_size)
         match command:
             case SwapWeights():
                 if command.model_path == "missing":
@@ -244,12 +243,38 @@ class FakeExecutor:
             case Wake():
                 self.asleep -= {*command.tags}
             case CopyPagesOut():
-                command.buffer[:] = pages[command.pages].view(np.uint8)
+                slots = slice(None) if command.slots is None else command.slots
+                command.buffer[slots] = self._content(command.group, command.pages)
             case CopyPagesIn():
-                pages[command.pages] = command.buffer.view(np.int32)
+                slots = slice(None) if command.slots is None else command.slots
+                self._fill(command.group, command.pages, command.buffer[slots])
             case ProfileStart() | ProfileStop():
                 pass
         return CommandResult("done", "asleep" if self.asleep else "")
+
+    def _by_page(self, group: int) -> np.ndarray | StateGroup:
+        """The tokens of a group of attention by page, or a state group."""
+        if group == 0:
+            return self.slots.reshape(-1, self.page_size)
+        return next(
+            found if isinstance(found, StateGroup) else found.slots.reshape(-1, self.page_size)
+            for found in (*self.windows, *self.states)
+            if found.index == group
+        )
+
+    def _content(self, group: int, pages: np.ndarray) -> np.ndarray:
+        held = self._by_page(group)
+        if isinstance(held, StateGroup):
+            return np.array([held.content[page] for page in pages.tolist()], dtype=np.uint32).view(np.uint8)
+        return held[pages].view(np.uint8)
+
+    def _fill(self, group: int, pages: np.ndarray, content: np.ndarray) -> None:
+        held, content = self._by_page(group), np.ascontiguousarray(content)
+        if not isinstance(held, StateGroup):
+            held[pages] = content.view(np.int32)
+            return
+        for page, (length, checksum) in zip(pages.tolist(), content.view(np.uint32).tolist(), strict=True):
+            held.content[page] = (length, checksum)
 
     def launch(self, plan: BatchPlan) -> Done:
         assert self.unmasked is None, "masks come before the next launch"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
 from bough.observability.step_trace import Timeline
@@ -26,11 +28,16 @@ class Bench:
         timeline: Timeline | None = None,
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
+        host_pages: tuple[int, ...] | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
         self.inbox, self.out = FakeInbox(), FakeOutbox()
         self.now = 0.0
+        limits, host = self.executor.limits(), None
+        if host_pages is not None:
+            sizes = (limits.copied_bytes(group) for group in range(len(limits.groups)))
+            host = [np.zeros((n + 1, size), dtype=np.uint8) for n, size in zip(host_pages, sizes, strict=True)]
         self.scheduler = Scheduler(
             self.executor,
             self.inbox,
@@ -42,6 +49,7 @@ class Bench:
             timeline=timeline,
             grammars=grammars,
             proposer=proposer,
+            host=host,
             clock=lambda: self.now,
         )
 

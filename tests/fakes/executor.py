@@ -163,6 +163,29 @@ class FakeTicket:
         return self.result
 
 
+@dataclass
+class LateTicket:
+    """A copy beside the steps, which happens as late as it can: when its end is seen, or when another copy begins."""
+
+    act: Callable[[], object] | None
+    before: LateTicket | None  # copies happen in order
+    looks: int = 8
+
+    def ready(self) -> bool:
+        self.looks -= 1
+        if self.looks <= 0:
+            self.wait()
+        return self.act is None
+
+    def wait(self) -> CommandResult:
+        if self.before is not None:
+            self.before.wait()
+        if self.act is not None:
+            self.act()
+        self.act = self.before = None
+        return CommandResult()
+
+
 class FakeExecutor:
     """Its weights are a text, of which the length counts; the checkpoint `missing` is none."""
 
@@ -192,6 +215,7 @@ class FakeExecutor:
         self.command_looks = 0  # how often a ticket must be looked at
         self.tickets: list[FakeTicket] = []
         self.order: list[int | str] = []  # steps and commands
+        self.late: LateTicket | None = None  # the last copy beside the steps
         self._draw = random.Random(5)
         self.counts: list[int] = []  # tokens that decodes gave, one after the other
         self.row_counts: dict[int, int] = {}  # what each row got last
@@ -221,8 +245,13 @@ class FakeExecutor:
     def close(self) -> None:
         pass
 
-    def control(self, command: Command) -> FakeTicket:
+    def control(self, command: Command) -> FakeTicket | LateTicket:
         self.order.append(type(command).__name__)
+        if isinstance(command, CopyPagesOut) and command.beside:
+            self.late = LateTicket(lambda: self._obey(command), self.late)
+            return self.late
+        if self.late is not None:
+            self.late.wait()
         try:
             result: CommandResult | BoughError = self._obey(command)
         except BoughError as error:

@@ -1,4 +1,4 @@
-"""The host's memory for cached prefixes (`--enable-hierarchical-cache`): how much there is, pinned where a GPU copies."""
+"""The host's memory for cached prefixes (`--enable-hierarchical-cache`): how much, and pinned where a GPU copies."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def host_memory(limits: Limits, settings: Settings) -> list[npt.NDArray[np.uint8
     pages = [int(count * ratio) for count in limits.pages]
     if not all(pages):
         raise ResourceError(
-            f"--enable-hierarchical-cache: there is no room for a page of each kind in {ratio * device_bytes / 1e9:.2f} "
-            "GB of the host's memory; give it more (--hicache-size), or leave it out."
+            f"--enable-hierarchical-cache: {ratio * device_bytes / 1e9:.2f} GB of the host's memory do not hold a page "
+            "of each kind; give it more (--hicache-size), or leave it out."
         )
     buffers = [np.empty((count + 1, size), dtype=np.uint8) for count, size in zip(pages, sizes, strict=True)]
     on_gpu = resolve_device(settings.model).type == "cuda"
@@ -48,6 +48,7 @@ def host_memory(limits: Limits, settings: Settings) -> list[npt.NDArray[np.uint8
 
 def _pin(buffers: list[npt.NDArray[np.uint8]]) -> None:
     """Lets the GPU copy by itself. Registered, because torch's own pinned memory is rounded up to a power of two."""
+    register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
     for buffer in buffers:
-        if buffer.nbytes and (error := int(torch.cuda.cudart().cudaHostRegister(buffer.ctypes.data, buffer.nbytes, 0))):
+        if buffer.nbytes and (error := int(register(buffer.ctypes.data, buffer.nbytes, 0))):
             log.warning("memory of the host cannot be pinned (CUDA error %d): steps will wait for copies", error)

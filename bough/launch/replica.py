@@ -60,6 +60,11 @@ class Replica:
                 f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks; use a number "
                 f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
             )
+        if settings.memory.enable_hierarchical_cache and (settings.memory.disable_radix_cache or parallel.pp_size > 1):
+            raise SettingsError(
+                "--enable-hierarchical-cache keeps shared prefixes, and pages of all layers together; leave out "
+                "--disable-radix-cache and --pp-size."
+            )
         check_nodes(parallel)
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")

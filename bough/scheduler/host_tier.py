@@ -134,10 +134,10 @@ class TieredCache(PrefixCache):
         return {
             "hicache_host_used_tokens": (pool.total - pool.free) * size,
             "hicache_host_total_tokens": pool.total * size,
-            "load_back_tokens": self._loaded_tokens,
-            "hicache_bytes_in": self._bytes_in,
-            "hicache_bytes_out": self._bytes_out,
-            "hicache_evicted_tokens": self.host.evicted * size,
+            "load_back_tokens_total": self._loaded_tokens,
+            "hicache_bytes_in_total": self._bytes_in,
+            "hicache_bytes_out_total": self._bytes_out,
+            "hicache_evicted_tokens_total": self.host.evicted * size,
         }
 
     def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:
@@ -197,9 +197,7 @@ class TieredCache(PrefixCache):
 
     # Copies in --------------------------------------------------------------------------------------------------------
 
-    def _load(
-        self, found: Match, tokens: IntArray, namespace: str, more: int, tokens_per_s: float | None
-    ) -> bool:
+    def _load(self, found: Match, tokens: IntArray, namespace: str, more: int, tokens_per_s: float | None) -> bool:
         """Copies to the device what it lacks of `found`, which holds `tokens`: `more` than it can go on behind now.
         False: there is no room, or it takes longer than to compute them."""
         tree, count, size = self.tree, len(found.pages), self.page_size

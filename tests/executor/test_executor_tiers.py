@@ -39,9 +39,7 @@ def answers(bench: Bench, prompts: list[list[int]]) -> list[tuple[int, int | Non
         bench.ask(handle, prompt, logprobs=LogprobRequest(), **options)
         bench.run()
         started = bench.out.started[handle]
-        found.append(
-            (started.cached_tokens, started.host_tokens, bench.out.outputs[handle], bench.out.scores[handle])
-        )
+        found.append((started.cached_tokens, started.host_tokens, bench.out.outputs[handle], bench.out.scores[handle]))
     return found
 
 

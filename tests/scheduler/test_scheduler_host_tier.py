@@ -20,7 +20,9 @@ from tests.fakes.scheduler_bench import Bench
 FIRST, OTHER = [1] * 30, [2] * 50  # 64 pages hold one of them with its answer, not both
 
 
-def bench_of(policy: str = "write_through", host: int = 200, executor: FakeExecutor | None = None, **parts: Any) -> Bench:
+def bench_of(
+    policy: str = "write_through", host: int = 200, executor: FakeExecutor | None = None, **parts: Any
+) -> Bench:
     executor = executor or FakeExecutor(chunk_tokens=64)
     memory = MemorySettings(hicache_write_policy=policy)
     return Bench(executor, memory=memory, host_pages=(host, *(200 for _ in executor.limits().groups[1:])), **parts)
@@ -53,8 +55,8 @@ def test_what_left_the_device_comes_back_from_the_host() -> None:
     last = [plan.step for plan in bench.executor.plans if len(plan.tokens)][-1]
     assert bench.executor.order.index("CopyPagesIn") < bench.executor.order.index(last)
     figures = tier(bench).figures
-    assert figures["load_back_tokens"] == 16 and figures["hicache_bytes_in"] == 16 * 4
-    assert figures["hicache_host_used_tokens"] == 31 + 51 == figures["hicache_bytes_out"] // 4
+    assert figures["load_back_tokens_total"] == 16 and figures["hicache_bytes_in_total"] == 16 * 4
+    assert figures["hicache_host_used_tokens"] == 31 + 51 == figures["hicache_bytes_out_total"] // 4
 
 
 def test_without_a_tier_it_is_computed_and_answers_do_not_speak_of_one() -> None:
@@ -88,7 +90,7 @@ def test_the_host_forgets_what_was_used_least_recently() -> None:
     bench = bench_of(host=60)
     for prompt in (FIRST, OTHER):
         ask(bench, prompt)
-    assert tier(bench).figures["hicache_evicted_tokens"] == 31 + 51 - 60
+    assert tier(bench).figures["hicache_evicted_tokens_total"] == 31 + 51 - 60
     assert ask(bench, FIRST) == (13, 0)
 
 

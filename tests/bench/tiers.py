@@ -102,11 +102,12 @@ async def talk(
         async with room:
             chat += question
             began, first = time.perf_counter(), 0.0
-            last: dict[str, Any] = {}
-            async for last in await engine.async_generate(input_ids=chat, sampling_params=params, stream=True):
+            pieces = []
+            async for piece in await engine.async_generate(input_ids=chat, sampling_params=params, stream=True):
                 first = first or time.perf_counter() - began
-            chat += last["output_ids"]
-            return turn, first, last["meta_info"]
+                pieces.append(piece)
+            chat += pieces[-1]["output_ids"]
+            return turn, first, pieces[-1]["meta_info"]
 
     answers = []
     for turn, asked in enumerate(questions):

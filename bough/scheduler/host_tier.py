@@ -143,7 +143,6 @@ class TieredCache(PrefixCache):
     def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:
         audit, host = super().audit(held, group_held), self.host.audit({}, [{} for _ in self.groups])
         audit.problems.extend(f"host: {problem}" for problem in host.problems)
-        self.host.pool.repair(host.leaked)
         return audit
 
     # Copies out -------------------------------------------------------------------------------------------------------

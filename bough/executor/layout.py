@@ -102,7 +102,9 @@ class RowMirror:
             slots=slots,
             token_ids=_place_tokens(plan, starts),
             from_device=from_device,
-            common=None if plan.common is None else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
+            common=None
+            if plan.common is None
+            else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
         )
 
     def give_back(self, rows: IntArray, missing: IntArray) -> None:

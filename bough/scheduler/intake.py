@@ -156,8 +156,8 @@ class Intake:
         limits = self._limits
         if self._pool_tokens < limits.context_length:
             return (
-                f"Input length ({length} tokens) exceeds the maximum allowed length: at most {self._pool_tokens - 1} "
-                f"fit the KV cache of {self._pool_tokens} tokens. Shorten the prompt, or start the engine with a larger "
+                f"Input length ({length} tokens) exceeds the maximum allowed length: at most "
+                f"{self._pool_tokens - 1} fit the KV cache of {self._pool_tokens} tokens. Shorten the prompt, or start the engine with a larger "
                 "--max-total-tokens or --mem-fraction-static."
             )
         return (

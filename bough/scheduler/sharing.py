@@ -1,7 +1,7 @@
-"""Which running requests read the same cached prefix: the order of decodes in a step, and what neighbours have in common.
+"""Which running requests read the same cached prefix: the order of decodes, and what neighbours have in common.
 
 Rows stand in the order of the radix tree, so all that share a node are neighbours, at every depth. Executors read a
-shared prefix once for all of them. It is worked out anew only when rows come, go or move in the tree, not in every step.
+shared prefix once for all of them. The order is worked out only when rows come, go or move in the tree.
 """
 
 from __future__ import annotations
@@ -52,5 +52,3 @@ class Sharing:
                     break
                 common[place] += lengths[own]
         return rows[order], common if common.any() else None
-
-

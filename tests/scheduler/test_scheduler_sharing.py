@@ -39,7 +39,9 @@ def test_neighbours_share_what_they_have_in_the_tree() -> None:
     bench.run()
 
 
-@pytest.mark.parametrize("off", [{"disable_tree_attention": True}, {"memory": MemorySettings(disable_radix_cache=True)}])
+@pytest.mark.parametrize(
+    "off", [{"disable_tree_attention": True}, {"memory": MemorySettings(disable_radix_cache=True)}]
+)
 def test_it_can_be_switched_off(off: dict[str, object]) -> None:
     bench = begin(Bench(FakeExecutor(pages=200), **off))  # type: ignore[arg-type]
     assert decode_plan(bench)[1] is None

@@ -57,7 +57,7 @@ class Planner:
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
         shares = limits.shares_reads and not settings.disable_tree_attention
-        self._sharing = Sharing(batch, enabled=shares)
+        self.sharing = Sharing(batch, enabled=shares)
         self._assembly = Assembly(batch.table)
         self._micro_batches = None
         if limits.stages > 1:
@@ -124,7 +124,7 @@ class Planner:
         rows = NO_ROWS if stand_back else self._table.decoding()
         if self._micro_batches is not None:
             rows = self._micro_batches.next_of(rows)
-        rows, common = self._sharing.arrange(rows)
+        rows, common = self.sharing.arrange(rows)
         drafts = self.drafting.decide(rows)
         if self.drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
             drafts = self.drafting.without(rows)

@@ -22,15 +22,21 @@ class Sharing:
         self._enabled = enabled and batch.cache.share
         self._key: tuple[int, bytes] | None = None
         self._arranged: tuple[RowIndex, IntArray | None]
+        self._in_common = 0  # of the last step
+        self.read = self.shared = 0  # tokens that decodes have read, and those that a neighbour read too
 
     def arrange(self, rows: RowIndex) -> tuple[RowIndex, IntArray | None]:
         """The same rows in the order of the tree, and how many first tokens each has in common with the one before it;
         None: nobody has any."""
+        self.read += int(self._batch.table.length[rows].sum())
         if not self._enabled or len(rows) < 2:
             return rows, None
         key = (self._batch.moves, rows.tobytes())
         if key != self._key:
             self._key, self._arranged = key, self._arrange(rows)
+            common = self._arranged[1]
+            self._in_common = 0 if common is None else int(common.sum())
+        self.shared += self._in_common
         return self._arranged
 
     def _arrange(self, rows: RowIndex) -> tuple[RowIndex, IntArray | None]:

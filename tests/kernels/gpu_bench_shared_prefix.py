@@ -2,7 +2,7 @@
 `PYTHONPATH=. python tests/kernels/gpu_bench_shared_prefix.py [--json]`.
 
 256 rows in groups that share a prefix, with 64 keys of their own. Row by row, the rows of a group are neighbours, so
-the device's cache serves repeated reads. Each time is that of one layer in a captured graph, over several pools in turn.
+the device's cache serves repeated reads. Each time is of one layer in a captured graph, over several pools in turn.
 """
 
 from __future__ import annotations

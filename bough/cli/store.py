@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bough.cli.commands import Parser
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: list[str]) -> int:
     parser = Parser(program="bough store", about="Keeps KV pages for engines with the same BOUGH_CLUSTER_KEY.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=30100, metavar="N", help="port to listen on (default: 30100)")

@@ -28,14 +28,13 @@ class Files:
     errors = (OSError,)
 
     def __init__(self, max_bytes: int = 0) -> None:
-        """At most so many bytes; 0: a tenth of the file system."""
         chosen = next(filter(None, map(os.environ.get, FOLDER_VARIABLES)), None)
         self.folder = Path(chosen).expanduser() if chosen else home() / "kv"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.folder.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise PermissionError(f"{self.folder} must be yours alone: `chmod 700`, or set {FOLDER_VARIABLES[0]}")
-        self.max_bytes = max_bytes or shutil.disk_usage(self.folder).total // 10
+        self.max_bytes = max_bytes or shutil.disk_usage(self.folder).total // 10  # a share that disturbs nobody
         with self._lock() as lock:
             used = self._trim(lock, self.max_bytes)
         log.info("%s holds %.2f GB of at most %.2f GB", self.folder, used / 1e9, self.max_bytes / 1e9)

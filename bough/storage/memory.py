@@ -18,14 +18,13 @@ from bough.messages.channels import KEY_VARIABLE, cluster_key, use_key
 from bough.storage.store import TIMEOUT_S, Buffer, log
 
 PORT, TIMEOUT_MS = 30100, int(TIMEOUT_S * 1000)
-Frames = list[Any]
 
 
 class MemoryServer:
     """Runs that were not used for longest make room for others."""
 
     def __init__(self, host: str, port: int, max_bytes: int) -> None:
-        self._runs: dict[bytes, Frames] = {}  # header and run, in the order of their last use
+        self._runs: dict[bytes, list[Any]] = {}  # header and run, in the order of their last use
         self._max_bytes, self._used = max_bytes, 0
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
         use_key(self._socket, cluster_key(), listens=True)
@@ -40,10 +39,7 @@ class MemoryServer:
             operation, *frames = self._socket.recv_multipart(copy=False)
             self._socket.send_multipart(self.answer(operation.bytes, frames), copy=False)
 
-    def close(self) -> None:
-        self._socket.close(linger=0)
-
-    def answer(self, operation: bytes, frames: Frames) -> Frames:
+    def answer(self, operation: bytes, frames: list[Any]) -> list[Any]:
         match operation, frames:
             case b"exists", keys:
                 return [bytes(key.bytes in self._runs for key in keys)]
@@ -72,9 +68,9 @@ class Memory:
     def __init__(self, url: str = f"tcp://127.0.0.1:{PORT}") -> None:
         self._url, self._lock = url, threading.Lock()
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
-        for option in (zmq.REQ_RELAXED, zmq.REQ_CORRELATE):  # a late answer is not taken for that to the next question
-            self._socket.setsockopt(option, 1)
-        self._socket.linger, self._socket.sndtimeo, self._socket.rcvtimeo = 0, TIMEOUT_MS, TIMEOUT_MS
+        limits = {zmq.LINGER: 0, zmq.SNDTIMEO: TIMEOUT_MS, zmq.RCVTIMEO: TIMEOUT_MS}
+        for option, value in {zmq.REQ_RELAXED: 1, zmq.REQ_CORRELATE: 1, **limits}.items():
+            self._socket.setsockopt(option, value)  # late answers are not taken for those to the next question
         use_key(self._socket, cluster_key(), listens=False)
         self._socket.connect(self._url)
 
@@ -84,7 +80,7 @@ class Memory:
     def close(self) -> None:
         self._socket.close()
 
-    def _ask(self, *frames: Any) -> Frames:
+    def _ask(self, *frames: Any) -> list[Any]:
         try:
             with self._lock:
                 self._socket.send_multipart(frames, copy=False)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, Protocol, TypeAlias
 from zlib import crc32
 
@@ -28,8 +29,7 @@ Buffer: TypeAlias = npt.NDArray[np.uint8]  # [bytes of a run]
 RUN_TOKENS = 256
 HEADER = struct.Struct("<4s32sQI")
 LINE_BYTES = 4096  # that the checksum sums up as 64-bit words
-TIMEOUT_S = 5.0  # for a server's answer
-PAUSE_S = 2.0  # after a failure to read, or to write
+TIMEOUT_S, PAUSE_S = 5.0, 2.0  # for a server's answer; after a failure, in which nothing is tried
 
 
 def run_keys(identity: Sequence[str], tokens: IntArray, after: str = "") -> list[str]:
@@ -67,8 +67,7 @@ class Store:
     """Calls block, and may come from several threads. `clear` removes the runs of other engines too."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.clear, self.close = backend.clear, backend.close
+        self._backend, self.clear, self.close = backend, backend.clear, backend.close
         self.counts: Counter[str] = Counter()  # runs: written, dropped, found, missed, corrupt; failures
         self._pauses: dict[str, float] = {}  # until when
 
@@ -91,22 +90,19 @@ class Store:
 
     def _read(self, key: str, run: Buffer) -> bool:
         header = bytearray(HEADER.size)
-        if not self._backend.read(key, header, run):
+        there = self._backend.read(key, header, run)
+        if there and header != header_of(key, run):
+            self.counts["corrupt"] += 1
+            log.warning("run %s is damaged: it is removed from the store and computed anew", key)
+            self._backend.remove(key)
             return False
-        if header == header_of(key, run):
-            return True
-        self.counts["corrupt"] += 1
-        log.warning("run %s is damaged: it is removed from the store and computed anew", key)
-        self._backend.remove(key)
-        return False
+        return there
 
     def _leading(self, way: str, steps: Iterable[bool]) -> int:
         """How many steps succeed before one does not. After a failure, nothing more is tried for a while."""
         done = 0
         try:
-            for step in steps if time.monotonic() >= self._pauses.get(way, 0.0) else ():
-                if not step:
-                    break
+            for _ in takewhile(bool, steps if time.monotonic() >= self._pauses.get(way, 0.0) else ()):
                 done += 1
         except self._backend.errors as error:
             self._pauses[way] = time.monotonic() + PAUSE_S

@@ -14,10 +14,9 @@ FETCH_S, FETCH_RUN_S = 1.0, 0.0625  # that the policy `timeout` waits, and for e
 class Fetch:
     """Runs that are read one after the other; the caller holds their buffers until `future` is done."""
 
-    future: Future[None]
-
     def __init__(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> None:
         self.got, self.stopped = 0, False  # how many of the first runs; once stopped, no further one is begun
+        self.future: Future[None] = Future()
         self._runs, self._deadline = (keys, buffers), time.monotonic() + FETCH_S + FETCH_RUN_S * len(keys)
 
     def settled(self, policy: str) -> bool:

@@ -50,7 +50,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
         def run() -> None:
             with pytest.raises(zmq.ContextTerminated):
                 server.serve()
-            server.close()
+            server._socket.close(linger=0)
 
         threads.append(threading.Thread(target=run))
         threads[-1].start()

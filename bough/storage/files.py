@@ -31,8 +31,7 @@ class Files:
         chosen = next(filter(None, map(os.environ.get, FOLDER_VARIABLES)), None)
         self.folder = Path(chosen).expanduser() if chosen else home() / "kv"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self.folder.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        if (found := self.folder.stat()).st_uid != os.geteuid() or found.st_mode & 0o077:
             raise PermissionError(f"{self.folder} must be yours alone: `chmod 700`, or set {FOLDER_VARIABLES[0]}")
         self.max_bytes = max_bytes or shutil.disk_usage(self.folder).total // 10  # a share that disturbs nobody
         with self._lock() as lock:

@@ -1,7 +1,7 @@
 """A server that keeps runs in its memory for many engines (`bough store`), and the store that asks it.
 
-Both speak ZeroMQ's CURVE with keys from BOUGH_CLUSTER_KEY, as the hosts of an engine do: others get no answer. A
-question is an operation, names and, for `put`, header and run; they stay in the frames that they came in.
+Over TCP both speak ZeroMQ's CURVE with keys from BOUGH_CLUSTER_KEY: others get no answer. A unix socket has rights
+instead, and is faster. A question is an operation, names and, for `put`, header and run, which stay in their frames.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from bough.core.errors import SettingsError
-from bough.messages.channels import KEY_VARIABLE, cluster_key, use_key
+from bough.messages.channels import KEY_VARIABLE, TCP, cluster_key, use_key
 from bough.storage.store import TIMEOUT_S, Buffer, log
 
 PORT, TIMEOUT_MS = 30100, int(TIMEOUT_S * 1000)
@@ -23,16 +23,17 @@ PORT, TIMEOUT_MS = 30100, int(TIMEOUT_S * 1000)
 class MemoryServer:
     """Runs that were not used for longest make room for others."""
 
-    def __init__(self, host: str, port: int, max_bytes: int) -> None:
+    def __init__(self, url: str, max_bytes: int) -> None:
         self._runs: dict[bytes, list[Any]] = {}  # header and run, in the order of their last use
         self._max_bytes, self._used = max_bytes, 0
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REP)
-        use_key(self._socket, cluster_key(), listens=True)
+        if url.startswith(TCP):
+            use_key(self._socket, cluster_key(), listens=True)
         try:
-            self._socket.bind(f"tcp://{host}:{port}")
+            self._socket.bind(url)
         except zmq.ZMQError as error:
-            raise SettingsError(f"Cannot listen on {host}:{port}: {error}.") from None
-        log.info("%s:%d keeps up to %.2f GB", host, port, max_bytes / 1e9)
+            raise SettingsError(f"Cannot listen on {url}: {error}.") from None
+        log.info("%s keeps up to %.2f GB", url, max_bytes / 1e9)
 
     def serve(self) -> None:
         while True:
@@ -71,7 +72,8 @@ class Memory:
         limits = {zmq.LINGER: 0, zmq.SNDTIMEO: TIMEOUT_MS, zmq.RCVTIMEO: TIMEOUT_MS}
         for option, value in {zmq.REQ_RELAXED: 1, zmq.REQ_CORRELATE: 1, **limits}.items():
             self._socket.setsockopt(option, value)  # late answers are not taken for those to the next question
-        use_key(self._socket, cluster_key(), listens=False)
+        if url.startswith(TCP):
+            use_key(self._socket, cluster_key(), listens=False)
         self._socket.connect(self._url)
 
     def clear(self) -> None:
@@ -86,7 +88,7 @@ class Memory:
                 self._socket.send_multipart(frames, copy=False)
                 return self._socket.recv_multipart(copy=False)
         except zmq.Again:
-            raise TimeoutError(f"{self._url} does not answer; it needs the same {KEY_VARIABLE}") from None
+            raise TimeoutError(f"{self._url} does not answer; over TCP it needs the same {KEY_VARIABLE}") from None
 
     def write(self, key: str, header: bytes, run: Buffer) -> bool:
         return bool(self._ask(b"put", key.encode(), header, run)[0].bytes)

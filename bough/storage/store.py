@@ -33,9 +33,8 @@ TIMEOUT_S, PAUSE_S = 5.0, 2.0  # for a server's answer; after a failure, in whic
 
 
 def run_keys(identity: Sequence[str], tokens: IntArray, after: str = "") -> list[str]:
-    """The names of the whole runs in `tokens`, which begin a prompt or follow the run called `after`. `identity` is
-    what else the content depends on: weights, dtype, layout of a run's bytes (KV group, page size, bytes of a page,
-    ranks), adapter, hash of the media, salt."""
+    """Names of the whole runs in `tokens`, which begin a prompt or follow the run `after`. `identity` is what else the
+    content depends on: weights, dtype, layout (KV group, page size and bytes, ranks), adapter, media's hash, salt."""
     link = bytes.fromhex(after) or blake2b(msgspec.json.encode(identity), digest_size=32).digest()
     runs = tokens[: len(tokens) // RUN_TOKENS * RUN_TOKENS].astype("<i4").reshape(-1, RUN_TOKENS)
     return [(link := blake2b(link + run.tobytes(), digest_size=32).digest()).hex() for run in runs]

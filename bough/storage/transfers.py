@@ -56,7 +56,6 @@ class Transfers:
         return fetch
 
     def close(self) -> None:
-        """Writes what waits, and ends."""
         for thread in (self._reader, self._writer):
-            thread.shutdown()
+            thread.shutdown()  # when it has done what waits
         self.store.close()

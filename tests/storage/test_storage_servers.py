@@ -43,9 +43,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     monkeypatch.setattr(zmq.Context, "instance", lambda: context)
     threads = []
 
-    def start(max_bytes: int = 100 * SIZE) -> str:
-        port = free_port()
-        server = MemoryServer("127.0.0.1", port, max_bytes)
+    def start(max_bytes: int = 100 * SIZE, url: str = "") -> str:
+        url = url or f"tcp://127.0.0.1:{free_port()}"
+        server = MemoryServer(url, max_bytes)
 
         def run() -> None:
             with pytest.raises(zmq.ContextTerminated):
@@ -54,7 +54,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
         threads.append(threading.Thread(target=run))
         threads[-1].start()
-        return f"tcp://127.0.0.1:{port}"
+        return url
 
     yield start
     context.term()
@@ -78,6 +78,13 @@ def opened() -> Iterator[Callable[[str], Store]]:
 
 def test_a_server_in_memory_is_a_store(serve: Callable[..., str], opened: Callable[[str], Store]) -> None:
     check_store(opened(serve()))
+
+
+def test_a_unix_socket_needs_no_key(
+    serve: Callable[..., str], opened: Callable[[str], Store], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE)
+    check_store(opened(serve(url=f"ipc://{tmp_path}/store.sock")))
 
 
 def test_engines_share_a_server(serve: Callable[..., str], opened: Callable[[str], Store]) -> None:
@@ -144,7 +151,7 @@ def test_a_late_answer_is_not_taken_for_another(
     url = f"tcp://127.0.0.1:{free_port()}"
     store = opened(url)
     assert store.exists(KEYS[:1]) == 0, "nobody listens yet"
-    server = MemoryServer("127.0.0.1", int(url.rpartition(":")[2]), 10 * SIZE)
+    server = MemoryServer(url, 10 * SIZE)
     stop = threading.Event()
 
     def run() -> None:

@@ -41,7 +41,13 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
     require_counts(args, ("chats", "turns", "question_len", "output_len", "concurrency", "vocab", "repeat"))
     longest = args.context_len[1] + args.turns * (args.question_len + args.output_len)
     held = max(args.concurrency * longest, int(args.share * args.chats * longest))
-    flat = {"skip_tokenizer_init": True, "max_total_tokens": held, "max_running_requests": args.concurrency, **flat}
+    flat = {
+        "skip_tokenizer_init": True,
+        "max_total_tokens": held,
+        "max_running_requests": args.concurrency,
+        "hicache_ratio": 1.2 * args.chats * longest / held,  # all of them
+        **flat,
+    }
     rounds: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
     with ExitStack() as engines:
         sides = {

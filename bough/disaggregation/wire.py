@@ -1,0 +1,164 @@
+"""What a decode engine and a prefill engine say to each other, and the memory in which pages travel.
+
+The decode engine claims a room: one prompt. It says which tokens it has already, and usually brings the request itself;
+where a router has sent that to both, the room's number brings the two together. The prefill engine sends pages as
+chunks are computed, then what else the request is. Each room ends with `Done` or `Failed`, or with `Cancel`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bough.core.plan import IntArray
+from bough.messages.outputs import LogprobRun, Started
+from bough.messages.requests import Generate
+
+UNAVAILABLE = "PrefillUnavailableError"  # another pair of engines may do better
+Buffer = npt.NDArray[np.uint8]
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What must be equal for pages of one engine to mean the same in another."""
+
+    model: str  # a fingerprint of its files
+    dtype: str  # of cached keys and values
+    page_size: int
+    page_bytes: tuple[int, ...]  # of each group, on one rank
+    groups: tuple[str, ...]
+    ranks: int  # whose parts of a page stand side by side
+
+    def objection(self, other: Identity) -> str:
+        """Why pages cannot go from one to the other; empty: they can."""
+        names = {
+            "model": "files of the model",
+            "dtype": "number formats of the cache (--dtype, --kv-cache-dtype)",
+            "page_size": "page sizes (--page-size)",
+            "groups": "groups of layers",
+            "ranks": "numbers of ranks (--tp-size)",
+            "page_bytes": "sizes of pages",
+        }
+        for field, name in names.items():
+            ours, theirs = getattr(self, field), getattr(other, field)
+            if ours != theirs:
+                return f"The two engines have different {name}: {ours} and {theirs}; start both alike."
+        return ""
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """Memory of a process that another one on the same host, of the same user, can read."""
+
+    pid: int
+    fd: int
+    word: bytes
+
+    def readable(self) -> bool:
+        try:
+            with open(f"/proc/{self.pid}/fd/{self.fd}", "rb") as file:
+                return file.read(len(self.word)) == self.word
+        except OSError:
+            return False
+
+
+class Claim(msgspec.Struct, frozen=True, tag=True):
+    room: int
+    identity: Identity
+    have: int  # tokens that the decode engine has cached
+    digest: bytes  # of the prompt
+    request: Generate | None = None  # None: a router sends it
+    probe: Probe | None = None  # None: pages go over the connection
+    backend: str = "auto"
+
+
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The decode engine still waits for these rooms. The answer is `Heard`, and `Failed` for rooms that are unknown."""
+
+    rooms: list[int]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for the room any more."""
+
+    room: int
+
+
+class Mapped(msgspec.Struct, frozen=True, tag=True):
+    """The memory of some pages is in use; its name is not needed any more."""
+
+    fd: int
+
+
+class Heard(msgspec.Struct, frozen=True, tag=True):
+    rooms: list[int]
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    group: int
+    first: int  # page of the sequence
+    count: int
+
+
+class Pages(msgspec.Struct, frozen=True, tag=True):
+    """Pages of a room, the parts back to back in the second frame or in shared memory."""
+
+    room: int
+    parts: list[Part]
+    weight_version: str
+    pid: int = 0
+    fd: int = -1
+    size: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The prompt is computed. Seeds, penalties and grammars follow from the tokens."""
+
+    room: int
+    tokens: bytes  # int32: the first, or what the prompt ended with
+    started: Started | None = None
+    logprobs: LogprobRun | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    room: int
+    reason: str
+    status_code: int = 503
+    err_type: str = UNAVAILABLE
+
+
+ToPrefill = Claim | Alive | Cancel | Mapped
+ToDecode = Heard | Pages | Done | Failed
+
+
+def digest_of(tokens: IntArray, namespace: str) -> bytes:
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16, salt=b"bough-prompt").digest() + namespace.encode()
+
+
+class SharedMemory:
+    """Memory without a name in any file system, so none is left behind by a process that dies. Others open it by the
+    number that it has here."""
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("bough-pages")
+        os.ftruncate(self.fd, size)
+        self.array: Buffer = np.frombuffer(mmap.mmap(self.fd, size), dtype=np.uint8)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def open_shared(pages: Pages) -> Buffer:
+    """The memory that another process on this host has filled. It lives until the array is dropped."""
+    with open(f"/proc/{pages.pid}/fd/{pages.fd}", "r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), pages.size), dtype=np.uint8)
+
+
+def make_probe() -> Probe:
+    """Stays open as long as this process lives."""
+    word, fd = os.urandom(16), os.memfd_create("bough-probe")
+    os.write(fd, word)
+    return Probe(os.getpid(), fd, word)

@@ -7,7 +7,7 @@ A desk gets messages from peers (`receive`), orders from its scheduler (`obey`) 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -94,7 +94,8 @@ class PrefillDesk(Generic[Peer]):
         self._rooms: dict[int, PrefillRoom[Peer]] = {}
         self._expected: dict[int, float] = {}  # until when, by room
         self._ended: OrderedDict[int, None] = OrderedDict()
-        self._shared: dict[int, tuple[int, SharedMemory]] = {}  # by descriptor, with the room
+        # By descriptor: until when it may be opened. A decode engine that lives does so at once.
+        self._shared: dict[int, tuple[float, SharedMemory]] = {}
         self._handle = first_handle(FOREIGN)
 
     def receive(self, peer: Peer, message: ToPrefill, payload: Buffer | None, now: float) -> None:
@@ -111,9 +112,7 @@ class PrefillDesk(Generic[Peer]):
             case Cancel():
                 self._leave(message.room, "The decode engine does not wait for it any more.")
             case Mapped():
-                _, memory = self._shared.pop(message.fd, (0, None))
-                if memory is not None:
-                    memory.close()
+                self._close_shared([message.fd])
 
     def obey(self, order: Expect | Forget | Say, now: float) -> None:
         match order:
@@ -122,12 +121,13 @@ class PrefillDesk(Generic[Peer]):
             case Forget():
                 self._expected.pop(order.room, None)
             case Say():
-                self._say(order)
+                self._say(order, now)
 
     def tick(self, now: float) -> None:
         silence_s = self._settings.disaggregation_peer_timeout_s
         for room in [room for room, known in self._rooms.items() if now - known.heard_s > silence_s]:
             self._leave(room, f"The decode engine was silent for {silence_s:g} s.")
+        self._close_shared([fd for fd, (until, _) in self._shared.items() if now > until])
         for room in [room for room, until in self._expected.items() if now > until]:
             del self._expected[room]
             self._tell(Left(room, "No decode engine has claimed it in time (--disaggregation-claim-timeout-s)."))
@@ -158,13 +158,10 @@ class PrefillDesk(Generic[Peer]):
             here = Bootstrap(room=room)
             self._tell(msgspec.structs.replace(claim.request, handle=self._handle, stream=False, bootstrap=here))
 
-    def _say(self, order: Say) -> None:
+    def _say(self, order: Say, now: float) -> None:
         message, content, room = order.message, order.content, self._rooms.get(order.message.room)
         if isinstance(content, SharedMemory):
-            if room is None:
-                content.close()
-                return
-            self._shared[content.fd] = (message.room, content)
+            self._shared[content.fd] = now + self._settings.disaggregation_peer_timeout_s, content
             content = None
         if room is not None:
             self._send(room.peer, message, content)
@@ -175,9 +172,13 @@ class PrefillDesk(Generic[Peer]):
     def _leave(self, room: int, reason: str) -> None:
         if self._rooms.pop(room, None) is not None:
             self._tell(Left(room, reason))
-        for fd in [fd for fd, (owner, _) in self._shared.items() if owner == room]:
-            self._shared.pop(fd)[1].close()
         self._end(room)
+
+    def _close_shared(self, descriptors: Sequence[int]) -> None:
+        for fd in descriptors:
+            _, memory = self._shared.pop(fd, (0.0, None))
+            if memory is not None:
+                memory.close()
 
     def _end(self, room: int) -> None:
         self._ended[room] = None

@@ -93,7 +93,7 @@ class Link:
         self._thread.join()
 
     def _socket(self, kind: int, *, listens: bool) -> zmq.Socket[Any]:
-        socket = self._context.socket(kind)
+        socket: zmq.Socket[Any] = self._context.socket(kind)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 500)):
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
@@ -110,7 +110,7 @@ class Link:
         ticked_s = time.monotonic()
         try:
             while not self._closing:
-                for readable, _ in self._poller.poll(TICK_S * 1000):
+                for readable, _ in self._poller.poll(int(TICK_S * 1000)):
                     if isinstance(readable, int):
                         os.eventfd_read(self._wake)
                     else:
@@ -146,7 +146,7 @@ class Link:
     def _send(self, peer: Any, message: Any, payload: Buffer | None) -> None:
         frames: list[Any] = [self._encode(message)]
         if payload is not None:
-            frames.append(memoryview(payload))
+            frames.append(payload.data)
         with contextlib.suppress(zmq.ZMQError):  # an address that cannot be; its silence is noticed
             socket = self._router
             if socket is None:

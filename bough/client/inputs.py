@@ -350,7 +350,9 @@ def _bootstraps(host: Any, port: Any, room: Any, count: int, many: bool) -> list
             raise RequestError(f"{name} cannot be {wrong!r}.", field=name)
     places = zip(hosts, ports, rooms, strict=True)
     return [
-        None if place_host is None and place_room is None else Bootstrap(place_host or "", place_port or 8998, place_room)
+        None
+        if place_host is None and place_room is None
+        else Bootstrap(place_host or "", place_port or 8998, place_room)
         for place_host, place_port, place_room in places
     ]
 

@@ -362,14 +362,16 @@ class DisaggregationSettings:
         choices=("auto", "shm", "tcp"),
         instead={
             **dict.fromkeys(
-                ("mooncake", "nixl", "mori", "ascend", "cuda_ipc"), "Bough has no such transport; auto takes shm or tcp."
+                ("mooncake", "nixl", "mori", "ascend", "cuda_ipc"),
+                "Bough has no such transport; auto takes shm or tcp.",
             ),
             "fake": "Leave --disaggregation-mode out to compute prompts here.",
             "mooncake_tcp": "Use tcp.",
         },
     )
     disaggregation_bootstrap_port: int = setting(
-        8998, "port on which a prefill engine meets decode engines; with --prefill-url, that of the engine there",
+        8998,
+        "port on which a prefill engine meets decode engines; with --prefill-url, that of the engine there",
         low=1,
         high=65535,
     )
@@ -377,7 +379,9 @@ class DisaggregationSettings:
         None, "URL of the prefill engine of requests that name none; a prompt that it cannot compute is computed here"
     )
     disaggregation_claim_timeout_s: float = setting(
-        120.0, "a request that a router sent to a prefill engine, and no decode engine asks for, ends with an error", low=0.1
+        120.0,
+        "a request that a router sent to a prefill engine, and no decode engine asks for, ends with an error",
+        low=0.1,
     )
     disaggregation_peer_timeout_s: float = setting(
         5.0, "another engine that gives no sign of life for so long counts as gone", low=2.0
@@ -388,9 +392,7 @@ class DisaggregationSettings:
     disaggregation_decode_enable_radix_cache: bool = setting(
         True, "accepted for SGLang's users; decode engines always keep prefixes", choices=(True,)
     )
-    disaggregation_decode_polling_interval: int = setting(
-        1, "accepted for SGLang's users; nothing is polled", low=1
-    )
+    disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

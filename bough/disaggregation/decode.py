@@ -21,12 +21,26 @@ from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.core.plan import Executor, IntArray
 from bough.core.settings import DisaggregationSettings
-from bough.disaggregation.desks import Arrived, Ask
 from bough.disaggregation.link import Link
-from bough.disaggregation.wire import Buffer, Cancel, Claim, Done, Failed, Identity, Part, Probe, digest_of
+from bough.disaggregation.wire import (
+    Beat,
+    Buffer,
+    Cancel,
+    Claim,
+    Done,
+    Failed,
+    Identity,
+    Mapped,
+    Pages,
+    Part,
+    Probe,
+    ToDecode,
+    digest_of,
+    open_shared,
+)
 from bough.messages.outputs import WEIGHT_VERSION, Ended, StepOutput
 from bough.messages.requests import Bootstrap, Generate
-from bough.scheduler.handover import Handover
+from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.intake import ending_of
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
@@ -35,10 +49,12 @@ from bough.scheduler.running_batch import RunningBatch
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receiving:
     request: Request
+    peer: str
     own_choice: bool  # nobody named the prefill engine, so the prompt may be computed here as well
+    progress_s: float | None = None  # when the last pages came
 
 
 class DecodeSide(Handover):
@@ -58,11 +74,16 @@ class DecodeSide(Handover):
         self._identity, self._settings, self._probe, self._home = identity, settings, probe, home
         self._limits = executor.limits()
         self._rooms: dict[int, Receiving] = {}
+        self._passing: list[Passing] = []
         self._copies: list[tuple[Ticket, Buffer]] = []  # whose memory is still read
         self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
     def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
         self._batch, self._facts, self._drop = batch, facts, drop
+
+    @property
+    def open_rooms(self) -> int:
+        return len(self._rooms)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -79,8 +100,9 @@ class DecodeSide(Handover):
         room = secrets.randbits(63) if routed is None else routed
         if room in self._rooms:
             return False
-        self._waiting[request] = ticket
-        self._rooms[room] = Receiving(request, own_choice=given is None)
+        self[request] = ticket
+        host = f"[{where.host}]" if ":" in where.host else where.host
+        receiving = self._rooms[room] = Receiving(request, f"{host}:{where.port}", own_choice=given is None)
         claim = Claim(
             room,
             self._identity,
@@ -90,44 +112,58 @@ class DecodeSide(Handover):
             self._probe,
             self._settings.disaggregation_transfer_backend,
         )
-        host = f"[{where.host}]" if ":" in where.host else where.host
-        self._link.order(Ask(f"{host}:{where.port}", claim))
+        if not self._link.send(receiving.peer, claim):
+            self._fail(room, Failed(room, f"There is no prefill engine at {receiving.peer}."))
         return True
 
     def leave(self, request: Request) -> None:
         super().leave(request)
-        for room in [room for room, known in self._rooms.items() if known.request is request]:
+        for room, known in [each for each in self._rooms.items() if each[1].request is request]:
             del self._rooms[room]
-            self._link.order(Cancel(room))
+            self._link.send(known.peer, Cancel(room))
 
-    def passed(self) -> list[tuple[Request, GrammarTicket | None, FinishAbort | None]]:
+    def passed(self) -> list[Passing]:
         self._copies = [copy for copy in self._copies if not copy[0].ready()]
-        passing: list[tuple[Request, GrammarTicket | None, FinishAbort | None]] = []
-        for news in self._link.take_news():
-            room = news.pages.room if isinstance(news, Arrived) else news.room
-            known = self._rooms.get(room)
-            if known is None:
-                continue
-            if isinstance(news, Arrived):
-                self._store(known.request, news)
-                continue
-            del self._rooms[room]
-            if isinstance(news, Failed):
-                passing.append(self._fail(known, news))
-            elif not self._finish(known.request, news):
-                passing.append((known.request, self._waiting.pop(known.request), None))
+        passing, self._passing = self._passing, []
         return passing
 
-    def close(self) -> None:
-        self._link.close()
+    # -- prefill engines -----------------------------------------------------------------------------------------------
 
-    def _fail(self, known: Receiving, failed: Failed) -> tuple[Request, GrammarTicket | None, FinishAbort | None]:
+    def receive(self, peer: str, message: ToDecode, payload: Buffer | None, now: float) -> None:
+        known = None if isinstance(message, Beat) else self._rooms.get(message.room)
+        if known is None:
+            return
+        if isinstance(message, Pages):
+            known.progress_s = now
+            self._take_pages(known, message, payload)
+        elif isinstance(message, Done):
+            del self._rooms[message.room]
+            if not self._finish(known.request, message):
+                self._passing.append((known.request, self.pop(known.request), None))
+        elif isinstance(message, Failed):
+            self._fail(message.room, message)
+
+    def lost(self, peer: str) -> None:
+        """There is no connection to that engine, or none any more."""
+        for room in [room for room, known in self._rooms.items() if known.peer == peer]:
+            self._fail(room, Failed(room, f"The prefill engine at {peer} is gone."))
+
+    def tick(self, now: float) -> None:
+        patience_s = self._settings.disaggregation_transfer_timeout_s
+        for room, known in list(self._rooms.items()):
+            if known.progress_s is not None and now - known.progress_s > patience_s:
+                self._link.send(known.peer, Cancel(room))
+                self._fail(room, Failed(room, "The transfer has stalled (--disaggregation-transfer-timeout-s)."))
+
+    def _fail(self, room: int, failed: Failed) -> None:
         self.counts["failed_transfers"] += 1
-        request = known.request
+        known = self._rooms.pop(room)
         if known.own_choice and failed.status_code >= 500:
             log.warning("a prompt is computed here: %s", failed.reason)
-            return request, self._waiting.pop(request), None
-        return request, None, FinishAbort(failed.reason, failed.status_code, failed.err_type)
+            self._passing.append((known.request, self.pop(known.request), None))
+            return
+        reason = FinishAbort(failed.reason, failed.status_code, failed.err_type)
+        self._passing.append((known.request, None, reason))
 
     def _finish(self, request: Request, done: Done) -> bool:
         """The caller gets the first token as from any engine. Whether the request is over with it."""
@@ -156,15 +192,22 @@ class DecodeSide(Handover):
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
-    def _store(self, request: Request, arrived: Arrived) -> None:
-        pages = arrived.pages
-        if pages.weight_version != self._facts.get("weight_version", WEIGHT_VERSION):
+    def _take_pages(self, known: Receiving, pages: Pages, payload: Buffer | None) -> None:
+        if pages.fd >= 0:
+            try:
+                payload = open_shared(pages)
+            except OSError as error:
+                self._link.send(known.peer, Cancel(pages.room))
+                self._fail(pages.room, Failed(pages.room, f"Shared memory cannot be read ({error}); use tcp."))
+                return
+            self._link.send(known.peer, Mapped(pages.fd))
+        if payload is None or pages.weight_version != self._facts.get("weight_version", WEIGHT_VERSION):
             return  # computed with other weights
-        self.counts["transferred_bytes"] += len(arrived.content)
-        at = 0
+        self.counts["transferred_bytes"] += len(payload)
+        request, at = known.request, 0
         for part in pages.parts:
             width = self._limits.copied_bytes(part.group)
-            content = arrived.content[at : at + part.count * width].reshape(part.count, width)
+            content = payload[at : at + part.count * width].reshape(part.count, width)
             at += content.size
             if part.group:
                 self._store_in_group(request, part, content)

@@ -1,170 +1,153 @@
-"""The thread that carries messages between a desk and other engines, over ZeroMQ.
+"""Carries messages between engines, over ZeroMQ, on the scheduler's thread: `PairInbox` waits for them as well.
 
-It lives beside the scheduler's thread, so signs of life go on while a step runs. A prefill engine listens; a decode
-engine connects to as many as its requests name. With the cluster's key nobody without it gets through.
+A prefill engine listens; a decode engine connects to as many as its requests name. ZeroMQ's own thread sends, and asks
+for signs of life, while a step runs. With the cluster's key nobody without it gets through.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 import time
 import uuid
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from bough.core.errors import SettingsError
 from bough.disaggregation.wire import Buffer
-from bough.messages.channels import TCP, Sender, use_key
-from bough.messages.requests import Generate, Transferred
+from bough.messages.channels import TCP, Receiver, use_key
+from bough.messages.requests import Generate, ToScheduler
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-BEAT_MS, SILENCE_MS = 1000, 5000  # of connections, so that one that was cut during hours of silence is made anew
+WATCHED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-class Desk(Protocol):
+class Side(Protocol):
+    """What a link tells of the other engines."""
+
+    @property
+    def open_rooms(self) -> int: ...
+
     def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None: ...
 
-    def obey(self, order: Any, now: float) -> None: ...
+    def lost(self, peer: str) -> None: ...
 
     def tick(self, now: float) -> None: ...
 
 
 class Link:
-    """`order` may be called by the scheduler's thread, which finds what the desk tells it in `news` and is woken."""
-
     def __init__(
-        self,
-        make_desk: Callable[[Callable[..., None], Callable[[Any], None]], Desk],
-        union: Any,
-        scheduler: str,
-        key: str | None,
-        listen: str | None = None,
+        self, context: zmq.Context[Any], union: Any, silence_s: float, key: str | None, listen: str | None = None
     ) -> None:
-        self.news: SimpleQueue[Any] = SimpleQueue()
-        self._orders: SimpleQueue[Any] = SimpleQueue()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._key, self._scheduler = key, scheduler
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake, zmq.POLLIN)
-        self._router: zmq.Socket[Any] | None = None
-        self._dealers: dict[str, zmq.Socket[Any]] = {}
-        if listen is not None:
-            self._router = self._socket(zmq.ROUTER, listens=True)
-            self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._context, self._key, self._silence_s = context, key, silence_s
+        self.poller = zmq.Poller()
+        self.requests: list[Generate] = []  # that other engines have brought
+        self._decode = msgspec.msgpack.Decoder(union).decode
+        self._dealers: dict[str, tuple[zmq.Socket[Any], zmq.Socket[Any]]] = {}  # with their monitors
+        self._apart: dict[str, float] = {}  # since when, of those without a connection
+        self._router = None if listen is None else self._socket(zmq.ROUTER)
+        if self._router is not None and listen is not None:
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             try:
                 self._router.bind(listen)
             except zmq.ZMQError as error:
-                raise SettingsError(
-                    f"The bootstrap server cannot listen at {listen} ({error}); give another "
-                    "--disaggregation-bootstrap-port."
-                ) from None
-        self._decode = msgspec.msgpack.Decoder(union).decode
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._desk = make_desk(self._send, self._tell)
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="bough-pages", daemon=True)
-        self._thread.start()
+                raise SettingsError(f"{listen}: {error}; give another --disaggregation-bootstrap-port.") from None
 
-    def order(self, order: Any) -> None:
-        self._orders.put(order)
-        os.eventfd_write(self._wake, 1)
+    def send(self, peer: Any, message: Any, payload: Buffer | None = None) -> bool:
+        """False: there is no such engine (any more)."""
+        frames: list[Any] = [msgspec.msgpack.encode(message), *([] if payload is None else [payload.data])]
+        try:
+            if self._router is not None:
+                self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=payload is None)
+            else:
+                self._dealer(peer)[0].send_multipart(frames, zmq.NOBLOCK, copy=payload is None)
+        except zmq.ZMQError:
+            return False
+        return True
 
-    def take_news(self) -> list[Any]:
-        found = []
-        with contextlib.suppress(Empty):
-            while True:
-                found.append(self.news.get_nowait())
-        return found
+    def turn(self, side: Side) -> None:
+        now = time.monotonic()
+        if self._router is not None:
+            for frames in _arrived(self._router):
+                self._take(side, frames[0].bytes, frames[1:], now)
+        for peer, (dealer, monitor) in list(self._dealers.items()):
+            for frames in _arrived(dealer):
+                self._take(side, peer, frames, now)
+            gone = now - self._apart.get(peer, now) > self._silence_s
+            while monitor.poll(0):
+                self._apart.pop(peer, None)
+                gone = recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
+            if gone:
+                self._drop(peer)
+                side.lost(peer)
+        side.tick(now)
 
-    def close(self) -> None:
-        self._closing = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
+    def _take(self, side: Side, peer: Any, frames: list[Any], now: float) -> None:
+        try:
+            message = self._decode(frames[0].buffer)
+        except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
+            log.warning("a message of another engine cannot be read: %s", error)
+            return
+        side.receive(peer, message, np.frombuffer(frames[1].buffer, np.uint8) if len(frames) > 1 else None, now)
 
-    def _socket(self, kind: int, *, listens: bool) -> zmq.Socket[Any]:
+    def _socket(self, kind: int) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
-        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 500)):
+        beat_ms = int(self._silence_s * 1000)
+        options = {zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.LINGER: 500, zmq.IPV6: 1}
+        options |= {zmq.HEARTBEAT_IVL: beat_ms // 4, zmq.HEARTBEAT_TIMEOUT: beat_ms}
+        for option, value in options.items():
             socket.setsockopt(option, value)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-        socket.ipv6 = True
         if self._key is not None:
-            use_key(socket, self._key, listens=listens)
-        self._poller.register(socket, zmq.POLLIN)
+            use_key(socket, self._key, listens=kind == zmq.ROUTER)
+        self.poller.register(socket, zmq.POLLIN)
         return socket
 
-    def _run(self) -> None:
-        inbox = Sender(self._context, self._scheduler)
-        self._inbox = inbox
-        ticked_s = time.monotonic()
-        try:
-            while not self._closing:
-                for readable, _ in self._poller.poll(int(TICK_S * 1000)):
-                    if isinstance(readable, int):
-                        os.eventfd_read(self._wake)
-                    else:
-                        self._receive(readable)
-                with contextlib.suppress(Empty):
-                    while True:
-                        self._desk.obey(self._orders.get_nowait(), time.monotonic())
-                if time.monotonic() - ticked_s >= TICK_S:
-                    ticked_s = time.monotonic()
-                    self._desk.tick(ticked_s)
-        except Exception:
-            log.exception("the link to other engines has failed; the engine ends, because its requests would hang")
-            os._exit(1)
-        finally:
-            inbox.close()
-            self._context.destroy(linger=500)
+    def _drop(self, peer: str) -> None:
+        """What it has not got, it will not get."""
+        dealer, monitor = self._dealers.pop(peer)
+        self._apart.pop(peer, None)
+        for socket in (dealer, monitor):
+            self.poller.unregister(socket)
+        dealer.disable_monitor()
+        dealer.close(linger=0)
 
-    def _receive(self, socket: zmq.Socket[Any]) -> None:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                peer: Any = next((name for name, own in self._dealers.items() if own is socket), None)
-                if peer is None:
-                    peer, frames = frames[0].bytes, frames[1:]
-                try:
-                    message = self._decode(frames[0].buffer)
-                except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
-                    log.warning("a message of another engine cannot be read: %s", error)
-                    continue
-                payload = np.frombuffer(frames[1].buffer, dtype=np.uint8) if len(frames) > 1 else None
-                self._desk.receive(peer, message, payload, time.monotonic())
-
-    def _send(self, peer: Any, message: Any, payload: Buffer | None) -> None:
-        frames: list[Any] = [self._encode(message)]
-        if payload is not None:
-            frames.append(payload.data)
-        with contextlib.suppress(zmq.ZMQError):  # an address that cannot be; its silence is noticed
-            socket = self._router
-            if socket is None:
-                socket = self._dealer(peer)
-            else:
-                frames.insert(0, peer)
-            socket.send_multipart(frames, zmq.NOBLOCK, copy=payload is None)
-
-    def _dealer(self, peer: str) -> zmq.Socket[Any]:
+    def _dealer(self, peer: str) -> tuple[zmq.Socket[Any], zmq.Socket[Any]]:
         if peer not in self._dealers:
-            dealer = self._dealers[peer] = self._socket(zmq.DEALER, listens=False)
-            dealer.setsockopt(zmq.ROUTING_ID, uuid.uuid4().hex.encode())  # the same after the connection was made anew
+            dealer = self._socket(zmq.DEALER)
+            dealer.setsockopt(zmq.ROUTING_ID, uuid.uuid4().hex.encode())
+            monitor = dealer.get_monitor_socket(WATCHED)
+            self.poller.register(monitor, zmq.POLLIN)
+            self._dealers[peer], self._apart[peer] = (dealer, monitor), time.monotonic()
             dealer.connect(f"{TCP}{peer}")
         return self._dealers[peer]
 
-    def _tell(self, news: Any) -> None:
-        if isinstance(news, Generate):
-            self._inbox.send(news)
-            return
-        self.news.put(news)
-        self._inbox.send(Transferred())
+
+def _arrived(socket: zmq.Socket[Any]) -> list[list[Any]]:
+    found = []
+    with contextlib.suppress(zmq.Again):
+        while True:
+            found.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+    return found
+
+
+class PairInbox:
+    """The scheduler's inbox, and the messages of other engines, which go to its side of the pair."""
+
+    def __init__(self, receiver: Receiver[Any], link: Link, side: Side) -> None:
+        self._receiver, self._link, self._side = receiver, link, side
+        link.poller.register(receiver.socket, zmq.POLLIN)
+
+    def receive(self, timeout_s: float | None = 0.0) -> list[ToScheduler]:
+        if timeout_s != 0.0:
+            if self._side.open_rooms:
+                timeout_s = min(TICK_S, TICK_S if timeout_s is None else timeout_s)
+            self._link.poller.poll(None if timeout_s is None else int(timeout_s * 1000))
+        self._link.turn(self._side)
+        brought, self._link.requests = self._link.requests, []
+        return [*brought, *self._receiver.receive(0.0)]

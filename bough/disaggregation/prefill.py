@@ -1,17 +1,20 @@
-"""A prefill engine as its scheduler sees it: requests end with their first token, and their pages go out by chunks.
+"""A prefill engine: requests end with their first token, and their pages go out chunk by chunk.
 
 A request runs once a decode engine has claimed its room. Pages are copied out in plan order, right behind the step that
 computes them, so they need not be held: whoever gets them next writes later. Answers pass through here on their way to
-the detokenizer. Those of requests that decode engines have brought go no further.
+the detokenizer, which does not hear of requests that decode engines have brought.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from bough.constrained.interface import Ticket as GrammarTicket
@@ -19,165 +22,230 @@ from bough.core.control import CopyPagesOut, Ticket
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, IntArray
-from bough.disaggregation.desks import FOREIGN, Claimed, Expect, Forget, Left, Say
-from bough.disaggregation.link import Link
-from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part, SharedMemory, digest_of
-from bough.messages.channels import client_of
+from bough.core.settings import DisaggregationSettings
+from bough.disaggregation.link import TICK_S, Link
+from bough.disaggregation.wire import (
+    Beat,
+    Buffer,
+    Cancel,
+    Claim,
+    Done,
+    Failed,
+    Identity,
+    Pages,
+    Part,
+    SharedMemory,
+    ToPrefill,
+    digest_of,
+)
+from bough.messages.channels import client_of, first_handle
 from bough.messages.outputs import WEIGHT_VERSION, Ended, Open, Reply, StepOutput
-from bough.messages.requests import Generate, Ping, ProcessCommand
+from bough.messages.requests import Bootstrap, Generate, Ping, ProcessCommand
 from bough.scheduler.assembly import Chunk, PlannedStep
-from bough.scheduler.handover import Handover
+from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
 
+FOREIGN = 1 << 14  # the client number of requests that decode engines bring
+OTHER_PROMPT = "The two engines have got different prompts for one bootstrap_room."
 
-@dataclass(slots=True)
-class Sending:
-    """A claimed room whose request runs or waits for a row."""
 
-    room: int
-    request: Request
-    shared: bool
-    next_page: int  # the first that has not been sent
+@dataclass(slots=True, eq=False)
+class Room:
+    number: int
+    until_s: float  # when claim and request must have met
+    claim: Claim | None = None
+    peer: Any = None
+    shared: bool = False  # pages go through shared memory
+    request: Request | None = None
+    next_page: int = 0  # the first that has not been sent
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
     """Goes out when its copies are done, in order."""
 
-    tickets: tuple[Ticket, ...]
-    say: Say
+    room: Room
+    message: Pages | Done | Failed
+    tickets: tuple[Ticket, ...] = ()
+    content: Buffer | None = None
 
 
 class PrefillSide(Handover):
     """Stands between the scheduler and its outbox as well."""
 
-    def __init__(self, executor: Executor, outbox: Outbox, link: Link) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        outbox: Outbox,
+        link: Link,
+        identity: Identity,
+        settings: DisaggregationSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
-        self._executor, self._outbox, self._link = executor, outbox, link
-        self._limits = executor.limits()
-        self._unclaimed: dict[int, Request] = {}  # by room
-        self._claims: dict[int, Claimed] = {}  # by room: their requests are on the way
-        self._sending: dict[int, Sending] = {}  # by handle
+        self._executor, self._outbox, self._link, self._identity = executor, outbox, link, identity
+        self._settings, self._clock, self._limits = settings, clock, executor.limits()
+        self._rooms: dict[int, Room] = {}
+        self._of: dict[int, Room] = {}  # by handle
+        self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
         self._parcels: deque[Parcel] = deque()
-        self._passing: list[tuple[Request, GrammarTicket | None, FinishAbort | None]] = []
+        self._shared: dict[int, tuple[float, SharedMemory]] = {}  # until when decode engines may open it
+        self._passing: list[Passing] = []
         self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
     def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
         self._batch, self._facts = batch, facts
 
     @property
-    def busy(self) -> bool:  # type: ignore[override]
+    def busy(self) -> bool:
         return bool(self._parcels)
+
+    @property
+    def open_rooms(self) -> int:
+        return len(self._rooms) + len(self._shared)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def check(self, message: Generate) -> None:
-        if message.bootstrap is not None and message.bootstrap.room is None:
-            raise RequestError("bootstrap_room is missing: it names the request for both engines.", field="bootstrap_room")
+        if message.bootstrap is None:
+            return
+        room = message.bootstrap.room
+        if room is None or (room in self._rooms and self._rooms[room].request is not None):
+            raise RequestError("bootstrap_room must name one request, for both engines.", field="bootstrap_room")
 
     def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:
         if message.bootstrap is None or message.bootstrap.room is None:
             return False
-        room = message.bootstrap.room
-        self._hear()
         request.end_after_one()
-        claimed = self._claims.pop(room, None)
-        if claimed is not None and self._begin(request, claimed):
-            return False
-        self._waiting[request] = ticket
-        if claimed is None:
-            self._unclaimed[room] = request
-            self._link.order(Expect(room))
+        room = self._of[request.handle] = self._room(message.bootstrap.room)
+        room.request, self[request] = request, ticket
+        self._begin(room)
         return True
 
-    def leave(self, request: Request) -> None:
-        super().leave(request)
-        for room in [room for room, waiting in self._unclaimed.items() if waiting is request]:
-            del self._unclaimed[room]
-            self._link.order(Forget(room))
-
-    def passed(self) -> list[tuple[Request, GrammarTicket | None, FinishAbort | None]]:
-        self._hear()
+    def passed(self) -> list[Passing]:
         while self._parcels and all(ticket.ready() for ticket in self._parcels[0].tickets):
             parcel = self._parcels.popleft()
             for ticket in parcel.tickets:
                 ticket.wait()
-            self._link.order(parcel.say)
+            self._deliver(parcel)
         passing, self._passing = self._passing, []
         return passing
 
-    def close(self) -> None:
-        self._link.close()
+    def _room(self, number: int) -> Room:
+        until_s = self._clock() + self._settings.disaggregation_claim_timeout_s
+        return self._rooms.setdefault(number, Room(number, until_s))
 
-    def _hear(self) -> None:
-        for news in self._link.take_news():
-            if isinstance(news, Claimed):
-                request = self._unclaimed.pop(news.claim.room, None)
-                if request is None:
-                    self._claims[news.claim.room] = news
-                elif self._begin(request, news):
-                    self._passing.append((request, self._waiting.pop(request), None))
-            elif isinstance(news, Left):
-                self._let_go(news)
-
-    def _begin(self, request: Request, claimed: Claimed) -> bool:
-        """False: it ends, because it is not what the decode engine has."""
-        claim: Claim = claimed.claim
+    def _begin(self, room: Room) -> None:
+        """Once both are there, claim and request."""
+        request, claim = room.request, room.claim
+        if request is None or claim is None:
+            return
         if claim.digest != digest_of(request.tokens, request.namespace):
-            reason = "The two engines have got different prompts for one bootstrap_room."
-            self._link.order(Say(Failed(claim.room, reason, 400, "BadRequestError")))
-            self._passing.append((request, None, FinishAbort(reason, field="bootstrap_room")))
-            return False
-        first = claim.have // self._limits.page_size
-        self._sending[request.handle] = Sending(claim.room, request, claimed.shared, first)
-        return True
+            self._passing.append((request, None, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
+            return
+        room.next_page = claim.have // self._limits.page_size
+        self._passing.append((request, self.pop(request), None))
 
-    def _let_go(self, left: Left) -> None:
-        self._claims.pop(left.room, None)
-        request = self._unclaimed.pop(left.room, None)
-        if request is None:
-            request = next((each.request for each in self._sending.values() if each.room == left.room), None)
+    # -- decode engines ------------------------------------------------------------------------------------------------
+
+    def receive(self, peer: Any, message: ToPrefill, payload: Buffer | None, now: float) -> None:
+        if isinstance(message, Claim):
+            self._claim(peer, message)
+        elif isinstance(message, Cancel):
+            self._let_go(self._rooms.get(message.room), "The decode engine does not wait for it any more.")
         else:
-            self.counts["failed_transfers"] += 1
-        if request is not None:
-            self._passing.append((request, None, FinishAbort(left.reason, 504, "AbortError")))
+            self._close_shared([message.fd])
+
+    def lost(self, peer: str) -> None:
+        """Of a listening engine, `tick` finds out."""
+
+    def tick(self, now: float) -> None:
+        if now - self._ticked_s < TICK_S:
+            return
+        self._ticked_s = now
+        self._close_shared([fd for fd, (until, _) in self._shared.items() if now > until])
+        for room in list(self._rooms.values()):
+            if room.claim is not None and not self._link.send(room.peer, Beat()):
+                self._let_go(room, "The decode engine is gone.")
+            elif now > room.until_s and (room.claim is None or room.request is None):
+                reason = "Only one of the two engines has got it in time (--disaggregation-claim-timeout-s)."
+                self._link.send(room.peer, Failed(room.number, reason))
+                self._let_go(room, reason)
+
+    def _claim(self, peer: Any, claim: Claim) -> None:
+        objection = self._identity.objection(claim.identity)
+        choices = {self._settings.disaggregation_transfer_backend, claim.backend} - {"auto"}
+        shared = claim.probe is not None and choices != {"tcp"} and claim.probe.readable()
+        if len(choices) > 1:
+            objection = "The two engines were told to use different --disaggregation-transfer-backend."
+        elif "shm" in choices and not shared:
+            objection = "The two engines cannot share memory (another host or user); use the transfer backend tcp."
+        if objection:
+            self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
+            return
+        room = self._room(claim.room)
+        room.claim, room.peer, room.shared = msgspec.structs.replace(claim, request=None), peer, shared
+        if claim.request is not None:
+            self._handle += 1
+            self._of[self._handle] = room
+            place = {"handle": self._handle, "stream": False, "bootstrap": Bootstrap(room=room.number)}
+            self._link.requests.append(msgspec.structs.replace(claim.request, **place))
+        self._begin(room)
+
+    def _let_go(self, room: Room | None, reason: str) -> None:
+        if room is None:
+            return
+        del self._rooms[room.number]
+        self.counts["failed_transfers"] += 1
+        if room.request is not None:
+            self._passing.append((room.request, None, FinishAbort(reason, 504, "AbortError")))
+
+    def _deliver(self, parcel: Parcel) -> None:
+        room, message = parcel.room, parcel.message
+        if self._rooms.get(room.number) is not room:
+            return
+        self._link.send(room.peer, message, parcel.content)
+        if not isinstance(message, Pages):
+            del self._rooms[room.number]
+
+    def _close_shared(self, descriptors: Sequence[int]) -> None:
+        for fd in descriptors:
+            if self._shared.pop(fd, None) is not None:
+                os.close(fd)
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def launched(self, step: PlannedStep) -> None:
-        if not self._sending:
-            return
-        for chunk in step.chunks:
-            sending = self._sending.get(chunk.request.handle)
-            if sending is not None:
-                self._send_chunk(sending, chunk)
+        for chunk in step.chunks if self._of else ():
+            room = self._of.get(chunk.request.handle)
+            if room is not None:
+                self._send_chunk(room, chunk)
 
-    def _send_chunk(self, sending: Sending, chunk: Chunk) -> None:
+    def _send_chunk(self, room: Room, chunk: Chunk) -> None:
         """Whole pages. What a window or a state holds behind the whole prompt goes with its last chunk."""
         table, row, end = self._batch.table, chunk.request.row, chunk.first + chunk.count
-        first, whole = sending.next_page, end // self._limits.page_size
+        first, whole = room.next_page, end // self._limits.page_size
         found: list[tuple[Part, IntArray]] = []
         if whole > first:
             found.append((Part(0, first, whole - first), table.pages[row, first:whole].copy()))
-            sending.next_page = whole
+            room.next_page = whole
         for index, group in enumerate(self._batch.cache.groups if chunk.final else ()):
             if group.is_state:
-                begin, stop, count = 0, 1, whole - 1
-            else:
-                needed = int(group.first_needed(np.array([end], dtype=np.int32))[0])
-                begin, stop = max(needed, int(table.group_first[index][row])), whole
-                count = begin
-            pages = table.group_pages[index][row, begin:stop].copy()
-            if len(pages):
-                found.append((Part(index + 1, count, len(pages)), pages))
+                found.append((Part(index + 1, whole - 1, 1), table.group_pages[index][row, :1].copy()))
+                continue
+            needed = int(group.first_needed(np.array([end], dtype=np.int32))[0])
+            begin = max(needed, int(table.group_first[index][row]))
+            if begin < whole:
+                pages = table.group_pages[index][row, begin:whole].copy()
+                found.append((Part(index + 1, begin, whole - begin), pages))
         if found:
-            self._pack(sending, found)
+            self._pack(room, found)
 
-    def _pack(self, sending: Sending, found: Sequence[tuple[Part, IntArray]]) -> None:
+    def _pack(self, room: Room, found: Sequence[tuple[Part, IntArray]]) -> None:
         size = sum(part.count * self._limits.copied_bytes(part.group) for part, _ in found)
-        memory = SharedMemory(size) if sending.shared else None
+        memory = SharedMemory(size) if room.shared else None
         buffer: Buffer = np.empty(size, dtype=np.uint8) if memory is None else memory.array
         tickets, at = [], 0
         for part, pages in found:
@@ -185,10 +253,13 @@ class PrefillSide(Handover):
             view = buffer[at : at + part.count * width].reshape(part.count, width)
             tickets.append(self._executor.control(CopyPagesOut(pages, view, part.group)))
             at += view.size
-        parts, version = [part for part, _ in found], self._facts.get("weight_version", WEIGHT_VERSION)
-        where = () if memory is None else (os.getpid(), memory.fd, size)
-        say = Say(Pages(sending.room, parts, version, *where), buffer if memory is None else memory)
-        self._parcels.append(Parcel(tuple(tickets), say))
+        place: tuple[int, ...] = ()
+        if memory is not None:
+            place = os.getpid(), memory.fd, size
+            self._shared[memory.fd] = self._clock() + self._settings.disaggregation_transfer_timeout_s, memory
+        version = self._facts.get("weight_version", WEIGHT_VERSION)
+        message = Pages(room.number, [part for part, _ in found], version, *place)
+        self._parcels.append(Parcel(room, message, tuple(tickets), buffer if memory is None else None))
         self.counts["transferred_bytes"] += size
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -196,46 +267,30 @@ class PrefillSide(Handover):
     def tokens(self, message: Open | StepOutput | Ping | ProcessCommand) -> None:
         if isinstance(message, Open) and client_of(message.handle) == FOREIGN:
             return
-        if isinstance(message, StepOutput):
-            self._hear()
-            for end in message.ended:
-                self._hand_over(end, message)
-        self._outbox.tokens(message)  # what it says of requests without an `Open` finds nobody
+        for end in message.ended if isinstance(message, StepOutput) else ():
+            room = self._of.pop(end.handle, None)
+            if room is not None and self._rooms.get(room.number) is room:
+                self._hand_over(room, end, message)
+        self._outbox.tokens(message)
 
     def reply(self, message: Reply) -> None:
         self._outbox.reply(message)
 
-    def _hand_over(self, end: Ended, step: StepOutput) -> None:
-        room = self._room_of(end.handle)
-        if room is None:
-            return
+    def _hand_over(self, room: Room, end: Ended, step: StepOutput) -> None:
         last: Done | Failed
         if isinstance(end.reason, FinishAbort):
-            reason = end.reason
-            last = Failed(room, reason.message, reason.status_code, reason.err_type)
-            self.counts["failed_transfers"] += 1
+            last = Failed(room.number, end.reason.message, end.reason.status_code, end.reason.err_type)
         else:
             started = next((each for each in step.started if each.handle == end.handle), None)
-            last = Done(room, _tokens_of(end.handle, step), started, step.logprobs.get(end.handle))
-            self.counts["transfers"] += 1
-        self._parcels.append(Parcel((), Say(last)))
-
-    def _room_of(self, handle: int) -> int | None:
-        """Of a request that ends; one that was refused has not begun to send."""
-        sending = self._sending.pop(handle, None)
-        if sending is not None:
-            return sending.room
-        room = next((room for room, claimed in self._claims.items() if claimed.handle == handle), None)
-        if room is not None:
-            del self._claims[room]
-        return room
+            last = Done(room.number, _tokens_of(end.handle, step), started, step.logprobs.get(end.handle))
+        self.counts["transfers" if isinstance(last, Done) else "failed_transfers"] += 1
+        if room.claim is None:  # nobody waits for it yet
+            del self._rooms[room.number]
+        else:
+            self._parcels.append(Parcel(room, last))
 
 
 def _tokens_of(handle: int, step: StepOutput) -> bytes:
     handles = np.frombuffer(step.handles, dtype=np.int64)
-    ends = np.frombuffer(step.counts, dtype=np.int32).cumsum() if step.counts else np.arange(1, len(handles) + 1)
-    place = np.flatnonzero(handles == handle)
-    if not len(place):
-        return b""
-    first = 0 if place[0] == 0 else int(ends[place[0] - 1])
-    return np.frombuffer(step.tokens, dtype=np.int32)[first : int(ends[place[0]])].tobytes()
+    counts = np.frombuffer(step.counts, dtype=np.int32) if step.counts else np.ones(len(handles), dtype=np.int32)
+    return np.frombuffer(step.tokens, dtype=np.int32)[(handles == handle).repeat(counts)].tobytes()

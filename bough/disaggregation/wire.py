@@ -21,6 +21,14 @@ from bough.messages.requests import Generate
 
 UNAVAILABLE = "PrefillUnavailableError"  # another pair of engines may do better
 Buffer = npt.NDArray[np.uint8]
+NAMES = {
+    "model": "files of the model",
+    "dtype": "number formats of the cache (--dtype, --kv-cache-dtype)",
+    "page_size": "page sizes (--page-size)",
+    "groups": "groups of layers",
+    "ranks": "numbers of ranks (--tp-size)",
+    "page_bytes": "sizes of pages",
+}
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -35,15 +43,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     def objection(self, other: Identity) -> str:
         """Why pages cannot go from one to the other; empty: they can."""
-        names = {
-            "model": "files of the model",
-            "dtype": "number formats of the cache (--dtype, --kv-cache-dtype)",
-            "page_size": "page sizes (--page-size)",
-            "groups": "groups of layers",
-            "ranks": "numbers of ranks (--tp-size)",
-            "page_bytes": "sizes of pages",
-        }
-        for field, name in names.items():
+        for field, name in NAMES.items():
             ours, theirs = getattr(self, field), getattr(other, field)
             if ours != theirs:
                 return f"The two engines have different {name}: {ours} and {theirs}; start both alike."
@@ -51,7 +51,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Memory of a process that another one on the same host, of the same user, can read."""
+    """Memory of a process that others of the same user on the same host can read."""
 
     pid: int
     fd: int
@@ -75,12 +75,6 @@ class Claim(msgspec.Struct, frozen=True, tag=True):
     backend: str = "auto"
 
 
-class Alive(msgspec.Struct, frozen=True, tag=True):
-    """The decode engine still waits for these rooms. The answer is `Heard`, and `Failed` for rooms that are unknown."""
-
-    rooms: list[int]
-
-
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Nobody waits for the room any more."""
 
@@ -88,13 +82,13 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Mapped(msgspec.Struct, frozen=True, tag=True):
-    """The memory of some pages is in use; its name is not needed any more."""
+    """The memory of some pages is in use, and needs no name any more."""
 
     fd: int
 
 
-class Heard(msgspec.Struct, frozen=True, tag=True):
-    rooms: list[int]
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Only shows whether it can be sent."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -104,7 +98,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):
-    """Pages of a room, the parts back to back in the second frame or in shared memory."""
+    """The parts stand back to back in the second frame, or in shared memory."""
 
     room: int
     parts: list[Part]
@@ -118,7 +112,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The prompt is computed. Seeds, penalties and grammars follow from the tokens."""
 
     room: int
-    tokens: bytes  # int32: the first, or what the prompt ended with
+    tokens: bytes  # int32: the first one of the answer
     started: Started | None = None
     logprobs: LogprobRun | None = None
 
@@ -130,29 +124,25 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     err_type: str = UNAVAILABLE
 
 
-ToPrefill = Claim | Alive | Cancel | Mapped
-ToDecode = Heard | Pages | Done | Failed
+ToPrefill = Claim | Cancel | Mapped
+ToDecode = Beat | Pages | Done | Failed
 
 
 def digest_of(tokens: IntArray, namespace: str) -> bytes:
-    return hashlib.blake2b(tokens.tobytes(), digest_size=16, salt=b"bough-prompt").digest() + namespace.encode()
+    return hashlib.blake2b(tokens.tobytes() + namespace.encode(), digest_size=16).digest()
 
 
 class SharedMemory:
-    """Memory without a name in any file system, so none is left behind by a process that dies. Others open it by the
-    number that it has here."""
+    """Memory without a name in any file system, so a process that dies leaves none behind."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("bough-pages")
         os.ftruncate(self.fd, size)
         self.array: Buffer = np.frombuffer(mmap.mmap(self.fd, size), dtype=np.uint8)
 
-    def close(self) -> None:
-        os.close(self.fd)
-
 
 def open_shared(pages: Pages) -> Buffer:
-    """The memory that another process on this host has filled. It lives until the array is dropped."""
+    """The memory that another process has filled. It lives until the array is dropped."""
     with open(f"/proc/{pages.pid}/fd/{pages.fd}", "r+b") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), pages.size), dtype=np.uint8)
 

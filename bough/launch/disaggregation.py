@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bough.core.errors import SettingsError
@@ -14,9 +14,14 @@ from bough.messages.channels import TCP
 from bough.messages.requests import Bootstrap
 
 if TYPE_CHECKING:
+    import zmq
+
     from bough.core.plan import Executor
+    from bough.messages.channels import Receiver
     from bough.scheduler.handover import Handover
-    from bough.scheduler.ports import Outbox
+    from bough.scheduler.ports import Inbox, Outbox
+
+    Ends = tuple[Receiver[Any], Outbox]
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -31,8 +36,8 @@ def check_disaggregation(settings: Settings) -> None:
         return
     if parallel.dp_size > 1 or parallel.pp_size > 1 or parallel.nnodes > 1:
         raise SettingsError(
-            f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes; run several engines "
-            "behind `bough gateway --pd-disaggregation`."
+            f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes; run several behind "
+            "`bough gateway --pd-disaggregation`."
         )
     if mode == "decode" and settings.memory.disable_radix_cache:
         raise SettingsError("--disaggregation-mode decode keeps what arrives in the radix cache; leave it on.")
@@ -63,15 +68,12 @@ def home_of(settings: Settings) -> Bootstrap | None:
 
 
 def open_handover(
-    spec: ChildSpec, settings: Settings, executor: Executor, outbox: Outbox
-) -> tuple[Handover | None, Outbox]:
-    """This engine's side of a pair, with its link to others, and where its scheduler's answers go."""
-    chosen = settings.disaggregation
-    if chosen.disaggregation_mode == "null":
-        return None, outbox
+    spec: ChildSpec, settings: Settings, executor: Executor, context: zmq.Context[Any], ends: Ends
+) -> tuple[Handover, Inbox, Outbox]:
+    """This engine's side of a pair, and between what its scheduler stands then."""
+    chosen, (inbox, outbox) = settings.disaggregation, ends
     from bough.disaggregation.decode import DecodeSide
-    from bough.disaggregation.desks import DecodeDesk, PrefillDesk
-    from bough.disaggregation.link import Link
+    from bough.disaggregation.link import Link, PairInbox
     from bough.disaggregation.prefill import PrefillSide
     from bough.disaggregation.wire import Identity, ToDecode, ToPrefill, make_probe
 
@@ -79,18 +81,16 @@ def open_handover(
     if limits.page_size > 1 and any(group.kind == "state" for group in limits.groups):
         raise SettingsError("Recurrent states are handed over behind whole prompts; use --page-size 1 with this model.")
     kinds = tuple(f"{group.kind} {group.window or ''}".strip() for group in limits.groups)
-    model = fingerprint(spec.files) if settings.model.model_shape is None else settings.model.model_shape
+    model = settings.model.model_shape or fingerprint(spec.files)
     layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
-    identity = Identity(model, limits.cache_dtype, *layout)
-    scheduler = spec.addresses.scheduler
+    identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
     if chosen.disaggregation_mode == "prefill":
         host = "127.0.0.1" if settings.server.host == "localhost" else settings.server.host
         where = f"{TCP}{f'[{host}]' if ':' in host else host}:{chosen.disaggregation_bootstrap_port}"
-
-        meeting = Link(lambda *ways: PrefillDesk(identity, chosen, *ways), ToPrefill, scheduler, key_of(host), where)
-        side = PrefillSide(executor, outbox, meeting)
-        return side, side
+        link = Link(context, ToPrefill, silence_s, key_of(host), where)
+        side = PrefillSide(executor, outbox, link, identity, chosen)
+        return side, PairInbox(inbox, link, side), side
     probe = None if chosen.disaggregation_transfer_backend == "tcp" else make_probe()
-    key = os.environ.get(KEY_VARIABLE) or None
-    link = Link(lambda *ways: DecodeDesk(chosen, *ways), ToDecode, scheduler, key)
-    return DecodeSide(executor, outbox, link, identity, chosen, probe, home_of(settings)), outbox
+    link = Link(context, ToDecode, silence_s, os.environ.get(KEY_VARIABLE) or None)
+    taker = DecodeSide(executor, outbox, link, identity, chosen, probe, home_of(settings))
+    return taker, PairInbox(inbox, link, taker), outbox

@@ -30,7 +30,7 @@ from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
 
 if TYPE_CHECKING:
-    from bough.scheduler.ports import Inbox
+    from bough.scheduler.ports import Inbox, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)
     grammars = open_grammars(spec, settings, eos_ids, limits.vocab_size)
-    handover, way_out = open_handover(spec, settings, loaded.executor, outbox)
+    handover = None
+    way_out: Outbox = outbox
+    if settings.disaggregation.disaggregation_mode != "null":
+        handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
     scheduler = Scheduler(
         loaded.executor,
         inbox,

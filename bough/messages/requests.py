@@ -170,10 +170,6 @@ class JoinStep(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Transferred(msgspec.Struct, frozen=True, tag=True):
-    """Something came from another engine (`Scheduler` asks its `Handover` for it)."""
-
-
 class Garbled(msgspec.Struct, frozen=True, tag=True):
     """Stands where a frame arrived that is no message; made by receivers, never sent. `handle` is the request of which
     it speaks, where that can be read: somebody waits for its answer."""
@@ -194,4 +190,4 @@ Command = (
     | StopProfile
     | Control
 )
-ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Transferred | Garbled
+ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

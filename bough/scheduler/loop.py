@@ -39,7 +39,6 @@ from bough.messages.requests import (
     StopProfile,
     StreamEnded,
     ToScheduler,
-    Transferred,
 )
 from bough.observability.step_trace import Timeline
 from bough.scheduler.assembly import PlannedStep
@@ -139,7 +138,6 @@ class Scheduler:
             self._committer.refuse(held.handle, FinishAbort("The engine was shut down.", 503, "AbortError"))
         self._commit_all()
         self._recording.close()
-        self._handover.close()
 
     def turn(self) -> None:
         with self._timeline.phase("messages"):
@@ -337,8 +335,6 @@ class Scheduler:
                         self._abort(request, "All requests were aborted for a command.", 499)
             case Shutdown():
                 self._closing = True
-            case Transferred():
-                pass  # it has woken the loop
             case Garbled():
                 self._answer_garbled(message)
             case _:

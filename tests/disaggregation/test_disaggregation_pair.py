@@ -3,7 +3,7 @@ after every turn."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,7 +123,8 @@ def test_different_prompts_for_one_room_are_refused_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unlike", "word"), [({"page_size": 2}, "page sizes"), ({"dtype": "fp8"}, "number formats"), ({"ranks": 2}, "ranks")]
+    ("unlike", "word"),
+    [({"page_size": 2}, "page sizes"), ({"dtype": "fp8"}, "number formats"), ({"ranks": 2}, "ranks")],
 )
 def test_engines_that_do_not_fit_are_refused_before_anything_is_computed(unlike: dict[str, object], word: str) -> None:
     pair = EnginePair(unlike=unlike)
@@ -192,7 +193,7 @@ def test_with_a_prefill_engine_of_its_own_choice_a_decode_engine_helps_itself() 
     pair.ask(1, prompt_of(1, 40), max_new_tokens=5, bootstrap=None)
     pair.turn(4)
     pair.kill("prefill")
-    pair.wait(20.0)
+    pair.run()
     assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 40), 5)
 
 
@@ -203,11 +204,8 @@ def test_a_transfer_that_stalls_has_failed() -> None:
     )
     pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
     pair.turn(6)
-    pair.alive["prefill"] = False  # its scheduler hangs; its link goes on
-    desk = pair._links[0].desk
-    for _ in range(12):
-        pair.wait(0.25)
-        desk.tick(pair.now)
+    pair.alive["prefill"] = False  # it hangs; its connection does not
+    pair.wait(3.0)
     reason = pair.decode.out.ended[1]
     assert isinstance(reason, FinishAbort) and "stalled" in reason.message
 
@@ -219,18 +217,7 @@ def test_a_room_that_nobody_claims_ends() -> None:
     assert 1 not in pair.prefill.out.ended
     pair.wait(2.0)
     reason = pair.prefill.out.ended[1]
-    assert isinstance(reason, FinishAbort) and "claimed" in reason.message and not pair.left("prefill")
-
-
-def test_a_prefill_engine_that_was_restarted_says_that_it_knows_nothing() -> None:
-    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))
-    pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
-    pair.turn(4)
-    pair._links[0].desk._rooms.clear()
-    pair.alive["prefill"] = False
-    pair.wait(2.0)
-    reason = pair.decode.out.ended[1]
-    assert isinstance(reason, FinishAbort) and "does not know" in reason.message
+    assert isinstance(reason, FinishAbort) and "Only one of the two" in reason.message and not pair.left("prefill")
 
 
 def test_hours_of_silence_do_no_harm() -> None:
@@ -244,21 +231,11 @@ def test_hours_of_silence_do_no_harm() -> None:
     assert pair.decode.out.outputs[2] == oracle(prompt_of(2, 9), 3)
 
 
-def test_a_claim_that_was_lost_is_made_again() -> None:
-    pair = EnginePair()
-    pair.to_prefill.cut = True
-    pair.ask(1, prompt_of(1, 9), max_new_tokens=3)
-    pair.turn(3)
-    pair.to_prefill.cut = False
-    pair.wait(3.0)
-    assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 9), 3)
-
-
 # -- shared memory -----------------------------------------------------------------------------------------------------
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def test_pages_go_through_shared_memory_and_leave_nothing_behind() -> None:
@@ -271,7 +248,7 @@ def test_pages_go_through_shared_memory_and_leave_nothing_behind() -> None:
     pair.ask(2, prompt_of(2, 50), max_new_tokens=4)
     pair.turn(4)
     pair.kill("decode")
-    pair.wait(6.0)
+    pair.wait(61.0)
     assert open_files() == before
 
 

@@ -13,11 +13,10 @@ import numpy as np
 from bough.core.plan import Executor
 from bough.core.settings import DisaggregationSettings, MemorySettings
 from bough.disaggregation.decode import DecodeSide
-from bough.disaggregation.desks import DecodeDesk, PrefillDesk
 from bough.disaggregation.prefill import PrefillSide
 from bough.disaggregation.wire import Identity, Probe, ToDecode, ToPrefill
 from bough.messages.outputs import StepOutput
-from bough.messages.requests import Bootstrap, Generate, Transferred
+from bough.messages.requests import Bootstrap, Generate
 from bough.scheduler.ports import Outbox
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.scheduler_bench import Bench
@@ -35,36 +34,23 @@ class Wire:
     cut: bool = False
     sent: int = 0  # bytes of pages
 
-    def send(self, peer: Any, message: Any, payload: np.ndarray | None) -> None:
+    def send(self, message: Any, payload: np.ndarray | None) -> None:
         if not self.cut:
             self.sent += 0 if payload is None else len(payload)
             self.queue.append((msgspec.msgpack.encode(message), None if payload is None else payload.tobytes()))
 
 
 class FakeLink:
-    def __init__(self, pair: EnginePair, wire: Wire) -> None:
-        self.pair, self.wire = pair, wire
-        self.news: list[Any] = []
-        self.bench: Bench | None = None
-        self.desk: Any = None
+    """One engine's end. `send` says whether the other one is there."""
 
-    def order(self, order: Any) -> None:
-        self.desk.obey(order, self.pair.now)
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.requests: list[Generate] = []
+        self.gone = False
 
-    def take_news(self) -> list[Any]:
-        news, self.news = self.news, []
-        return news
-
-    def tell(self, news: Any) -> None:
-        assert self.bench is not None
-        if isinstance(news, Generate):
-            self.bench.submit(news)
-        else:
-            self.news.append(news)
-            self.bench.submit(Transferred())
-
-    def close(self) -> None:
-        pass
+    def send(self, peer: Any, message: Any, payload: np.ndarray | None = None) -> bool:
+        self.wire.send(message, payload)
+        return not self.gone
 
 
 class Deaf:
@@ -104,26 +90,25 @@ class EnginePair:
         """`unlike`: in what the decode engine's pages differ."""
         self.now, settings = 0.0, settings or DisaggregationSettings()
         self.to_prefill, self.to_decode = Wire(ToPrefill, deque()), Wire(ToDecode, deque())
-        self._links = FakeLink(self, self.to_decode), FakeLink(self, self.to_prefill)
-        prefill_link, decode_link = self._links
+        self.prefill_link, self.decode_link = FakeLink(self.to_decode), FakeLink(self.to_prefill)
 
         def prefill_side(executor: Executor, outbox: Outbox) -> tuple[PrefillSide, Outbox]:
-            desk: PrefillDesk[str] = PrefillDesk(
-                identity_of(executor), settings, prefill_link.wire.send, prefill_link.tell
-            )
-            prefill_link.desk = desk
-            side = PrefillSide(executor, Deaf(outbox), prefill_link)  # type: ignore[arg-type]
+            link: Any = self.prefill_link
+            side = PrefillSide(executor, Deaf(outbox), link, identity_of(executor), settings, lambda: self.now)
             return side, side
 
         def decode_side(executor: Executor, outbox: Outbox) -> tuple[DecodeSide, Outbox]:
-            decode_link.desk = DecodeDesk(settings, decode_link.wire.send, decode_link.tell)
+            link: Any = self.decode_link
             identity = msgspec.structs.replace(identity_of(executor), **(unlike or {}))
             own = replace(settings, disaggregation_transfer_backend="auto")
-            return DecodeSide(executor, outbox, decode_link, identity, own, probe, home), outbox  # type: ignore[arg-type]
+            return DecodeSide(executor, outbox, link, identity, own, probe, home), outbox
 
         self.prefill = Bench(make(), handover=prefill_side, **scheduler)
         self.decode = Bench(decode_executor or make(), handover=decode_side, memory=memory, **scheduler)
-        prefill_link.bench, decode_link.bench = self.prefill, self.decode
+        self.sides: dict[str, Any] = {
+            "prefill": self.prefill.scheduler._handover,
+            "decode": self.decode.scheduler._handover,
+        }
         self.alive = {"prefill": True, "decode": True}
 
     def ask(self, handle: int, prompt: list[int], **options: Any) -> None:
@@ -131,14 +116,14 @@ class EnginePair:
 
     def carry(self) -> None:
         """Everything on the wires arrives."""
-        for wire, link, peer in (
-            (self.to_prefill, self._links[0], "decode"),
-            (self.to_decode, self._links[1], PREFILL),
-        ):
+        for wire, name, peer in ((self.to_prefill, "prefill", "decode"), (self.to_decode, "decode", PREFILL)):
             queue, wire.queue = wire.queue, deque()
             for header, payload in queue:
                 content = None if payload is None else np.frombuffer(payload, dtype=np.uint8)
-                link.desk.receive(peer, msgspec.msgpack.decode(header, type=wire.union), content, self.now)
+                message = msgspec.msgpack.decode(header, type=wire.union)
+                self.sides[name].receive(peer, message, content, self.now)
+        self.prefill.submit(*self.prefill_link.requests)
+        self.prefill_link.requests = []
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -151,20 +136,23 @@ class EnginePair:
         """Time goes by, in small steps."""
         for _ in range(int(seconds * 4)):
             self.now += 0.25
-            for name, link in zip(("prefill", "decode"), self._links, strict=True):
+            for name, side in self.sides.items():
                 if self.alive[name]:
-                    link.desk.tick(self.now)
+                    side.tick(self.now)
             self.turn(2)
 
     def kill(self, name: str) -> None:
         """Nothing comes from it, what is sent to it is lost, and its memory is gone."""
         self.alive[name] = False
-        if name == "decode":
-            self._links[1].news.clear()
-            self.decode.scheduler._handover._copies.clear()  # type: ignore[attr-defined]
         self.to_prefill.cut = self.to_decode.cut = True
         self.to_prefill.queue.clear()
         self.to_decode.queue.clear()
+        if name == "decode":
+            self.sides[name]._copies.clear()
+            self.prefill_link.gone = True
+        else:
+            self.sides["decode"].lost(PREFILL)
+            self.decode_link.gone = True
 
     def run(self, limit: int = 2000) -> None:
         for _ in range(limit):
@@ -175,10 +163,9 @@ class EnginePair:
 
     def left(self, name: str) -> int:
         """What an engine still has to do, or has kept for nothing."""
-        bench, link = (self.prefill, self._links[0]) if name == "prefill" else (self.decode, self._links[1])
-        scheduler, desk = bench.scheduler, link.desk
-        wires = len(self.to_prefill.queue) + len(self.to_decode.queue)
-        return len(scheduler._requests) + len(desk._rooms) + wires + len(bench.inbox.pending) + scheduler._handover.busy
+        bench = self.prefill if name == "prefill" else self.decode
+        side, wires = self.sides[name], len(self.to_prefill.queue) + len(self.to_decode.queue)
+        return len(bench.scheduler._requests) + len(side._rooms) + wires + len(bench.inbox.pending) + side.busy
 
     def used_pages(self) -> tuple[int, int]:
         """Pages of each engine that a request holds."""

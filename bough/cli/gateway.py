@@ -102,14 +102,7 @@ def _parser() -> Parser:
         "--prefill", nargs="+", action="append", default=[], metavar=("URL", "BOOTSTRAP_PORT"),
         help="a prefill engine, and the port where it meets decode engines (default: 8998); may be given repeatedly",
     )  # fmt: skip
-    section.add_argument(
-        "--decode",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="URL",
-        help="decode engines, for --pd-disaggregation",
-    )
+    section.add_argument("--decode", nargs="+", action="extend", default=[], metavar="URL", help="decode engines")
     section.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="key that opens the API; may be given repeatedly"
     )
@@ -159,9 +152,7 @@ def settings_from(
 def _prefill(words: Sequence[str]) -> tuple[str, int]:
     url, *port = words
     if len(port) > 1 or not all(word == "none" or (word.isdecimal() and 0 < int(word) < 65536) for word in port):
-        raise SettingsError(
-            f"--prefill takes a URL and perhaps a port, got {' '.join(words)}; repeat it for each engine."
-        )
+        raise SettingsError(f"--prefill takes a URL and perhaps a port; repeat it. Got {' '.join(words)}.")
     return url, int(port[0]) if port and port[0] != "none" else BOOTSTRAP_PORT
 
 

@@ -24,8 +24,6 @@ from bough.core.stop_patterns import check_patterns
 from bough.messages.requests import Bootstrap, LogprobRequest, Thinking
 from bough.tokenizer.tokenizer import Tokenizer
 
-ROOMS = 1 << 63
-
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
@@ -336,25 +334,12 @@ def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = Fal
 
 def _bootstraps(host: Any, port: Any, room: Any, count: int, many: bool) -> list[Bootstrap | None]:
     """One place for each prompt; a single room for many prompts is that of the first, and the others follow."""
-    hosts, ports = _column(host, count, many, "bootstrap_host"), _column(port, count, many, "bootstrap_port")
-    rooms = _column(room, count, many, "bootstrap_room")
+    named = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
+    hosts, ports, rooms = (_column(value, count, many, name) for name, value in named.items())
     if many and _is_int(room):
-        rooms = [(room + i) % ROOMS for i in range(count)]
-    for name, values, right in (
-        ("bootstrap_host", hosts, lambda x: isinstance(x, str)),
-        ("bootstrap_port", ports, lambda x: _is_int(x) and 0 < x < 65536),
-        ("bootstrap_room", rooms, lambda x: _is_int(x) and 0 <= x < ROOMS),
-    ):
-        wrong = next((x for x in values if x is not None and not right(x)), None)
-        if wrong is not None:
-            raise RequestError(f"{name} cannot be {wrong!r}.", field=name)
+        rooms = [room + i for i in range(count)]
     places = zip(hosts, ports, rooms, strict=True)
-    return [
-        None
-        if place_host is None and place_room is None
-        else Bootstrap(place_host or "", place_port or 8998, place_room)
-        for place_host, place_port, place_room in places
-    ]
+    return [Bootstrap(h or "", p or 8998, r) if h or r is not None else None for h, p, r in places]
 
 
 def _of_sample(place: Bootstrap | None, sample: int) -> Bootstrap | None:

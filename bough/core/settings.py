@@ -360,28 +360,18 @@ class DisaggregationSettings:
         "auto",
         "how pages travel: shm between engines of one user on one host, tcp between hosts; auto takes shm where it can",
         choices=("auto", "shm", "tcp"),
-        instead={
-            **dict.fromkeys(
-                ("mooncake", "nixl", "mori", "ascend", "cuda_ipc"),
-                "Bough has no such transport; auto takes shm or tcp.",
-            ),
-            "fake": "Leave --disaggregation-mode out to compute prompts here.",
-            "mooncake_tcp": "Use tcp.",
-        },
+        instead=dict.fromkeys(
+            ("mooncake", "nixl", "mori", "ascend", "cuda_ipc"), "Bough has no such transport; auto takes shm or tcp."
+        ),
     )
     disaggregation_bootstrap_port: int = setting(
-        8998,
-        "port on which a prefill engine meets decode engines; with --prefill-url, that of the engine there",
-        low=1,
-        high=65535,
+        8998, "port where a prefill engine meets decode engines; of --prefill-url, the port there", low=1, high=65535
     )
     prefill_url: str | None = setting(
         None, "URL of the prefill engine of requests that name none; a prompt that it cannot compute is computed here"
     )
     disaggregation_claim_timeout_s: float = setting(
-        120.0,
-        "a request that a router sent to a prefill engine, and no decode engine asks for, ends with an error",
-        low=0.1,
+        120.0, "a request that a router has sent to one of two engines alone ends with an error", low=0.1
     )
     disaggregation_peer_timeout_s: float = setting(
         5.0, "another engine that gives no sign of life for so long counts as gone", low=2.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,32 +19,26 @@ from bough.constrained.interface import Ticket as GrammarTicket
 from bough.core.control import CopyPagesIn, Ticket
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
-from bough.core.plan import Executor, IntArray
-from bough.core.settings import DisaggregationSettings
-from bough.disaggregation.link import Link
+from bough.core.plan import IntArray
+from bough.disaggregation.link import Side
 from bough.disaggregation.wire import (
-    Beat,
     Buffer,
     Cancel,
     Claim,
     Done,
     Failed,
-    Identity,
     Mapped,
     Pages,
     Part,
     Probe,
-    ToDecode,
     digest_of,
     open_shared,
 )
-from bough.messages.outputs import WEIGHT_VERSION, Ended, StepOutput
+from bough.messages.outputs import Ended, StepOutput
 from bough.messages.requests import Bootstrap, Generate
-from bough.scheduler.handover import Handover, Passing
+from bough.scheduler.handover import Passing
 from bough.scheduler.intake import ending_of
-from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
-from bough.scheduler.running_batch import RunningBatch
 
 log = logging.getLogger(__name__)
 
@@ -57,33 +51,17 @@ class Receiving:
     progress_s: float | None = None  # when the last pages came
 
 
-class DecodeSide(Handover):
-    def __init__(
-        self,
-        executor: Executor,
-        outbox: Outbox,
-        link: Link,
-        identity: Identity,
-        settings: DisaggregationSettings,
-        probe: Probe | None = None,
-        home: Bootstrap | None = None,
-    ) -> None:
-        """`home` is the prefill engine of requests that name none (--prefill-url)."""
-        super().__init__()
-        self._executor, self._outbox, self._link = executor, outbox, link
-        self._identity, self._settings, self._probe, self._home = identity, settings, probe, home
-        self._limits = executor.limits()
+class DecodeSide(Side):
+    """`home` is the prefill engine of requests that name none (--prefill-url)."""
+
+    def __init__(self, *parts: Any, probe: Probe | None = None, home: Bootstrap | None = None) -> None:
+        super().__init__(*parts)
+        self._probe, self._home = probe, home
         self._rooms: dict[int, Receiving] = {}
-        self._passing: list[Passing] = []
         self._copies: list[tuple[Ticket, Buffer]] = []  # whose memory is still read
-        self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
-    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
-        self._batch, self._facts, self._drop = batch, facts, drop
-
-    @property
-    def open_rooms(self) -> int:
-        return len(self._rooms)
+    def waits(self) -> bool:
+        return bool(self._rooms)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -124,13 +102,12 @@ class DecodeSide(Handover):
 
     def passed(self) -> list[Passing]:
         self._copies = [copy for copy in self._copies if not copy[0].ready()]
-        passing, self._passing = self._passing, []
-        return passing
+        return super().passed()
 
     # -- prefill engines -----------------------------------------------------------------------------------------------
 
-    def receive(self, peer: str, message: ToDecode, payload: Buffer | None, now: float) -> None:
-        known = None if isinstance(message, Beat) else self._rooms.get(message.room)
+    def receive(self, peer: str, message: Any, payload: Buffer | None, now: float) -> None:
+        known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
         if isinstance(message, Pages):
@@ -144,7 +121,6 @@ class DecodeSide(Handover):
             self._fail(message.room, message)
 
     def lost(self, peer: str) -> None:
-        """There is no connection to that engine, or none any more."""
         for room in [room for room, known in self._rooms.items() if known.peer == peer]:
             self._fail(room, Failed(room, f"The prefill engine at {peer} is gone."))
 
@@ -201,7 +177,7 @@ class DecodeSide(Handover):
                 self._fail(pages.room, Failed(pages.room, f"Shared memory cannot be read ({error}); use tcp."))
                 return
             self._link.send(known.peer, Mapped(pages.fd))
-        if payload is None or pages.weight_version != self._facts.get("weight_version", WEIGHT_VERSION):
+        if payload is None or pages.weight_version != self.weight_version:
             return  # computed with other weights
         self.counts["transferred_bytes"] += len(payload)
         request, at = known.request, 0

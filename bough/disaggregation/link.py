@@ -10,7 +10,8 @@ import contextlib
 import logging
 import time
 import uuid
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,9 +19,16 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from bough.core.errors import SettingsError
-from bough.disaggregation.wire import Buffer
+from bough.core.plan import Executor
+from bough.core.settings import DisaggregationSettings
+from bough.disaggregation.wire import Buffer, Identity
 from bough.messages.channels import TCP, Receiver, use_key
+from bough.messages.outputs import WEIGHT_VERSION
 from bough.messages.requests import Generate, ToScheduler
+from bough.scheduler.handover import Handover, Passing
+from bough.scheduler.ports import Outbox
+from bough.scheduler.request import Request
+from bough.scheduler.running_batch import RunningBatch
 
 log = logging.getLogger(__name__)
 
@@ -28,17 +36,41 @@ TICK_S = 0.25
 WATCHED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-class Side(Protocol):
-    """What a link tells of the other engines."""
+class Side(Handover):
+    """What both sides of a pair have in common."""
+
+    def __init__(
+        self, executor: Executor, outbox: Outbox, link: Link, identity: Identity, settings: DisaggregationSettings
+    ) -> None:
+        super().__init__()
+        self._executor, self._outbox, self._link, self._identity = executor, outbox, link, identity
+        self._settings, self._limits = settings, executor.limits()
+        self._passing: list[Passing] = []
+        self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
+
+    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
+        self._batch, self._facts, self._drop = batch, facts, drop
+
+    def passed(self) -> list[Passing]:
+        passing, self._passing = self._passing, []
+        return passing
 
     @property
-    def open_rooms(self) -> int: ...
+    def weight_version(self) -> str:
+        return self._facts.get("weight_version", WEIGHT_VERSION)
 
-    def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None: ...
+    def waits(self) -> bool:
+        """Whether time must not pass unnoticed."""
+        raise NotImplementedError
 
-    def lost(self, peer: str) -> None: ...
+    def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None:
+        raise NotImplementedError
 
-    def tick(self, now: float) -> None: ...
+    def lost(self, peer: str) -> None:
+        """There is no connection to that engine, or none any more. A listening one finds out when it sends."""
+
+    def tick(self, now: float) -> None:
+        raise NotImplementedError
 
 
 class Link:
@@ -89,12 +121,13 @@ class Link:
         side.tick(now)
 
     def _take(self, side: Side, peer: Any, frames: list[Any], now: float) -> None:
+        payload = np.frombuffer(frames[1].buffer, np.uint8) if len(frames) > 1 else None
         try:
             message = self._decode(frames[0].buffer)
-        except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("a message of another engine cannot be read: %s", error)
-            return
-        side.receive(peer, message, np.frombuffer(frames[1].buffer, np.uint8) if len(frames) > 1 else None, now)
+        else:
+            side.receive(peer, message, payload, now)
 
     def _socket(self, kind: int) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
@@ -145,7 +178,7 @@ class PairInbox:
 
     def receive(self, timeout_s: float | None = 0.0) -> list[ToScheduler]:
         if timeout_s != 0.0:
-            if self._side.open_rooms:
+            if self._side.waits():
                 timeout_s = min(TICK_S, TICK_S if timeout_s is None else timeout_s)
             self._link.poller.poll(None if timeout_s is None else int(timeout_s * 1000))
         self._link.turn(self._side)

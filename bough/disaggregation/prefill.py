@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,31 +21,15 @@ from bough.constrained.interface import Ticket as GrammarTicket
 from bough.core.control import CopyPagesOut, Ticket
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
-from bough.core.plan import Executor, IntArray
-from bough.core.settings import DisaggregationSettings
-from bough.disaggregation.link import TICK_S, Link
-from bough.disaggregation.wire import (
-    Beat,
-    Buffer,
-    Cancel,
-    Claim,
-    Done,
-    Failed,
-    Identity,
-    Pages,
-    Part,
-    SharedMemory,
-    ToPrefill,
-    digest_of,
-)
+from bough.core.plan import IntArray
+from bough.disaggregation.link import TICK_S, Side
+from bough.disaggregation.wire import Beat, Buffer, Cancel, Claim, Done, Failed, Pages, Part, SharedMemory, digest_of
 from bough.messages.channels import client_of, first_handle
-from bough.messages.outputs import WEIGHT_VERSION, Ended, Open, Reply, StepOutput
+from bough.messages.outputs import Ended, Open, Reply, StepOutput
 from bough.messages.requests import Bootstrap, Generate, Ping, ProcessCommand
 from bough.scheduler.assembly import Chunk, PlannedStep
-from bough.scheduler.handover import Handover, Passing
-from bough.scheduler.ports import Outbox
+from bough.scheduler.handover import Passing
 from bough.scheduler.request import Request
-from bough.scheduler.running_batch import RunningBatch
 
 FOREIGN = 1 << 14  # the client number of requests that decode engines bring
 OTHER_PROMPT = "The two engines have got different prompts for one bootstrap_room."
@@ -72,39 +56,24 @@ class Parcel:
     content: Buffer | None = None
 
 
-class PrefillSide(Handover):
+class PrefillSide(Side):
     """Stands between the scheduler and its outbox as well."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        outbox: Outbox,
-        link: Link,
-        identity: Identity,
-        settings: DisaggregationSettings,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self._executor, self._outbox, self._link, self._identity = executor, outbox, link, identity
-        self._settings, self._clock, self._limits = settings, clock, executor.limits()
+    def __init__(self, *parts: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(*parts)
+        self._clock = clock
         self._rooms: dict[int, Room] = {}
         self._of: dict[int, Room] = {}  # by handle
         self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
         self._parcels: deque[Parcel] = deque()
         self._shared: dict[int, tuple[float, SharedMemory]] = {}  # until when decode engines may open it
-        self._passing: list[Passing] = []
-        self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
-
-    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
-        self._batch, self._facts = batch, facts
 
     @property
     def busy(self) -> bool:
         return bool(self._parcels)
 
-    @property
-    def open_rooms(self) -> int:
-        return len(self._rooms) + len(self._shared)
+    def waits(self) -> bool:
+        return bool(self._rooms or self._shared)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -130,8 +99,7 @@ class PrefillSide(Handover):
             for ticket in parcel.tickets:
                 ticket.wait()
             self._deliver(parcel)
-        passing, self._passing = self._passing, []
-        return passing
+        return super().passed()
 
     def _room(self, number: int) -> Room:
         until_s = self._clock() + self._settings.disaggregation_claim_timeout_s
@@ -150,16 +118,13 @@ class PrefillSide(Handover):
 
     # -- decode engines ------------------------------------------------------------------------------------------------
 
-    def receive(self, peer: Any, message: ToPrefill, payload: Buffer | None, now: float) -> None:
+    def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None:
         if isinstance(message, Claim):
             self._claim(peer, message)
         elif isinstance(message, Cancel):
             self._let_go(self._rooms.get(message.room), "The decode engine does not wait for it any more.")
         else:
             self._close_shared([message.fd])
-
-    def lost(self, peer: str) -> None:
-        """Of a listening engine, `tick` finds out."""
 
     def tick(self, now: float) -> None:
         if now - self._ticked_s < TICK_S:
@@ -257,8 +222,7 @@ class PrefillSide(Handover):
         if memory is not None:
             place = os.getpid(), memory.fd, size
             self._shared[memory.fd] = self._clock() + self._settings.disaggregation_transfer_timeout_s, memory
-        version = self._facts.get("weight_version", WEIGHT_VERSION)
-        message = Pages(room.number, [part for part, _ in found], version, *place)
+        message = Pages(room.number, [part for part, _ in found], self.weight_version, *place)
         self._parcels.append(Parcel(room, message, tuple(tickets), buffer if memory is None else None))
         self.counts["transferred_bytes"] += size
 

@@ -52,13 +52,7 @@ class Gateway:
         self.log = AccessLog(settings.access_log)
         self.clients = Clients(settings)
         self._proxy = Proxy(
-            self.dispatch,
-            self.policies,
-            self.cache_watch,
-            self.upstream,
-            settings,
-            self.metrics,
-            self.sticky,
+            *(self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky),
             self.pairing,
         )
         self._traces = traces_to(settings.otlp_endpoint)

@@ -36,8 +36,8 @@ def check_disaggregation(settings: Settings) -> None:
         return
     if parallel.dp_size > 1 or parallel.pp_size > 1 or parallel.nnodes > 1:
         raise SettingsError(
-            f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes; run several behind "
-            "`bough gateway --pd-disaggregation`."
+            f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes; run several "
+            "behind `bough gateway --pd-disaggregation`."
         )
     if mode == "decode" and settings.memory.disable_radix_cache:
         raise SettingsError("--disaggregation-mode decode keeps what arrives in the radix cache; leave it on.")
@@ -92,5 +92,5 @@ def open_handover(
         return side, PairInbox(inbox, link, side), side
     probe = None if chosen.disaggregation_transfer_backend == "tcp" else make_probe()
     link = Link(context, ToDecode, silence_s, os.environ.get(KEY_VARIABLE) or None)
-    taker = DecodeSide(executor, outbox, link, identity, chosen, probe, home_of(settings))
+    taker = DecodeSide(executor, outbox, link, identity, chosen, probe=probe, home=home_of(settings))
     return taker, PairInbox(inbox, link, taker), outbox

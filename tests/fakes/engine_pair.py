@@ -94,14 +94,14 @@ class EnginePair:
 
         def prefill_side(executor: Executor, outbox: Outbox) -> tuple[PrefillSide, Outbox]:
             link: Any = self.prefill_link
-            side = PrefillSide(executor, Deaf(outbox), link, identity_of(executor), settings, lambda: self.now)
+            side = PrefillSide(executor, Deaf(outbox), link, identity_of(executor), settings, clock=lambda: self.now)
             return side, side
 
         def decode_side(executor: Executor, outbox: Outbox) -> tuple[DecodeSide, Outbox]:
             link: Any = self.decode_link
             identity = msgspec.structs.replace(identity_of(executor), **(unlike or {}))
             own = replace(settings, disaggregation_transfer_backend="auto")
-            return DecodeSide(executor, outbox, link, identity, own, probe, home), outbox
+            return DecodeSide(executor, outbox, link, identity, own, probe=probe, home=home), outbox
 
         self.prefill = Bench(make(), handover=prefill_side, **scheduler)
         self.decode = Bench(decode_executor or make(), handover=decode_side, memory=memory, **scheduler)

@@ -380,7 +380,7 @@ class DisaggregationSettings:
         60.0, "a transfer that has begun and brings nothing for so long has failed", low=0.1
     )
     disaggregation_decode_enable_radix_cache: bool = setting(
-        True, "accepted for SGLang's users; decode engines always keep prefixes", choices=(True,)
+        False, "accepted for SGLang's users; decode engines always keep prefixes"
     )
     disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
 

@@ -1,13 +1,16 @@
-"""Prefill and decode engines as a user starts them; always ended."""
+"""Prefill engines, a decode engine and their gateway as a user starts them, all at once; always ended."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.serving import TINY, Server, running
+from tests.system.gateways import GatewayProcess
+from tests.system.serving import Server
 
 
 def free_port() -> int:
@@ -16,20 +19,34 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-@contextlib.contextmanager
-def prefill_engine(model: Path, *flags: str) -> Iterator[tuple[Server, int]]:
-    """With its bootstrap port."""
-    port = free_port()
-    mode = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
-    with running("--model-path", str(model), *TINY, *mode, *flags) as server:
-        yield server, port
+@dataclass
+class Fleet:
+    prefills: list[Server]
+    decode: Server
+    gateway: GatewayProcess
+
+    def logs(self) -> str:
+        return "\n".join(each.log() for each in (*self.prefills, self.decode, self.gateway))
 
 
 @contextlib.contextmanager
-def decode_engine(model: Path, *flags: str) -> Iterator[Server]:
-    with running("--model-path", str(model), *TINY, "--disaggregation-mode", "decode", *flags) as server:
-        yield server
-
-
-def prompt_of(length: int, first: int = 3) -> Sequence[int]:
-    return [first + (i * 7) % 50 for i in range(length)]
+def fleet(*flags: str, backends: tuple[str, ...] = ("shm", "tcp")) -> Iterator[Fleet]:
+    """A prefill engine for each transport, and a decode engine that takes any."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as cleanup:
+        folder, ports = Path(name), [free_port() for _ in backends]
+        prefills = []
+        for backend, port in zip(backends, ports, strict=True):
+            mode = ("--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", backend)
+            prefills.append(Server(folder, *flags, *mode, "--disaggregation-bootstrap-port", str(port)))
+            cleanup.callback(prefills[-1].end)
+        decode = Server(folder, *flags, "--disaggregation-mode", "decode")
+        cleanup.callback(decode.end)
+        for server in (*prefills, decode):
+            server.wait_ready()
+        words = ["--pd-disaggregation", "--decode", decode.url, "--prefill-policy", "round_robin"]
+        for server, port in zip(prefills, ports, strict=True):
+            words += ["--prefill", server.url, str(port)]
+        gateway = GatewayProcess(folder, *words)
+        cleanup.callback(gateway.process.kill)
+        gateway.wait_for(len(prefills) + 1)
+        yield Fleet(prefills, decode, gateway)

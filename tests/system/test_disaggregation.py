@@ -1,0 +1,94 @@
+"""Prefill and decode engines as real processes, behind a gateway: answers are those of one engine, and a kill loses
+none. An engine that is asked directly computes the prompt itself: that is the engine to compare with."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.system.pairs import Fleet, fleet
+from tests.system.serving import PATIENCE_S
+
+pytestmark = pytest.mark.slow
+
+GREEDY = {"temperature": 0, "max_new_tokens": 16}
+TEXT = "Once upon a time there was a small town by the sea. " * 8
+SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Fleet]:
+    flags = ("--max-total-tokens", "6000", "--dtype", "float32", "--quantization", "none", "--cpu-threads", "1")
+    with fleet(*flags) as started:
+        yield started
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
+    answer = httpx.post(f"{url}/generate", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def figures(url: str) -> dict[str, float]:
+    page = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
+    lines = [line.rpartition(" ") for line in page.splitlines() if line.startswith("bough:") and "{" in line]
+    return {name.partition("{")[0]: float(value) for name, _, value in lines}
+
+
+CASES = {
+    "greedy": {"sampling_params": GREEDY},
+    "logprobs": {"sampling_params": GREEDY, "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 3},
+    "seed": {"sampling_params": {"temperature": 1.0, "sampling_seed": 7, "max_new_tokens": 16}},
+    "samples": {"sampling_params": {"temperature": 1.0, "sampling_seed": 3, "n": 3, "max_new_tokens": 8}},
+    "penalty": {"sampling_params": {**GREEDY, "frequency_penalty": 0.8}},
+    "grammar": {"sampling_params": {**GREEDY, "json_schema": SCHEMA}},
+    "stop": {"sampling_params": {**GREEDY, "stop": [" the"]}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_of_one_engine(engines: Fleet, case: str) -> None:
+    body = {"text": f"{case}. {TEXT}", **CASES[case]}
+    before = figures(engines.decode.url)["bough:disaggregation_transfers_total"]
+    paired = ask(engines.gateway.url, body)
+    assert figures(engines.decode.url)["bough:disaggregation_transfers_total"] > before
+    alone = ask(engines.prefills[0].url, body)
+    for one, other in zip(
+        *(answer if isinstance(answer, list) else [answer] for answer in (paired, alone)), strict=True
+    ):
+        assert one["text"] == other["text"]
+        assert one["meta_info"]["finish_reason"] == other["meta_info"]["finish_reason"]
+        for name in ("output_token_logprobs", "input_token_logprobs"):
+            for mine, theirs in zip(one["meta_info"].get(name, ()), other["meta_info"].get(name, ()), strict=True):
+                assert mine[1] == theirs[1] and (mine[0] is None or abs(mine[0] - theirs[0]) < 1e-3)
+
+
+def test_a_kill_under_load_loses_no_stream(engines: Fleet) -> None:
+    bodies = [{"text": f"{i} {TEXT}", "sampling_params": GREEDY, "stream": True} for i in range(8)]
+    texts: dict[int, str] = {}
+
+    def read(number: int) -> None:
+        with httpx.stream("POST", f"{engines.gateway.url}/generate", json=bodies[number], timeout=PATIENCE_S) as answer:
+            lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
+        texts[number] = json.loads(lines[-1][6:]).get("text", lines[-1])
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    engines.prefills[1].end()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    alone = {number: ask(engines.prefills[0].url, body | {"stream": False}) for number, body in enumerate(bodies)}
+    assert texts == {number: answer["text"] for number, answer in alone.items()}
+    for server in (engines.prefills[0], engines.decode):
+        load = httpx.get(f"{server.url}/v1/loads", timeout=PATIENCE_S).json()["loads"][0]
+        assert load["num_used_tokens"] == load["num_running_reqs"] == load["num_waiting_reqs"] == 0
+    time.sleep(1.5)  # engines at rest audit their pages
+    assert "do not add up" not in engines.logs()

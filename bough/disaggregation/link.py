@@ -46,7 +46,6 @@ class Side(Handover):
         self._executor, self._outbox, self._link, self._identity = executor, outbox, link, identity
         self._settings, self._limits = settings, executor.limits()
         self._passing: list[Passing] = []
-        self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
     def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
         self._batch, self._facts, self._drop = batch, facts, drop

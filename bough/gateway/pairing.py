@@ -20,7 +20,7 @@ from bough.gateway.responses import AttemptFailedError
 from bough.gateway.resume import with_fields
 from bough.gateway.worker import Lease
 
-PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"})
+PAIRED_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"})
 UNAVAILABLE = "PrefillUnavailableError"  # a decode engine's word for a prefill engine that has failed it
 
 
@@ -32,8 +32,6 @@ class Pairing:
 
     def lease(self, call: Call, decode: Lease) -> Lease | None:
         """A prefill engine for the attempt at `decode`, which is called back when that engine is lost."""
-        if call.path not in PATHS or call.peek.not_json is not None:
-            return None
         now_s = time.monotonic()
         candidates = [
             worker
@@ -63,8 +61,10 @@ class Pairing:
         return failure
 
 
-def paired_body(body: bytes, prefill: Lease) -> bytes:
-    """The request, with the place where its prompt is computed."""
-    worker = prefill.worker
-    place = {"bootstrap_host": urlsplit(worker.url).hostname, "bootstrap_port": worker.bootstrap_port}
-    return with_fields(body, msgspec.json.encode(place | {"bootstrap_room": None})[1:-1])
+def paired_body(body: bytes, prefill: Lease | None) -> bytes:
+    """The request, with the place where its prompt is computed, which is not for clients to choose."""
+    place: dict[str, object] = dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room"))
+    if prefill is not None:
+        worker = prefill.worker
+        place |= {"bootstrap_host": urlsplit(worker.url).hostname, "bootstrap_port": worker.bootstrap_port}
+    return with_fields(body, msgspec.json.encode(place)[1:-1])

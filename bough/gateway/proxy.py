@@ -24,7 +24,7 @@ from bough.gateway.health import nobody_listens, refuses_connections
 from bough.gateway.http_client import Upstream, describe
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
-from bough.gateway.pairing import Pairing, paired_body
+from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response, scrubbed
@@ -186,8 +186,9 @@ class Proxy:
         resumable = call.peek.streams and call.path in RESUMABLE_PATHS
         headers = [*call.headers, RESUME_HEADER] if resumable else call.headers
         response: UpstreamResponse | None = None
-        prefill = None if self.pairing is None else self.pairing.lease(call, lease)
-        if prefill is not None:
+        prefill: Lease | None = None
+        if self.pairing is not None and call.path in PAIRED_PATHS and call.peek.not_json is None:
+            prefill = self.pairing.lease(call, lease)
             body = paired_body(body, prefill)
         try:
             async with lease.bounded(self.settings.attempt_timeout_secs):

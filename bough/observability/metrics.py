@@ -108,7 +108,7 @@ REQUEST_METRICS = (
 
 
 def _transfers(name: str, about: str) -> Metric:
-    return Metric(f"disaggregation_{name}_total", "counter", about, read=lambda s: s.get(name))
+    return Metric(f"disaggregation_{name}_total", "counter", about, read=lambda s: s[name])
 
 
 STATE_METRICS = (

@@ -22,7 +22,7 @@ Passing = tuple[Request, Ticket | None, FinishAbort | None]
 class Handover(dict[Request, Ticket | None]):
     def __init__(self) -> None:
         super().__init__()
-        self.counts: dict[str, int] = {}  # for the metrics
+        self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
     def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
         """`facts` are the engine's, at any moment; `drop` frees a request whose caller has had its last word."""

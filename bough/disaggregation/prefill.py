@@ -231,10 +231,11 @@ class PrefillSide(Side):
     def tokens(self, message: Open | StepOutput | Ping | ProcessCommand) -> None:
         if isinstance(message, Open) and client_of(message.handle) == FOREIGN:
             return
-        for end in message.ended if isinstance(message, StepOutput) else ():
-            room = self._of.pop(end.handle, None)
-            if room is not None and self._rooms.get(room.number) is room:
-                self._hand_over(room, end, message)
+        if isinstance(message, StepOutput):
+            for end in message.ended:
+                room = self._of.pop(end.handle, None)
+                if room is not None and self._rooms.get(room.number) is room:
+                    self._hand_over(room, end, message)
         self._outbox.tokens(message)
 
     def reply(self, message: Reply) -> None:
@@ -257,4 +258,5 @@ class PrefillSide(Side):
 def _tokens_of(handle: int, step: StepOutput) -> bytes:
     handles = np.frombuffer(step.handles, dtype=np.int64)
     counts = np.frombuffer(step.counts, dtype=np.int32) if step.counts else np.ones(len(handles), dtype=np.int32)
-    return np.frombuffer(step.tokens, dtype=np.int32)[(handles == handle).repeat(counts)].tobytes()
+    tokens: IntArray = np.frombuffer(step.tokens, dtype=np.int32)[(handles == handle).repeat(counts)]
+    return tokens.tobytes()

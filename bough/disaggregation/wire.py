@@ -21,33 +21,23 @@ from bough.messages.requests import Generate
 
 UNAVAILABLE = "PrefillUnavailableError"  # another pair of engines may do better
 Buffer = npt.NDArray[np.uint8]
-NAMES = {
-    "model": "files of the model",
-    "dtype": "number formats of the cache (--dtype, --kv-cache-dtype)",
-    "page_size": "page sizes (--page-size)",
-    "groups": "groups of layers",
-    "ranks": "numbers of ranks (--tp-size)",
-    "page_bytes": "sizes of pages",
-}
 
 
 class Identity(msgspec.Struct, frozen=True):
     """What must be equal for pages of one engine to mean the same in another."""
 
     model: str  # a fingerprint of its files
-    dtype: str  # of cached keys and values
+    cache_dtype: str
     page_size: int
     page_bytes: tuple[int, ...]  # of each group, on one rank
     groups: tuple[str, ...]
-    ranks: int  # whose parts of a page stand side by side
+    tp_size: int  # ranks whose parts of a page stand side by side
 
     def objection(self, other: Identity) -> str:
         """Why pages cannot go from one to the other; empty: they can."""
-        for field, name in NAMES.items():
-            ours, theirs = getattr(self, field), getattr(other, field)
-            if ours != theirs:
-                return f"The two engines have different {name}: {ours} and {theirs}; start both alike."
-        return ""
+        pairs = {field: (getattr(self, field), getattr(other, field)) for field in self.__struct_fields__}
+        unlike = [f"{field} ({ours} and {theirs})" for field, (ours, theirs) in pairs.items() if ours != theirs]
+        return f"The two engines differ in {', '.join(unlike)}; start both alike." if unlike else ""
 
 
 class Probe(msgspec.Struct, frozen=True):

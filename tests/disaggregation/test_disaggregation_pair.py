@@ -124,7 +124,7 @@ def test_different_prompts_for_one_room_are_refused_on_both_sides() -> None:
 
 @pytest.mark.parametrize(
     ("unlike", "word"),
-    [({"page_size": 2}, "page sizes"), ({"dtype": "fp8"}, "number formats"), ({"ranks": 2}, "ranks")],
+    [({"page_size": 2}, "page_size (1 and 2)"), ({"cache_dtype": "fp8"}, "cache_dtype"), ({"tp_size": 2}, "tp_size")],
 )
 def test_engines_that_do_not_fit_are_refused_before_anything_is_computed(unlike: dict[str, object], word: str) -> None:
     pair = EnginePair(unlike=unlike)

@@ -114,6 +114,9 @@ class DecodeSide(Side):
             known.progress_s = now
             self._take_pages(known, message, payload)
         elif isinstance(message, Done):
+            if message.started is not None and message.started.weight_version != self.weight_version:
+                self._fail(message.room, Failed(message.room, "The prefill engine has other weights."))
+                return
             del self._rooms[message.room]
             if not self._finish(known.request, message):
                 self._passing.append((known.request, self.pop(known.request), None))

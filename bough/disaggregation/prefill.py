@@ -80,8 +80,9 @@ class PrefillSide(Side):
     def check(self, message: Generate) -> None:
         if message.bootstrap is None:
             return
-        room = message.bootstrap.room
-        if room is None or (room in self._rooms and self._rooms[room].request is not None):
+        room = self._rooms.get(-1 if message.bootstrap.room is None else message.bootstrap.room)
+        left = room is None and client_of(message.handle) == FOREIGN  # who has brought it does not wait any more
+        if message.bootstrap.room is None or left or (room is not None and room.request is not None):
             raise RequestError("bootstrap_room must name one request, for both engines.", field="bootstrap_room")
 
     def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:

@@ -135,6 +135,16 @@ def test_engines_that_do_not_fit_are_refused_before_anything_is_computed(unlike:
     assert pair.prefill.executor.computed_tokens == 0
 
 
+def test_pages_of_other_weights_are_not_used() -> None:
+    pair = EnginePair()
+    pair.prefill.scheduler._control.facts["weight_version"] = "2"
+    pair.ask(1, prompt_of(1, 9))
+    pair.run()
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "other weights" in reason.message and reason.status_code == 503
+    assert pair.decode.scheduler._cache.tree.total_pages == 0
+
+
 def test_what_the_prefill_engine_refuses_is_refused() -> None:
     pair = EnginePair(lambda: FakeExecutor(context_length=16), decode_executor=FakeExecutor(context_length=64))
     pair.ask(1, prompt_of(1, 30))
@@ -165,6 +175,17 @@ def test_a_client_that_leaves_frees_both_engines() -> None:
     pair.run()
     assert isinstance(pair.decode.out.ended[1], FinishAbort)
     assert pair.used_pages() == (0, 0) and pair.prefill.executor.computed_tokens < 40
+
+
+def test_a_client_that_leaves_at_once_leaves_nothing() -> None:
+    pair = EnginePair()
+    pair.ask(1, prompt_of(1, 9))
+    pair.decode.turn()
+    pair.decode.submit(Abort(1))
+    pair.decode.turn()
+    pair.carry()  # the claim and its end arrive together
+    pair.run()
+    assert pair.prefill.executor.computed_tokens == 0
 
 
 def test_a_decode_engine_that_dies_frees_the_prefill_engine() -> None:

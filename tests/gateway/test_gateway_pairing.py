@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from aiohttp import web
 
+from bough.cli.gateway import _parser, settings_from
+from bough.core.errors import SettingsError
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
 
@@ -88,3 +91,13 @@ def test_a_prefill_engine_that_leaves_the_rotation_frees_its_requests_at_once() 
                 assert decode.places[-1] == ("127.0.0.1", 8002)
 
     asyncio.run(main())
+
+
+def test_flags_of_a_pair() -> None:
+    words = ["--pd-disaggregation", "--prefill", "http://a:1", "9001", "--prefill", "http://b:1", "--decode", "c", "d"]
+    settings = settings_from(_parser().parse(words), (), {})
+    assert settings.prefill == (("http://a:1", 9001), ("http://b:1", 8998)) and settings.worker_urls == ("c", "d")
+    with pytest.raises(SettingsError, match="are for --pd-disaggregation"):
+        settings_from(_parser().parse(words[1:]), (), {})
+    with pytest.raises(SettingsError, match="takes a URL and perhaps a port"):
+        settings_from(_parser().parse(["--pd-disaggregation", "--prefill", "http://a:1", "x"]), (), {})

@@ -7,13 +7,15 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.system.pairs import Fleet, fleet
-from tests.system.serving import PATIENCE_S
+from tests.system.pairs import Fleet, fleet, free_port
+from tests.system.serving import PATIENCE_S, TINY, running
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +70,29 @@ def test_answers_are_those_of_one_engine(engines: Fleet, case: str) -> None:
         for name in ("output_token_logprobs", "input_token_logprobs"):
             for mine, theirs in zip(one["meta_info"].get(name, ()), other["meta_info"].get(name, ()), strict=True):
                 assert mine[1] == theirs[1] and (mine[0] is None or abs(mine[0] - theirs[0]) < 1e-3)
+
+
+def test_an_engine_with_a_prefill_engine_of_its_own(tiny_model: Path) -> None:
+    port, flags = free_port(), ("--model-path", str(tiny_model), *TINY)
+    mode = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
+    home = ("--prefill-url", "http://127.0.0.1:1", "--disaggregation-bootstrap-port", str(port))
+    body = {"input_ids": [3 + i % 50 for i in range(90)], "sampling_params": GREEDY}
+    with running(*flags, *mode) as prefill, running(*flags, "--disaggregation-mode", "decode", *home) as decode:
+        alone = ask(prefill.url, body)
+        assert ask(decode.url, body)["output_ids"] == alone["output_ids"]
+        assert figures(decode.url)["bough:disaggregation_transfers_total"] == 1
+        assert figures(prefill.url)["bough:disaggregation_transferred_bytes_total"] > 0
+        routed = {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": [5, 6]}  # as SGLang's router
+        batch = {"input_ids": [[7] * 40, [9] * 30], "sampling_params": GREEDY}
+        with ThreadPoolExecutor() as pool:
+            both = [pool.submit(ask, server.url, batch | routed) for server in (prefill, decode)]
+            answers = [each.result() for each in both]
+        assert [each["output_ids"] for each in answers[1]] == [each["output_ids"] for each in ask(prefill.url, batch)]
+        assert [len(each["output_ids"]) for each in answers[0]] == [1, 1]
+        prefill.end()
+        other = body | {"input_ids": [11] * 80}
+        assert len(ask(decode.url, other)["output_ids"]) == GREEDY["max_new_tokens"]
+        assert "computed here" in decode.log()
 
 
 def test_a_kill_under_load_loses_no_stream(engines: Fleet) -> None:

@@ -373,18 +373,10 @@ class DisaggregationSettings:
     prefill_url: str | None = setting(
         None, "URL of the prefill engine of requests that name none; a prompt that it cannot compute is computed here"
     )
-    disaggregation_claim_timeout_s: float = setting(
-        120.0, "a request that a router has sent to one of two engines alone ends with an error", low=0.1
-    )
-    disaggregation_peer_timeout_s: float = setting(
-        5.0, "another engine that gives no sign of life for so long counts as gone", low=2.0
-    )
-    disaggregation_transfer_timeout_s: float = setting(
-        60.0, "a transfer that has begun and brings nothing for so long has failed", low=0.1
-    )
-    disaggregation_decode_enable_radix_cache: bool = setting(
-        False, "accepted for SGLang's users; decode engines always keep prefixes"
-    )
+    disaggregation_claim_timeout_s: float = setting(120.0, "for a router's request to reach both engines", low=0.1)
+    disaggregation_peer_timeout_s: float = setting(5.0, "silence after which another engine counts as gone", low=2.0)
+    disaggregation_transfer_timeout_s: float = setting(60.0, "for the next pages of a transfer that has begun", low=0.1)
+    disaggregation_decode_enable_radix_cache: bool = setting(False, "accepted for SGLang's users; it is always on")
     disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
 
 

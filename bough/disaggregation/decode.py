@@ -20,20 +20,9 @@ from bough.core.control import CopyPagesIn, Ticket
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.core.plan import IntArray
+from bough.disaggregation import wire
 from bough.disaggregation.link import Side
-from bough.disaggregation.wire import (
-    Buffer,
-    Cancel,
-    Claim,
-    Done,
-    Failed,
-    Mapped,
-    Pages,
-    Part,
-    Probe,
-    digest_of,
-    open_shared,
-)
+from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
 from bough.messages.outputs import Ended, StepOutput
 from bough.messages.requests import Bootstrap, Generate
 from bough.scheduler.handover import Passing
@@ -54,9 +43,9 @@ class Receiving:
 class DecodeSide(Side):
     """`home` is the prefill engine of requests that name none (--prefill-url)."""
 
-    def __init__(self, *parts: Any, probe: Probe | None = None, home: Bootstrap | None = None) -> None:
+    def __init__(self, *parts: Any, home: Bootstrap | None = None) -> None:
         super().__init__(*parts)
-        self._probe, self._home = probe, home
+        self._home = home
         self._rooms: dict[int, Receiving] = {}
         self._copies: list[tuple[Ticket, Buffer]] = []  # whose memory is still read
 
@@ -85,9 +74,9 @@ class DecodeSide(Side):
             room,
             self._identity,
             self._batch.cache.tree.match_length(request.tokens, request.namespace),
-            digest_of(request.tokens, request.namespace),
+            wire.digest_of(request.tokens, request.namespace),
             msgspec.structs.replace(message, bootstrap=None, names=()) if routed is None else None,
-            self._probe,
+            wire.neighbours(),
             self._settings.disaggregation_transfer_backend,
         )
         if not self._link.send(receiving.peer, claim):
@@ -98,7 +87,7 @@ class DecodeSide(Side):
         super().leave(request)
         for room, known in [each for each in self._rooms.items() if each[1].request is request]:
             del self._rooms[room]
-            self._link.send(known.peer, Cancel(room))
+            self._link.send(known.peer, wire.Cancel(room))
 
     def passed(self) -> list[Passing]:
         self._copies = [copy for copy in self._copies if not copy[0].ready()]
@@ -131,7 +120,7 @@ class DecodeSide(Side):
         patience_s = self._settings.disaggregation_transfer_timeout_s
         for room, known in list(self._rooms.items()):
             if known.progress_s is not None and now - known.progress_s > patience_s:
-                self._link.send(known.peer, Cancel(room))
+                self._link.send(known.peer, wire.Cancel(room))
                 self._fail(room, Failed(room, "The transfer has stalled (--disaggregation-transfer-timeout-s)."))
 
     def _fail(self, room: int, failed: Failed) -> None:
@@ -174,12 +163,12 @@ class DecodeSide(Side):
     def _take_pages(self, known: Receiving, pages: Pages, payload: Buffer | None) -> None:
         if pages.fd >= 0:
             try:
-                payload = open_shared(pages)
+                payload = wire.open_shared(pages)
             except OSError as error:
-                self._link.send(known.peer, Cancel(pages.room))
+                self._link.send(known.peer, wire.Cancel(pages.room))
                 self._fail(pages.room, Failed(pages.room, f"Shared memory cannot be read ({error}); use tcp."))
                 return
-            self._link.send(known.peer, Mapped(pages.fd))
+            self._link.send(known.peer, wire.Mapped(pages.fd))
         if payload is None or pages.weight_version != self.weight_version:
             return  # computed with other weights
         self.counts["transferred_bytes"] += len(payload)

@@ -22,8 +22,9 @@ from bough.core.control import CopyPagesOut, Ticket
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import IntArray
+from bough.disaggregation import wire
 from bough.disaggregation.link import TICK_S, Side
-from bough.disaggregation.wire import Beat, Buffer, Cancel, Claim, Done, Failed, Pages, Part, SharedMemory, digest_of
+from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
 from bough.messages.channels import client_of, first_handle
 from bough.messages.outputs import Ended, Open, Reply, StepOutput
 from bough.messages.requests import Bootstrap, Generate, Ping, ProcessCommand
@@ -66,7 +67,7 @@ class PrefillSide(Side):
         self._of: dict[int, Room] = {}  # by handle
         self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
         self._parcels: deque[Parcel] = deque()
-        self._shared: dict[int, tuple[float, SharedMemory]] = {}  # until when decode engines may open it
+        self._shared: dict[int, tuple[float, wire.SharedMemory]] = {}  # until when decode engines may open it
 
     @property
     def busy(self) -> bool:
@@ -111,7 +112,7 @@ class PrefillSide(Side):
         request, claim = room.request, room.claim
         if request is None or claim is None:
             return
-        if claim.digest != digest_of(request.tokens, request.namespace):
+        if claim.digest != wire.digest_of(request.tokens, request.namespace):
             self._passing.append((request, None, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
             return
         room.next_page = claim.have // self._limits.page_size
@@ -122,7 +123,7 @@ class PrefillSide(Side):
     def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None:
         if isinstance(message, Claim):
             self._claim(peer, message)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, wire.Cancel):
             self._let_go(self._rooms.get(message.room), "The decode engine does not wait for it any more.")
         else:
             self._close_shared([message.fd])
@@ -133,7 +134,7 @@ class PrefillSide(Side):
         self._ticked_s = now
         self._close_shared([fd for fd, (until, _) in self._shared.items() if now > until])
         for room in list(self._rooms.values()):
-            if room.claim is not None and not self._link.send(room.peer, Beat()):
+            if room.claim is not None and not self._link.send(room.peer, wire.Beat()):
                 self._let_go(room, "The decode engine is gone.")
             elif now > room.until_s and (room.claim is None or room.request is None):
                 reason = "Only one of the two engines has got it in time (--disaggregation-claim-timeout-s)."
@@ -143,7 +144,7 @@ class PrefillSide(Side):
     def _claim(self, peer: Any, claim: Claim) -> None:
         objection = self._identity.objection(claim.identity)
         choices = {self._settings.disaggregation_transfer_backend, claim.backend} - {"auto"}
-        shared = claim.probe is not None and choices != {"tcp"} and claim.probe.readable()
+        shared = choices != {"tcp"} and claim.neighbours == wire.neighbours()
         if len(choices) > 1:
             objection = "The two engines were told to use different --disaggregation-transfer-backend."
         elif "shm" in choices and not shared:
@@ -211,7 +212,7 @@ class PrefillSide(Side):
 
     def _pack(self, room: Room, found: Sequence[tuple[Part, IntArray]]) -> None:
         size = sum(part.count * self._limits.copied_bytes(part.group) for part, _ in found)
-        memory = SharedMemory(size) if room.shared else None
+        memory = wire.SharedMemory(size) if room.shared else None
         buffer: Buffer = np.empty(size, dtype=np.uint8) if memory is None else memory.array
         tickets, at = [], 0
         for part, pages in found:

@@ -75,7 +75,7 @@ def open_handover(
     from bough.disaggregation.decode import DecodeSide
     from bough.disaggregation.link import Link, PairInbox
     from bough.disaggregation.prefill import PrefillSide
-    from bough.disaggregation.wire import Identity, ToDecode, ToPrefill, make_probe
+    from bough.disaggregation.wire import Identity, ToDecode, ToPrefill
 
     limits = executor.limits()
     if limits.page_size > 1 and any(group.kind == "state" for group in limits.groups):
@@ -90,7 +90,6 @@ def open_handover(
         link = Link(context, ToPrefill, silence_s, key_of(host), where)
         side = PrefillSide(executor, outbox, link, identity, chosen)
         return side, PairInbox(inbox, link, side), side
-    probe = None if chosen.disaggregation_transfer_backend == "tcp" else make_probe()
     link = Link(context, ToDecode, silence_s, os.environ.get(KEY_VARIABLE) or None)
-    taker = DecodeSide(executor, outbox, link, identity, chosen, probe=probe, home=home_of(settings))
+    taker = DecodeSide(executor, outbox, link, identity, chosen, home=home_of(settings))
     return taker, PairInbox(inbox, link, taker), outbox

@@ -10,7 +10,7 @@ import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.settings import DisaggregationSettings
-from bough.disaggregation.wire import make_probe
+from bough.disaggregation import wire
 from bough.messages.requests import Abort, Bootstrap, LogprobRequest
 from tests.fakes.engine_pair import HERE, EnginePair
 from tests.fakes.executor import VOCAB, FakeExecutor, make_groups, oracle
@@ -260,7 +260,7 @@ def open_files() -> int:
 
 
 def test_pages_go_through_shared_memory_and_leave_nothing_behind() -> None:
-    pair, before = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8), probe=make_probe()), open_files()
+    pair, before = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8), shared=True), open_files()
     prompt = prompt_of(1, 40)
     pair.ask(1, prompt, max_new_tokens=4)
     pair.run()
@@ -273,8 +273,18 @@ def test_pages_go_through_shared_memory_and_leave_nothing_behind() -> None:
     assert open_files() == before
 
 
-def test_shared_memory_that_cannot_be_had_is_refused_where_it_was_demanded() -> None:
+def test_transports_that_contradict_each_other_are_refused() -> None:
     pair = EnginePair(settings=DisaggregationSettings(disaggregation_transfer_backend="shm"))
+    pair.ask(1, prompt_of(1, 9))
+    pair.run()
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "different --disaggregation-transfer-backend" in reason.message
+
+
+def test_shared_memory_that_cannot_be_had_is_refused_where_it_was_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = EnginePair(settings=DisaggregationSettings(disaggregation_transfer_backend="shm"), shared=True)
+    hosts = iter(["one host", "another"])
+    monkeypatch.setattr(wire, "neighbours", lambda: next(hosts))
     pair.ask(1, prompt_of(1, 9))
     pair.run()
     reason = pair.decode.out.ended[1]

@@ -14,7 +14,7 @@ from bough.core.plan import Executor
 from bough.core.settings import DisaggregationSettings, MemorySettings
 from bough.disaggregation.decode import DecodeSide
 from bough.disaggregation.prefill import PrefillSide
-from bough.disaggregation.wire import Identity, Probe, ToDecode, ToPrefill
+from bough.disaggregation.wire import Identity, ToDecode, ToPrefill
 from bough.messages.outputs import StepOutput
 from bough.messages.requests import Bootstrap, Generate
 from bough.scheduler.ports import Outbox
@@ -82,7 +82,7 @@ class EnginePair:
         decode_executor: FakeExecutor | None = None,
         settings: DisaggregationSettings | None = None,
         home: Bootstrap | None = None,
-        probe: Probe | None = None,
+        shared: bool = False,
         unlike: dict[str, Any] | None = None,
         memory: MemorySettings | None = None,
         **scheduler: Any,
@@ -100,8 +100,8 @@ class EnginePair:
         def decode_side(executor: Executor, outbox: Outbox) -> tuple[DecodeSide, Outbox]:
             link: Any = self.decode_link
             identity = msgspec.structs.replace(identity_of(executor), **(unlike or {}))
-            own = replace(settings, disaggregation_transfer_backend="auto")
-            return DecodeSide(executor, outbox, link, identity, own, probe=probe, home=home), outbox
+            own = replace(settings, disaggregation_transfer_backend="auto" if shared else "tcp")
+            return DecodeSide(executor, outbox, link, identity, own, home=home), outbox
 
         self.prefill = Bench(make(), handover=prefill_side, **scheduler)
         self.decode = Bench(decode_executor or make(), handover=decode_side, memory=memory, **scheduler)

@@ -108,7 +108,7 @@ class DecodeSide(Side):
                 return
             del self._rooms[message.room]
             if not self._finish(known.request, message):
-                self._passing.append((known.request, self.pop(known.request), None))
+                self._passing.append((known.request, None))
         elif isinstance(message, Failed):
             self._fail(message.room, message)
 
@@ -128,10 +128,9 @@ class DecodeSide(Side):
         known = self._rooms.pop(room)
         if known.own_choice and failed.status_code >= 500:
             log.warning("a prompt is computed here: %s", failed.reason)
-            self._passing.append((known.request, self.pop(known.request), None))
+            self._passing.append((known.request, None))
             return
-        reason = FinishAbort(failed.reason, failed.status_code, failed.err_type)
-        self._passing.append((known.request, None, reason))
+        self._passing.append((known.request, FinishAbort(failed.reason, failed.status_code, failed.err_type)))
 
     def _finish(self, request: Request, done: Done) -> bool:
         """The caller gets the first token as from any engine. Whether the request is over with it."""

@@ -19,6 +19,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from bough.core.errors import SettingsError
+from bough.core.finish import FinishAbort
 from bough.core.plan import Executor
 from bough.core.settings import DisaggregationSettings
 from bough.disaggregation.wire import Buffer, Identity
@@ -45,14 +46,16 @@ class Side(Handover):
         super().__init__()
         self._executor, self._outbox, self._link, self._identity = executor, outbox, link, identity
         self._settings, self._limits = settings, executor.limits()
-        self._passing: list[Passing] = []
+        self._passing: list[tuple[Request, FinishAbort | None]] = []
 
     def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
         self._batch, self._facts, self._drop = batch, facts, drop
 
     def passed(self) -> list[Passing]:
+        """They wait here until now, because they may be aborted before."""
         passing, self._passing = self._passing, []
-        return passing
+        going = [(request, self.pop(request), None) for request, why in passing if why is None and request in self]
+        return going + [(request, None, why) for request, why in passing if why is not None]
 
     @property
     def weight_version(self) -> str:

@@ -113,10 +113,10 @@ class PrefillSide(Side):
         if request is None or claim is None:
             return
         if claim.digest != wire.digest_of(request.tokens, request.namespace):
-            self._passing.append((request, None, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
+            self._passing.append((request, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
             return
         room.next_page = claim.have // self._limits.page_size
-        self._passing.append((request, self.pop(request), None))
+        self._passing.append((request, None))
 
     # -- decode engines ------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class PrefillSide(Side):
         del self._rooms[room.number]
         self.counts["failed_transfers"] += 1
         if room.request is not None:
-            self._passing.append((room.request, None, FinishAbort(reason, 504, "AbortError")))
+            self._passing.append((room.request, FinishAbort(reason, 504, "AbortError")))
 
     def _deliver(self, parcel: Parcel) -> None:
         room, message = parcel.room, parcel.message

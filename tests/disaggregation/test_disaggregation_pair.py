@@ -188,6 +188,19 @@ def test_a_client_that_leaves_at_once_leaves_nothing() -> None:
     assert pair.prefill.executor.computed_tokens == 0
 
 
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_a_client_may_leave_at_any_moment(turns: int) -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8))
+    pair.ask(1, prompt_of(1, 20), max_new_tokens=5)
+    pair.prefill.ask(2, prompt_of(2, 20), bootstrap=Bootstrap(room=5))
+    pair.ask(2, prompt_of(2, 20), max_new_tokens=5, bootstrap=Bootstrap("prefill", 8998, 5))
+    pair.turn(turns)
+    for bench in (pair.prefill, pair.decode):
+        bench.submit(Abort())  # after whatever has just come from the other engine
+    pair.run()
+    assert {1, 2} <= pair.decode.out.ended.keys() and pair.used_pages() == (0, 0)
+
+
 def test_a_decode_engine_that_dies_frees_the_prefill_engine() -> None:
     pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))
     pair.ask(1, prompt_of(1, 60), max_new_tokens=2)

@@ -571,7 +571,7 @@ def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["glm4", "gpt2"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("glm4", marks=pytest.mark.long)])
 def test_an_engine_serves_the_folder(tmp_path: Path, name: str) -> None:
     model, tokens = make(name, tmp_path), prompt(20, seed=6)
     with bough.Engine(model_path=str(tmp_path), skip_tokenizer_init=True, dtype="float32") as engine:

@@ -147,8 +147,8 @@ def test_a_killed_parent_leaves_no_orphan(tiny_model: Path) -> None:
 def test_control_c_in_generate_aborts_and_ends_cleanly(tiny_model: Path) -> None:
     body = """
     e = start(context_length=4096)
-    print("up", flush=True)
     try:
+        print("up", flush=True)
         e.generate(input_ids=[1, 2], sampling_params={"max_new_tokens": 4000, "ignore_eos": True})
     except KeyboardInterrupt:
         for _ in range(500):

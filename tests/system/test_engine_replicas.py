@@ -42,7 +42,7 @@ def own_replicas() -> dict[str, psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.long)])  # ranks: in the test below
 def test_two_replicas_give_the_tokens_of_one_engine(model: Path, expected: list[list[int]], tp_size: int) -> None:
     with engine_of(model, attention_backend="torch", dp_size=2, tp_size=tp_size, **SMALL) as engine:
         processes = own_replicas()

@@ -39,8 +39,8 @@ def one_by_one(engine: Engine, prompt: list[int], rank: int) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "tp_size", "flags"),
     [
-        ("moe", 2, {}),
-        pytest.param("moe", 2, {"ep_size": 2}, marks=pytest.mark.long),
+        ("moe", 2, {"ep_size": 2}),
+        pytest.param("moe", 2, {}, marks=pytest.mark.long),
         ("latent", 2, {"ep_size": 2, **A2A}),
         ("latent", 4, {"check_ranks": True}),
     ],

@@ -100,7 +100,7 @@ def ask(url: str, **body: Any) -> httpx.Response:
 @pytest.mark.slow
 def test_a_request_that_waits_for_its_answer_is_moved(model: Path) -> None:
     flags = [*TINY, "--device", "cpu", "--dp-size", "2", "--tokenizer-worker-num", "2", "--log-level", "error"]
-    body = {"input_ids": [5, 6, 7], "sampling_params": {**GREEDY, "max_new_tokens": 400}}
+    body: dict[str, Any] = {"input_ids": [5, 6, 7], "sampling_params": {**GREEDY, "max_new_tokens": 400}}
     with running("--model-path", str(model), *flags) as server:
         alone = ask(server.url, **body).json()["output_ids"]
         answers: list[httpx.Response] = []
@@ -118,8 +118,10 @@ def test_a_request_that_waits_for_its_answer_is_moved(model: Path) -> None:
         assert [answer.status_code for answer in answers] == [200] * 12
         assert [answer.json()["output_ids"] for answer in answers] == [alone] * 12
         assert httpx.get(f"{server.url}/health").status_code == 200
-        assert len(loads()) == 1 and httpx.get(f"{server.url}/v1/loads").json()["dp_rank_count"] == 1
-        for _ in range(8):  # by either HTTP process
+        until(lambda: all(len(loads()) == 1 for _ in range(8)), "a death that either HTTP process knows of")
+        assert httpx.get(f"{server.url}/v1/loads").json()["dp_rank_count"] == 1
+        body["sampling_params"] = {"max_new_tokens": 1}
+        for _ in range(8):
             assert ask(server.url, **body, routed_dp_rank=0).status_code == 200
             assert ask(server.url, **body, routed_dp_rank=1).status_code == 503
         assert "Replica 1 is dead; the others serve on." in server.log()

@@ -183,16 +183,20 @@ def test_a_stuck_scheduler_shows_in_health_and_in_the_log(tiny_model: Path) -> N
             assert any(line.startswith(name) and file in line for line in stacks.splitlines()), name
 
 
+def stands_still(reader: Reader) -> bool:
+    """In its middle: what was on its way when the engine paused has come."""
+    seen = len(reader.events)
+    time.sleep(0.2)
+    return len(reader.events) == seen and reader.events[-1] != "[DONE]"
+
+
 @pytest.mark.slow
 def test_pause_continue_flush_and_profile(tiny_model: Path, tmp_path: Path) -> None:
     with running(str(tiny_model), *TINY) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         for mode in ("in_place", "retract"):
             reader = Reader(server.url, LONG)
             assert client.post("/pause_generation", json={"mode": mode}).json()["success"]
-            time.sleep(0.2)
-            seen = len(reader.events)
-            time.sleep(0.2)
-            assert len(reader.events) == seen
+            until(lambda reader=reader: stands_still(reader), "a stream that stands still")
             assert (client.post("/flush_cache").status_code == 200) == (mode == "retract")
             assert client.post("/continue_generation").status_code == 200
             assert len(reader.all()[-2]["output_ids"]) == 400

@@ -223,14 +223,14 @@ def answers(engine: Engine) -> list[list[int]]:
     return [output["output_ids"] for output in outputs]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [{"tp_size": 3}, pytest.param({"pp_size": 2}, marks=LONG)])
+@LONG
+@pytest.mark.parametrize("split", [{"tp_size": 3}, {"pp_size": 2}])
 def test_the_default_model_is_split(split: dict[str, int], of_default_model: list[list[int]]) -> None:
     with fp32_engine(device="cpu", cpu_threads=1, **split) as engine:
         assert answers(engine) == of_default_model
 
 
-@pytest.mark.slow
+@LONG
 def test_a_split_that_does_not_fit_says_what_does() -> None:
     with pytest.raises(SettingsError, match=r"--tp-size 2: num_heads \(9\) .* Sizes that fit this model: 1, 3"):
         Engine(device="cpu", tp_size=2)

@@ -37,8 +37,8 @@ ALIASES = {
     "nccl_init_addr": "dist_init_addr",
 }
 ENVIRONMENT_PREFIX = "BOUGH_"
-# No settings: where fetched models lie, and a secret that no flag shall show to `ps`.
-OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_CLUSTER_KEY"})
+# No settings: where fetched models and stored pages lie, and a secret that no flag shall show to `ps`.
+OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "BOUGH_CLUSTER_KEY"})
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 

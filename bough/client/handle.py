@@ -17,7 +17,7 @@ from bough.core.control import RecordExperts, Sleep, SwapWeights, Wake, memory_t
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
-from bough.messages.requests import Abort, Command, Control, Generate, GetState, ProcessCommand
+from bough.messages.requests import Abort, Command, Control, Generate, GetState, Ping, ProcessCommand
 from bough.observability.metrics import State
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -102,11 +102,21 @@ class EngineClient:
         """The engine's reply to a command, which is made with the number of the call: every replica gets it."""
         return merge_replies(await self._call_all(command))
 
+    async def silent_replicas(self, timeout_s: float) -> list[int]:
+        """Those that do not answer in time, though nobody has seen them die."""
+        replies = await self._call_all(Ping, timeout_s)
+        return [each.number for each in self._replicas.alive if each.number not in replies]
+
     async def states(self, timeout_s: float | None = None) -> list[State]:
         """Of every replica that answers in time."""
         replies = await self._call_all(GetState, timeout_s)
         several = len(self._replicas.all) > 1
         return [{**reply.data, "dp_rank": rank} if several else reply.data for rank, reply in replies.items()]
+
+    @property
+    def replica_count(self) -> int:
+        """Of those that live."""
+        return len(self._replicas.alive)
 
     @property
     def dead_replicas(self) -> dict[str, str]:

@@ -118,10 +118,11 @@ def connect(
     settings: Settings,
     cleanup: contextlib.AsyncExitStack,
     on_stuck: Callable[[], None],
+    end_replica: Callable[[int, str], None],
     logging: RequestLogging,
 ) -> ServerContext:
-    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck`. Texts
-    come from anybody and have any length, so the tokenizer is bounded."""
+    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck` and
+    `end_replica`. Texts come from anybody and have any length, so the tokenizer is bounded."""
     server = settings.server
     bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
     tokenizer = tokenizer and tokenizer.bounded(bound)
@@ -135,7 +136,8 @@ def connect(
     client.on_command = logging.obey
     watchdog = None
     if server.watchdog_timeout:
-        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
+        apart = settings.parallel.groups == 1
+        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck, end_replica if apart else None)
         cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
     reader = input_reader(files, settings.model, tokenizer)
     main_pid = os.getppid() if end.number else os.getpid()
@@ -304,7 +306,8 @@ class MainServer(Serving):
             print_own_stacks("server")
             supervisor.print_stacks()
 
-        return connect(end, tokenizer, replica.files, model, settings, cleanup, print_stacks, self._logging)
+        acts = print_stacks, supervisor.end_replica
+        return connect(end, tokenizer, replica.files, model, settings, cleanup, *acts, self._logging)
 
     async def _start_tokenizer_workers(self, replica: Replica, model: ModelInfo) -> None:
         if self._shared_listener is None:
@@ -349,8 +352,8 @@ class TokenizerWorker(Serving):
         self._end.open()
         tokenizer = await in_thread(lambda: open_tokenizer(self._files, self._settings.model))
         # The main process prints the stacks of an engine that is stuck; here the watchdog only answers /health.
-        settings, ignore = self._settings, lambda: None
-        return connect(self._end, tokenizer, self._files, self._model, settings, cleanup, ignore, self._logging)
+        settings, acts = self._settings, (lambda: None, lambda number, reason: None)
+        return connect(self._end, tokenizer, self._files, self._model, settings, cleanup, *acts, self._logging)
 
     def on_ready(self, context: ServerContext) -> None:
         self._announce(ready={})

@@ -195,9 +195,20 @@ class Supervisor:
             if child.kind == RankLostError.__name__:
                 self._changed.wait_for(lambda: self._closing or child.dismissed, REASON_S)
             left_in_order = child.role == "executor" and not code  # its leader told it so, and is ending itself
-            if self._closing or child.dismissed or left_in_order:
+        if not left_in_order:
+            self._lose(child, child.describe_end(code))
+
+    def end_replica(self, dp_rank: int, reason: str) -> None:
+        """Of several: one that hangs. Nobody waits for its processes, which may not even die."""
+        for child in self.children:
+            if child.dp_rank == dp_rank:
+                self._lose(child, reason)
+
+    def _lose(self, child: Child, text: str) -> None:
+        with self._changed:
+            if self._closing or child.dismissed:
                 return
-            text, lost = child.describe_end(code), self._replica_of(child)
+            lost = self._replica_of(child)
             for each in lost:
                 each.dismissed = True
             self._changed.notify_all()

@@ -78,7 +78,7 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
                 Path(settings.server.uds).unlink()
 
 
-def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[], None]]) -> None:
+def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[str], None]]) -> None:
     """A further HTTP process (`--tokenizer-worker-num`), with a client of its own on the same engine."""
     assert spec.server is not None
     set_up_logging(f"server {spec.server.number}", spec.parse_settings().process.log_level)
@@ -340,9 +340,10 @@ class TokenizerWorker(Serving):
         self._end = ClientEnd(server.replicas, server.number)
         self.ended = threading.Event()
 
-    def lose_parent(self) -> None:
-        """On the thread that has seen the parent go, and that ends this process when it returns."""
-        error = EngineDeadError(MAIN_GONE)
+    def lose_parent(self, reason: str) -> None:
+        """On the thread that has seen the parent go, and that ends this process when it returns. No reason was given
+        if the parent was killed."""
+        error = EngineDeadError(reason or MAIN_GONE)
         self.die(error)  # first: it writes down which requests are running
         self._end.die(error)
         self.ended.wait(SHUTDOWN_GRACE_S)

@@ -59,12 +59,13 @@ class Child:
             self.fatal, self.kind = news.get("fatal"), news.get("kind")
         return self.process.wait()
 
-    def end_now(self) -> None:
-        """Kills it; a server process sees its input end, and sends its clients an error first."""
+    def end_now(self, reason: str = "") -> None:
+        """Kills it; a server process sees its input end, and sends its clients the reason first."""
         if self.role != "server":
             self.process.kill()
-        elif self.process.stdin is not None:
+        elif self.process.stdin is not None and not self.process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(reason.encode())
                 self.process.stdin.close()
 
     def describe_end(self, code: int) -> str:
@@ -227,9 +228,10 @@ class Supervisor:
                 return
             self._closing, self.error = True, error
             self._changed.notify_all()
-        self.at_end(reason or str(error))
-        self.end_now()
-        self._on_death(EngineDeadError(reason or str(error)))
+        reason = reason or str(error)
+        self.at_end(reason)
+        self.end_now(reason)
+        self._on_death(EngineDeadError(reason))
 
     def _replica_of(self, child: Child) -> list[Child]:
         """The processes that end with a child; none: all do, because no other replica serves."""
@@ -238,9 +240,9 @@ class Supervisor:
         alive = {each.dp_rank for each in self.children if not each.dismissed} - {None, child.dp_rank}
         return [each for each in self.children if each.dp_rank == child.dp_rank] if alive else []
 
-    def end_now(self) -> None:
+    def end_now(self, reason: str = "") -> None:
         for child in list(self.children):
-            child.end_now()
+            child.end_now(reason)
 
     def _notify(self) -> None:
         with self._changed:

@@ -121,7 +121,8 @@ class FakeChild:
         self.over.wait(60.0)
         return 1
 
-    def end_now(self) -> None:
+    def end_now(self, reason: str = "") -> None:
+        self.reason = reason
         self.over.set()
 
     def describe_end(self, code: int) -> str:
@@ -160,4 +161,4 @@ def test_a_replica_ends_alone_and_the_last_one_ends_the_engine(
     first.end_now()
     assert news.acquire(timeout=60.0)
     assert deaths == ["The scheduler DP0 process ended with exit code 1."] and len(lost) == 1
-    assert server.over.is_set() and str(supervisor.error) == deaths[0]  # type: ignore[attr-defined]
+    assert server.reason == deaths[0] and str(supervisor.error) == deaths[0]  # type: ignore[attr-defined]

@@ -53,8 +53,7 @@ class Pinged:
             assert isinstance(message, Ping)
             self.pings += 1
             if not self.hangs:
-                reply = Reply(message.call, True)
-                asyncio.get_running_loop().call_soon(lambda: self._bench["client"].receive(reply))
+                asyncio.get_running_loop().call_soon(self._bench["client"].receive, Reply(message.call, True))
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from bough.core.errors import ModelError, RequestError, ResourceError
+from bough.core.errors import BoughError, EngineDeadError, ModelError, RequestError, ResourceError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LOAD_FORMATS, LOAD_INSTEAD, Settings
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
@@ -83,11 +83,20 @@ class WeightStore:
             return "All experts stay where they are."
         with _unreadable():
             source = self._open(self._files, self._load_format).source
-        before = [slot.name for slot in self._slots]
+        before, places = [slot.name for slot in self._slots], [layer.slots for layer in spread.layers]
         spread.place(better)
-        self._slots = list(self._loaded.model.slots())
-        coming = [slot for slot, name in zip(self._slots, before, strict=True) if slot.name != name]
-        load_weights(coming, source, progress=False, device=self._loaded.device)
+        moved = list(self._loaded.model.slots())
+        coming = [slot for slot, name in zip(moved, before, strict=True) if slot.name != name]
+        try:
+            check_weights(coming, source)
+        except BoughError:
+            spread.place(places)
+            raise
+        try:
+            load_weights(coming, source, progress=False, device=self._loaded.device)
+        except (BoughError, OSError) as error:  # what is overwritten cannot serve on
+            raise EngineDeadError(f"Experts have moved in part: {error} Make the files readable and start again.") from None
+        self._slots = moved
         return f"This rank has read {len(coming)} tensors of experts that moved."
 
     def release(self) -> None:

@@ -95,7 +95,9 @@ class WeightStore:
         try:
             load_weights(coming, source, progress=False, device=self._loaded.device)
         except (BoughError, OSError) as error:  # what is overwritten cannot serve on
-            raise EngineDeadError(f"Experts have moved in part: {error} Make the files readable and start again.") from None
+            raise EngineDeadError(
+                f"Experts have moved in part: {error} Make the files readable and start again."
+            ) from None
         self._slots = moved
         return f"This rank has read {len(coming)} tensors of experts that moved."
 

@@ -28,10 +28,10 @@ from bough.core.errors import EngineDeadError
 from bough.core.garbage import settle_garbage
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
+from bough.launch.engine_processes import EngineProcesses
 from bough.launch.node_process import run_node, serve_health
 from bough.launch.nodes import check_nodes, cluster_key
 from bough.launch.parts import input_reader, open_tokenizer
-from bough.launch.replica import Replica
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor, print_own_stacks
 from bough.loader.locate import ModelFiles
@@ -275,8 +275,8 @@ class MainServer(Serving):
         settings = self._settings
         folders = cleanup.enter_context(contextlib.ExitStack())
         clients = settings.server.tokenizer_worker_num
-        replica = await in_thread(lambda: Replica(settings, folders, clients, self._executor))
-        end = ClientEnd(replica.addresses)
+        processes = await in_thread(lambda: EngineProcesses(settings, folders, clients, self._executor))
+        end = ClientEnd(processes.addresses)
 
         def on_death(error: EngineDeadError) -> None:
             if self._ready:  # else `wait_until_ready` raises the child's own error
@@ -286,17 +286,17 @@ class MainServer(Serving):
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         cleanup.push_async_callback(in_thread, end.terminate)
         cleanup.callback(end.close)
-        supervisor = self._supervisor = replica.supervise(on_death, end.lose)
+        supervisor = self._supervisor = processes.supervise(on_death, end.lose)
         cleanup.push_async_callback(in_thread, supervisor.close)
         cleanup.callback(end.send_shutdown)
         cleanup.callback(supervisor.expect_endings)
         end.open()
-        replica.start()
-        tokenizer = await in_thread(replica.open_tokenizer)
-        await in_thread(replica.wait_until_ready)
-        replica.limits["startup_time"]["tokenizer_e2e"] = round(time.monotonic() - self._began, 3)
-        model = replica.describe()
-        await self._start_tokenizer_workers(replica, model)
+        processes.start()
+        tokenizer = await in_thread(processes.open_tokenizer)
+        await in_thread(processes.wait_until_ready)
+        processes.limits["startup_time"]["tokenizer_e2e"] = round(time.monotonic() - self._began, 3)
+        model = processes.describe()
+        await self._start_tokenizer_workers(processes, model)
         self._ready = True
         if supervisor.error is not None:
             raise supervisor.error
@@ -307,18 +307,21 @@ class MainServer(Serving):
             supervisor.print_stacks()
 
         acts = print_stacks, supervisor.end_replica
-        return connect(end, tokenizer, replica.files, model, settings, cleanup, *acts, self._logging)
+        return connect(end, tokenizer, processes.files, model, settings, cleanup, *acts, self._logging)
 
-    async def _start_tokenizer_workers(self, replica: Replica, model: ModelInfo) -> None:
+    async def _start_tokenizer_workers(self, processes: EngineProcesses, model: ModelInfo) -> None:
         if self._shared_listener is None:
             return
         flat = self._settings.to_flat()
-        fd, ways = self._shared_listener.fileno(), replica.addresses
+        fd, ways = self._shared_listener.fileno(), processes.addresses
         numbers = range(1, self._settings.server.tokenizer_worker_num)
-        replica.supervisor.start(
-            [ChildSpec("server", flat, ways[0], replica.files, ServerSpec(n, fd, model, tuple(ways))) for n in numbers]
+        processes.supervisor.start(
+            [
+                ChildSpec("server", flat, ways[0], processes.files, ServerSpec(n, fd, model, tuple(ways)))
+                for n in numbers
+            ]
         )
-        await in_thread(replica.wait_until_ready)
+        await in_thread(processes.wait_until_ready)
 
     async def stop_others(self) -> None:
         """They drain like this process does."""

@@ -18,7 +18,7 @@ from bough.core.settings import LOAD_FORMATS, LOAD_INSTEAD, Settings
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
 from bough.executor.machine import free_memory_bytes
 from bough.layers.spread import ExpertRecord
-from bough.loader.load import check_weights, load_weights, open_source, packed_cache, packed_size
+from bough.loader.load import check_ends, check_weights, load_weights, open_source, packed_cache, packed_size
 from bough.loader.locate import ModelFiles, locate
 from bough.loader.source import WeightSource
 
@@ -129,6 +129,8 @@ class WeightStore:
         config = self._loaded.config
         source = open_source(files, config, load_format, self._loaded.device)
         check_weights(self._slots, source)
+        if self._loaded.topology.has_ends:
+            check_ends(self._slots, source)
         if not self.in_place:  # packed weights are as wide as the checkpoint has them
             needed = packed_size(source, self._settings.model.quantization).nbytes
             free = free_memory_bytes() + self._held_bytes

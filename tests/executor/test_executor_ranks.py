@@ -202,6 +202,28 @@ def test_experts_that_cannot_move_stay_and_those_that_moved_in_part_end_the_engi
         with_ranks(folders["moe"], 2, mixed_load, **flags)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "smaller", "tensor"),
+    [
+        ("llama", {"intermediate_size": 48}, r"layers\.0\.mlp\.(gate|down)_proj"),
+        ("llama", {"num_key_value_heads": 2}, r"layers\.0\.self_attn\.k_proj"),
+        ("llama", {"vocab_size": VOCAB - 9}, "embed_tokens"),
+        ("moe", {"moe_intermediate_size": 16}, r"layers\.0\.mlp\.experts\.\d\.(gate|down)_proj"),
+    ],
+)
+def test_weights_that_are_larger_than_the_configuration_are_refused(
+    folders: dict[str, Path], size: int, model: str, smaller: dict[str, int], tensor: str
+) -> None:
+    flags = {"json_model_override_args": json.dumps(smaller)}
+    told = rf"Tensor model\.{tensor}\.weight has shape \[\d+, \d+\], the model expects \[\d+, \d+\]"
+    with pytest.raises(ModelError, match=told):
+        if size == 1:
+            build(folders[model], **flags)
+        else:  # the last rank sees it
+            build(folders[model], thread_groups(2)[1], **flags)
+
+
 def record_of(executor: Executor, count: int = 6) -> tuple[list[int], list[list[int]]]:
     """The tokens of one request, and how often it has chosen each expert; those before and behind it do not count."""
 

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 Field = dataclasses.Field[Any]
 
 ENVIRONMENT_PREFIX = "BOUGH_"
-# No settings: where fetched models lie, and a secret that no flag shall show to `ps`.
-OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_CLUSTER_KEY"})
+# No settings: where fetched models and stored pages lie, and a secret that no flag shall show to `ps`.
+OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "BOUGH_CLUSTER_KEY"})
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 

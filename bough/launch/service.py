@@ -30,11 +30,12 @@ from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
 from bough.launch.engine_processes import EngineProcesses
 from bough.launch.node_process import run_node, serve_health
-from bough.launch.nodes import check_nodes, cluster_key
+from bough.launch.nodes import check_nodes
 from bough.launch.parts import input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor, print_own_stacks
 from bough.loader.locate import ModelFiles
+from bough.messages.channels import cluster_key
 from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
 from bough.server.app import App, Front, Phase, with_cors, with_count

@@ -23,7 +23,7 @@ from bough.executor.load_model import check_split
 from bough.executor.native_tapes import why_not_recorded
 from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
-from bough.loader.load import load_weights, open_source
+from bough.loader.load import check_ends, load_weights, open_source
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import BUILT_IN, build_model
@@ -435,6 +435,8 @@ def forward(
     ours = build_model(model.config, group.topology, dtype, CPU, group, spread=spread)
     source = open_source(locate(str(model.folder)), model.config)
     load_weights(ours.slots(), source, progress=False, device=CPU)
+    if group.topology.has_ends:
+        check_ends(ours.slots(), source)
     return Forward(ours, page_size=4, dtype=dtype, topology=group.topology)
 
 

@@ -254,7 +254,7 @@ def test_a_childs_own_error_is_preferred_to_a_missing_tokenizer(
         raise ModelError("has no tokenizer")
 
     monkeypatch.setattr(Link, "die", note)
-    monkeypatch.setattr("bough.launch.replica.open_tokenizer", no_tokenizer)
+    monkeypatch.setattr("bough.launch.engine_processes.open_tokenizer", no_tokenizer)
     with pytest.raises(ResourceError, match="max-total-tokens"):
         tiny_engine(tiny_model, max_total_tokens=10**12)
 

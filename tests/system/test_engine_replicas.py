@@ -131,6 +131,20 @@ def test_a_request_that_waits_for_its_answer_is_moved(model: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_replica_that_hangs_is_taken_out(model: Path) -> None:
+    flags = [*TINY, "--device", "cpu", "--dp-size", "2", "--watchdog-timeout", "2", "--log-level", "error"]
+    body = {"input_ids": [5, 6, 7], "sampling_params": GREEDY}
+    with running("--model-path", str(model), *flags) as server:
+        titled(server.process.pid)["scheduler DP1"].send_signal(signal.SIGSTOP)
+        assert [ask(server.url, **body).status_code for _ in range(4)] == [200] * 4
+        refused = ask(server.url, **body, routed_dp_rank=1)
+        assert refused.status_code == 503 and "Replica 1 has not moved for 2 s" in refused.text
+        assert httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).status_code == 200
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        until(lambda: "scheduler DP1" not in titled(server.process.pid), "its processes are gone")
+
+
+@pytest.mark.slow
 def test_the_default_model_on_two_replicas_answers_like_one(tmp_path: Path) -> None:
     prompts = ["The capital of France is", "Water boils at", "List three rivers: ", "Once upon a time"]
     greedy = {"temperature": 0.0, "max_new_tokens": 24}

@@ -143,6 +143,7 @@ def test_a_dead_scheduler_ends_every_stream_with_an_error(tiny_model: Path, work
         for reader in readers:
             events = reader.all()
             assert events[-1] == "[DONE]" and events[-2]["error"]["code"] == 503
+            assert "The scheduler process" in events[-2]["error"]["message"]  # from either HTTP process
         assert server.wait() == 1
         assert "The scheduler process" in server.log() and "SIGKILL" in server.log()
         _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)

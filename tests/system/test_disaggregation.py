@@ -19,8 +19,9 @@ from tests.system.serving import PATIENCE_S, TINY, running
 
 pytestmark = pytest.mark.slow
 
-GREEDY = {"temperature": 0, "max_new_tokens": 16}
-TEXT = "Once upon a time there was a small town by the sea. " * 8
+GREEDY = {"temperature": 0, "max_new_tokens": 12}
+TEXT = "Once upon a time there was a small town by the sea. " * 5
+STREAMS = 4
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 
 
@@ -96,7 +97,7 @@ def test_an_engine_with_a_prefill_engine_of_its_own(tiny_model: Path) -> None:
 
 
 def test_a_kill_under_load_loses_no_stream(engines: Fleet) -> None:
-    bodies = [{"text": f"{i} {TEXT}", "sampling_params": GREEDY, "stream": True} for i in range(8)]
+    bodies = [{"text": f"{i} {TEXT}", "sampling_params": GREEDY, "stream": True} for i in range(STREAMS)]
     texts: dict[int, str] = {}
 
     def read(number: int) -> None:
@@ -104,7 +105,7 @@ def test_a_kill_under_load_loses_no_stream(engines: Fleet) -> None:
             lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
         texts[number] = json.loads(lines[-1][6:]).get("text", lines[-1])
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(STREAMS)]
     for thread in threads:
         thread.start()
     time.sleep(0.3)

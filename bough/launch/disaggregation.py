@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.launch.nodes import KEY_VARIABLE, cluster_key, fingerprint
+from bough.launch.nodes import fingerprint
 from bough.launch.spec import ChildSpec
-from bough.messages.channels import TCP
+from bough.messages.channels import KEY_VARIABLE, TCP, cluster_key
 from bough.messages.requests import Bootstrap
 
 if TYPE_CHECKING:

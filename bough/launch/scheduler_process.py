@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import secrets
 import time
@@ -16,10 +15,11 @@ import zmq
 from bough.core.garbage import settle_garbage
 from bough.core.plan import Limits
 from bough.core.settings import ProcessSettings, Settings
+from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, has_text, open_tokenizer
-from bough.launch.spec import ChildSpec, in_gib
+from bough.launch.spec import ChildSpec, in_gib, load_function
 from bough.loader.catalogue import home
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
@@ -29,7 +29,7 @@ from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
 
 if TYPE_CHECKING:
-    from bough.scheduler.ports import Inbox
+    from bough.scheduler.ports import Inbox, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +96,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     from bough.scheduler.loop import Scheduler
     from bough.scheduler.ngram import NgramProposer
 
-    module, _, function = spec.executor.partition(":")
-    build_executor = getattr(importlib.import_module(module), function)
+    build_executor = load_function(spec.executor)
     gc.freeze()  # the modules stay: collections while the model loads need not look at them
     gc.enable()
     imported = time.monotonic()
@@ -119,10 +118,14 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         from bough.executor.host_memory import host_memory
 
         host = host_memory(limits, settings)
+    handover = None
+    way_out: Outbox = outbox
+    if settings.disaggregation.disaggregation_mode != "null":
+        handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
     scheduler = Scheduler(
         loaded.executor,
         inbox,
-        outbox,
+        way_out,
         memory=settings.memory,
         settings=settings.scheduler,
         eos_ids=eos_ids,
@@ -132,6 +135,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         host=host,
+        handover=handover,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     settle_garbage()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from bough.core.plan import Executor
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
 from bough.observability.step_trace import Timeline
+from bough.scheduler.handover import Handover
 from bough.scheduler.loop import Scheduler
-from bough.scheduler.ports import CacheEvents, Grammars, Proposer
+from bough.scheduler.ports import CacheEvents, Grammars, Outbox, Proposer
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
 from tests.fakes.executor import FakeExecutor
 
@@ -29,6 +32,7 @@ class Bench:
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
         host_pages: tuple[int, ...] | None = None,
+        handover: Callable[[Executor, Outbox], tuple[Handover, Outbox]] | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -38,10 +42,11 @@ class Bench:
         if host_pages is not None:
             sizes = (limits.copied_bytes(group) for group in range(len(limits.groups)))
             host = [np.zeros((n + 1, size), dtype=np.uint8) for n, size in zip(host_pages, sizes, strict=True)]
+        side, outbox = (None, self.out) if handover is None else handover(self.executor, self.out)
         self.scheduler = Scheduler(
             self.executor,
             self.inbox,
-            self.out,
+            outbox,
             memory=memory or MemorySettings(),
             settings=SchedulerSettings(**settings),
             eos_ids=eos_ids,
@@ -50,6 +55,7 @@ class Bench:
             grammars=grammars,
             proposer=proposer,
             host=host,
+            handover=side,
             clock=lambda: self.now,
         )
 

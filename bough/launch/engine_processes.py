@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
+from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_model, check_ranks, input_reader, open_tokenizer
@@ -37,7 +38,7 @@ FOLDER_PREFIX = "bough-"
 FOLDER_NAME = re.compile(rf"{FOLDER_PREFIX}(\d+)-\w+")  # its owner: one that was killed could not remove it
 
 
-class Replica:
+class EngineProcesses:
     """Finds the model (and fetches it, where it must) when made; `start` begins the processes."""
 
     def __init__(
@@ -60,12 +61,14 @@ class Replica:
                 f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks; use a number "
                 f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
             )
-        if settings.memory.enable_hierarchical_cache and (settings.memory.disable_radix_cache or parallel.pp_size > 1):
+        apart = settings.memory.disable_radix_cache or settings.disaggregation.disaggregation_mode != "null"
+        if settings.memory.enable_hierarchical_cache and (apart or parallel.pp_size > 1):
             raise SettingsError(
-                "--enable-hierarchical-cache keeps shared prefixes, and pages of all layers together; leave out "
-                "--disable-radix-cache and --pp-size."
+                "--enable-hierarchical-cache keeps shared prefixes of one engine, all layers of a page together; "
+                "leave out --disable-radix-cache, --disaggregation-mode and --pp-size."
             )
         check_nodes(parallel)
+        check_disaggregation(settings)
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor

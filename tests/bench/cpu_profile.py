@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bough.bench.constrained import RECORD
+from tests.bench.constrained import RECORD
 from bough.cli.bench import run_benchmark
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings

@@ -118,16 +118,6 @@ def test_the_reference_is_the_product_with_rounded_activations(kind: GGMLQuantiz
     assert ((found - exact).abs() <= rounding + 1e-5 * exact.abs().max()).all()
 
 
-def test_results_can_be_added_to_what_is_there() -> None:
-    weight = lone_products.pack(
-        random_rows(GGMLQuantizationType.Q4_1, 20, 64), GGMLQuantizationType.Q4_1, 64, Format.Q4_MIN
-    )
-    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(5))
-    out = torch.ones(3, 20)
-    reference.quant_linear(x, [weight], out=out, accumulate=True)
-    torch.testing.assert_close(out, reference.quant_linear(x, [weight]) + 1)
-
-
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [(torch.bfloat16, GGMLQuantizationType.BF16), (torch.float16, GGMLQuantizationType.F16)],

@@ -38,10 +38,9 @@ def quant_linear(
     *,
     out: torch.Tensor | None = None,  # [tokens, out]
     prompt: bool = False,  # the tokens are of a prompt
-    accumulate: bool = False,
     pool: ThreadPool | None = None,
 ) -> torch.Tensor:
-    """`x @ weight.T + bias`, written to `out` if given, or added to what is there."""
+    """`x @ weight.T + bias`, written to `out` if given."""
     library, pool = linear_library(), pool or _one_thread()
     structs = structs_of(parts)
     if out is None:
@@ -58,7 +57,6 @@ def quant_linear(
         None if bias is None else bias.data_ptr(),
         len(x),
         prompt,
-        accumulate,
         scratch.ctypes.data,
     )
     return out

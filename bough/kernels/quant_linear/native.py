@@ -50,7 +50,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "bough_linear_scratch": (ctypes.c_size_t, [Pointer, integer, Size, integer]),
         "bough_linear_alone": (
             None,
-            [Pointer, Pointer, integer, Pointer, Size, Pointer, Size, Pointer, Size, *[ctypes.c_bool] * 2, Pointer],
+            [Pointer, Pointer, integer, Pointer, Size, Pointer, Size, Pointer, Size, ctypes.c_bool, Pointer],
         ),
         "bough_linear_variant": (ctypes.c_char_p, [integer, ctypes.c_bool]),
     }

@@ -114,6 +114,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)
     grammars = open_grammars(spec, settings, eos_ids, limits.vocab_size)
+    speculative = settings.speculative
     scheduler = Scheduler(
         loaded.executor,
         inbox,
@@ -124,7 +125,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         events=events,
         timeline=trace,
         grammars=grammars,
-        proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
+        proposer=NgramProposer(speculative) if speculative.speculative_algorithm == "NGRAM" else None,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )

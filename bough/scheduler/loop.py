@@ -108,7 +108,9 @@ class Scheduler:
         self._control = ControlQueue(executor)
         facts = self._control.facts
         sinks = outbox, eos_ids, self._forget, clock, facts
-        self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=proposer is not None)
+        self._committer = Committer(
+            self._batch, self._grammar_steps, *sinks, speculates=self._planner.drafting.most > 1
+        )
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)

@@ -115,8 +115,10 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     here = torch.cuda.current_device()
     try:
         with KernelMakers(lambda: torch.cuda.set_device(here)) as makers:
-            loaded = load_model(files, settings, resolve_config(files, settings), device, group=group)
-            return build_cuda(loaded, files, settings, makers)
+            config = resolve_config(files, settings)
+            draft = find_draft(settings, files, config)
+            loaded = load_model(files, settings, config, device, group=group)
+            return build_cuda(loaded, files, settings, makers, None if draft is None else draft.load(settings, loaded))
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise ResourceError(

@@ -83,7 +83,7 @@ class Drafter:
             hidden = self._model.advance(tokens, hidden, batch.positions, context)
             tokens = self._model.best(hidden, context)
             drafts[places, column] = tokens
-        return drafts[self._to_device(np.arange(drafts.shape[1]) < wanted[:, None])]
+        return drafts.flatten()[self._to_device(np.flatnonzero(np.arange(drafts.shape[1]) < wanted[:, None]))]
 
     def _column(
         self, layout: StepLayout, live: LongArray, column: int, page_tables: tuple[torch.Tensor, ...]

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-VOCAB, HIDDEN, DRAFT_VOCAB = 128, 32, 40
+VOCAB, HIDDEN, DRAFT_VOCAB = 97, 32, 40  # as many tokens as the fake grammars know
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,

@@ -15,8 +15,8 @@ SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
     "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
@@ -33,12 +33,12 @@ def write_target(folder: Path, layers: int = 6, seed: int = 0, **changes: Any) -
     return folder
 
 
-def _layer(inputs: int, *, heads: int = 4, kv_heads: int = 2) -> dict[str, torch.Tensor]:
-    head, inner = HIDDEN // heads, 48
+def _layer(inputs: int) -> dict[str, torch.Tensor]:
+    inner = 48
     shapes = {
         "self_attn.q_proj": (HIDDEN, inputs),
-        "self_attn.k_proj": (kv_heads * head, inputs),
-        "self_attn.v_proj": (kv_heads * head, inputs),
+        "self_attn.k_proj": (HIDDEN // 2, inputs),
+        "self_attn.v_proj": (HIDDEN // 2, inputs),
         "self_attn.o_proj": (HIDDEN, HIDDEN),
         "mlp.gate_proj": (inner, HIDDEN),
         "mlp.up_proj": (inner, HIDDEN),
@@ -90,7 +90,7 @@ def write_eagle(folder: Path, target: Path, seed: int = 2) -> Path:
 def write_deepseek(folder: Path, seed: int = 3) -> Path:
     """A model whose checkpoint has a layer for further tokens behind its last."""
     torch.manual_seed(seed)
-    sizes = {**SIZES, "num_key_value_heads": 4, "num_hidden_layers": 3, "first_k_dense_replace": 1, "q_lora_rank": 16}
+    sizes = {**SIZES, "num_key_value_heads": 2, "num_hidden_layers": 3, "first_k_dense_replace": 1, "q_lora_rank": 16}
     latent = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 24}
     config = transformers.DeepseekV3Config(**sizes, **latent, **experts, n_group=1, topk_group=1)

@@ -49,7 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "target": target,
         "itself": target,
         # Heads of another number and width than the target's.
-        "smaller": write_target(root / "smaller", layers=2, seed=5, num_attention_heads=2, num_key_value_heads=1),
+        "smaller": write_target(root / "smaller", layers=2, seed=5, num_attention_heads=4, num_key_value_heads=2),
         "EAGLE": write_eagle(root / "eagle", target),
         "EAGLE3": write_eagle3(root / "eagle3"),
         "NEXTN": write_deepseek(root / "deepseek"),
@@ -92,7 +92,7 @@ VARIANTS: list[dict[str, Any]] = [
 def served(bench: Bench) -> tuple[dict[int, list[int]], list[float], list[int]]:
     """A batch of 32, each going on in a second turn: what is said, with which logprobs, and what was cached."""
     for handle, prompt in enumerate(prompts(32)):
-        bench.ask(handle, prompt, max_new_tokens=24, **VARIANTS[handle % len(VARIANTS)])
+        bench.ask(handle, prompt, max_new_tokens=16, **VARIANTS[handle % len(VARIANTS)])
     bench.run()
     for handle, prompt in enumerate(prompts(32)):
         bench.ask(100 + handle, [*prompt, *bench.out.outputs[handle], 3, 4], max_new_tokens=8, **GREEDY)
@@ -126,17 +126,15 @@ def test_a_batch_says_what_it_says_without(kind: str, folders: dict[str, Path], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pages", [4, 1])
-def test_retraction_changes_nothing(kind: str, pages: int, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("kind", "page_size"), [("EAGLE3", 4), ("smaller", 1)])
+def test_retraction_changes_nothing(kind: str, page_size: int, folders: dict[str, Path]) -> None:
     folder, flags = flags_of(kind, folders)
     found = []
     for more in ({}, flags):
-        with serving(
-            folder, {"schedule_conservativeness": 0.01}, max_total_tokens=128, page_size=pages, **more
-        ) as bench:
-            for handle, prompt in enumerate(prompts(6, longest=20)):
-                bench.ask(handle, prompt, max_new_tokens=60, **GREEDY)
+        few = {"max_total_tokens": 64, "page_size": page_size}
+        with serving(folder, {"schedule_conservativeness": 0.01}, **few, **more) as bench:
+            for handle, prompt in enumerate(prompts(3, longest=20)):
+                bench.ask(handle, prompt, max_new_tokens=30, **GREEDY)
             bench.run()
             assert sum(bench.out.retractions.values()) > 0
             found.append(dict(bench.out.outputs))
@@ -152,7 +150,8 @@ def test_a_target_as_its_own_draft_is_always_right(folders: dict[str, Path]) -> 
             bench.ask(10 + handle, [*prompt, 1, 2], max_new_tokens=30, **GREEDY)
         bench.run()
         drafting = bench.scheduler._planner.drafting
-        assert drafting.held == drafting.proposed == 6 * (30 - 1 - 29 // 6 - 29 % 6 // 6) - 6 + 6 or drafting.held
+        # Of 29 tokens after the first, six come of a step while there is room for as many.
+        assert drafting.held == drafting.proposed and drafting.verified == 6 * -(-29 // 6)
 
 
 # ---- what draft models guess -----------------------------------------------------------------------------------------
@@ -183,20 +182,20 @@ def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def attend(x: torch.Tensor, w: dict[str, torch.Tensor], prefix: str) -> torch.Tensor:
-    """Four heads of eight, two of keys, rotated by halves."""
+    """Two heads of 16, one of keys, rotated by halves."""
     count = len(x)
-    angles = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
+    angles = torch.arange(count)[:, None] / 10000.0 ** (torch.arange(0, 16, 2) / 16)
     cos, sin = (torch.cat((f(angles), f(angles)), dim=-1)[:, None] for f in (torch.cos, torch.sin))
 
     def heads(name: str) -> torch.Tensor:
-        return F.linear(x, w[f"{prefix}self_attn.{name}_proj.weight"]).view(count, -1, 8)
+        return F.linear(x, w[f"{prefix}self_attn.{name}_proj.weight"]).view(count, -1, 16)
 
     def rotated(x: torch.Tensor) -> torch.Tensor:
-        return x * cos + torch.cat((-x[..., 4:], x[..., :4]), dim=-1) * sin
+        return x * cos + torch.cat((-x[..., 8:], x[..., :8]), dim=-1) * sin
 
     q, k, v = rotated(heads("q")), rotated(heads("k")), heads("v")
     k, v = (part.repeat_interleave(2, dim=1) for part in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) / 8**0.5
+    scores = torch.einsum("qhd,khd->hqk", q, k) / 16**0.5
     scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), float("-inf"))
     attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
     return F.linear(attended, w[f"{prefix}self_attn.o_proj.weight"])
@@ -207,9 +206,8 @@ def mlp(x: torch.Tensor, w: dict[str, torch.Tensor], prefix: str) -> torch.Tenso
     return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
 
-Head = Callable[
-    [torch.Tensor, torch.Tensor], tuple[torch.Tensor, int]
-]  # of embeddings and hidden states: what it gives
+# Takes embeddings and hidden states of a text; gives its own, and the best token behind it.
+Head = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, int]]
 
 
 def chain(head: Head, embed: Callable[[list[int]], torch.Tensor], hidden: torch.Tensor, tokens: list[int]) -> list[int]:
@@ -265,6 +263,7 @@ def test_eagle_guesses_as_published(monkeypatch: pytest.MonkeyPatch, folders: di
     check_guesses(found, tokens, head, model, lambda out: out.hidden_states[-1][0])
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_layer_for_further_tokens_guesses_as_transformers_does(
     monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]
@@ -274,6 +273,7 @@ def test_a_layer_for_further_tokens_guesses_as_transformers_does(
     tokens, found = guesses(monkeypatch, *flags_of("NEXTN", folders))
     model: Any = transformers.DeepseekV3ForCausalLM.from_pretrained(folders["NEXTN"], attn_implementation="eager")
     model.config.num_mtp_layers = 1
+    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3\."]  # it knows the number of the real one
     layer: Any = MtpModel.from_pretrained(model)
 
     def head(embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -292,8 +292,8 @@ def test_pages_move_with_those_of_the_draft(folders: dict[str, Path]) -> None:
     executor: Any = build_executor(locate(str(folder)), Settings.from_flat({**CPU, **flags, "page_size": 4})).executor
     limits, pool = executor.limits(), executor._inner._pool.groups[0]
     assert isinstance(pool, JoinedPool)
-    # Six layers with two heads of 8 and two with one of 16, keys and values, in float32.
-    assert limits.page_bytes == (pool.page_bytes,) == (4 * (6 * 2 * 8 + 2 * 16) * 2 * 4,)
+    # Six layers with one head of 16 and two with two of 8, keys and values, in float32.
+    assert limits.page_bytes == (pool.page_bytes,) == (4 * (6 * 16 + 2 * 2 * 8) * 2 * 4,)
     content = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, pool.page_bytes), dtype=np.uint8))
     pool.write_pages(torch.tensor([3, 9]), content)
     assert pool.read_pages(torch.tensor([9, 3])).equal(content.flip(0))

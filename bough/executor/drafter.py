@@ -86,7 +86,7 @@ class Drafter:
         return drafts.flatten()[self._to_device(np.flatnonzero(np.arange(drafts.shape[1]) < wanted[:, None]))]
 
     def _column(
-        self, layout: StepLayout, live: LongArray, column: int, page_tables: tuple[torch.Tensor, ...]
+        self, layout: StepLayout, live: LongArray, column: int | IntArray, page_tables: tuple[torch.Tensor, ...]
     ) -> AttentionBatch:
         """One token of each of some rows, so many places behind the first that they compute in this step."""
         context, at = layout.context_lens[live] + column, layout.query_starts[live] + column
@@ -116,12 +116,10 @@ class Drafter:
     ) -> None:
         """The target has computed these tokens, with these hidden states, and its rows have got `tokens` [sampled,
         width], so many each."""
-        self._attention.prepare(batch)
         if not self._model.ahead:
-            end = self._to_device(np.array([len(layout.token_ids) - 1]))
-            context = ForwardContext(self._attention, self._pool, batch, end)
-            self._model.advance(token_ids, None, batch.positions, context)
+            self._repeat(plan, layout, batch, token_ids, counts)
             return
+        self._attention.prepare(batch)
         context = ForwardContext(self._attention, self._pool, batch)
         behind, last = tokens_behind(plan, layout, tokens, counts)
         draft = self._model.config.draft
@@ -131,6 +129,23 @@ class Drafter:
         if len(last):
             rows, found = self._to_device(plan.rows[plan.sample].astype(np.int64)), found[self._to_device(last)]
             self._first[rows], self._hidden[rows] = self._model.best(found, context), found
+
+    def _repeat(
+        self, plan: BatchPlan, layout: StepLayout, batch: AttentionBatch, token_ids: torch.Tensor, counts: IntArray
+    ) -> None:
+        """Computes the same tokens. In a step of decodes it has computed all but each row's last one when it guessed,
+        and that is missing only if all before it hold."""
+        if len(layout.from_device) == len(plan.rows):
+            live: LongArray = np.flatnonzero(counts == plan.query_lens)
+            if not len(live):
+                return
+            last = plan.query_lens[live] - 1
+            token_ids = token_ids[self._to_device((layout.query_starts[live] + last).astype(np.int64))]
+            batch = self._column(layout, live, last, batch.page_tables)
+        end = self._to_device(np.array([len(token_ids) - 1]))  # of what comes out nothing is looked at
+        self._attention.prepare(batch)
+        context = ForwardContext(self._attention, self._pool, batch, end)
+        self._model.advance(token_ids, None, batch.positions, context)
 
 
 def tokens_behind(

@@ -427,10 +427,12 @@ def test_stages_give_the_tokens_of_one(monkeypatch: pytest.MonkeyPatch, captured
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["STANDALONE", "EAGLE3", "NEXTN"])
+@pytest.mark.parametrize(
+    "kind", ["EAGLE3", *(pytest.param(k, marks=pytest.mark.long) for k in ("STANDALONE", "NEXTN"))]
+)
 def test_draft_models_change_nothing(kind: str, tmp_path: Path) -> None:
     """Through the scheduler: prompts in chunks beside decodes, a grammar, logprobs of a prompt, and a cached prefix."""
-    target = write_deepseek(tmp_path / "target") if kind == "NEXTN" else write_target(tmp_path / "target")
+    target = write_deepseek(tmp_path / "target") if kind == "NEXTN" else write_target(tmp_path / "target", layers=4)
     path = {"STANDALONE": target, "NEXTN": None, "EAGLE3": tmp_path / "head"}[kind]
     if kind == "EAGLE3":
         write_eagle3(tmp_path / "head")
@@ -444,15 +446,15 @@ def test_draft_models_change_nothing(kind: str, tmp_path: Path) -> None:
         beside = None if draft is None else draft.load(settings, loaded)
         executor = assemble(loaded, settings, limits, GraphSizes(), draft=beside)
         bench = Bench(cast(Any, executor), eos_ids=(EOS,), grammars=FakeGrammars(), enable_mixed_chunk=True)
-        greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 9, "ignore_eos": True}
-        bench.ask(0, [20, 21] * 9, **greedy)
+        greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+        bench.ask(0, [20, 21] * 6, **greedy)
         bench.ask(1, [5, 6, 7], **greedy, logprobs=LogprobRequest(start=0))
         bench.ask(2, [5, 6], temperature=0.0, max_new_tokens=9, regex=grammar([[11, 22, 33], [44, 33]]))
         bench.run()
-        bench.ask(3, [20, 21] * 9 + [4, 5], **greedy)
+        bench.ask(3, [20, 21] * 6 + [4, 5], **greedy)
         bench.run()
         found.append((bench.out.outputs, bench.out.started[3].cached_tokens))
         drafting = bench.scheduler._planner.drafting
         executor.close()
     assert found[0] == found[1] and found[0][1] > 0
-    assert drafting.held == drafting.proposed > 0 if kind == "STANDALONE" else drafting.proposed > 20
+    assert drafting.held == drafting.proposed > 0 if kind == "STANDALONE" else drafting.proposed > 10

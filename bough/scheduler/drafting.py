@@ -66,9 +66,7 @@ class Drafting:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)
         if self._proposer is None:
-            if not self._lengths.knows_cost(
-                len(rows)
-            ):  # the device always has drafts: such steps come of no other need
+            if not self._lengths.knows_cost(len(rows)):  # the device has drafts for all: no other step would tell
                 return self.without(rows)
             guessed = self._lengths.choose(rows, np.where(table.constrained[rows], 0, largest - 1).astype(np.int32))
             return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))

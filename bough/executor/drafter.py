@@ -24,6 +24,7 @@ from bough.core.plan import BatchPlan, IntArray, Limits, ranks
 from bough.executor.layout import LongArray, StepLayout
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.drafts import DraftModel
+from bough.sampling.state import Agree
 
 Tapped = dict[int, torch.Tensor | None]
 
@@ -37,13 +38,14 @@ class Drafter:
         pool: KVPool,
         attention: AttentionBackend,
         limits: Limits,
+        agree: Agree,
         *,
         dtype: torch.dtype,
         device: torch.device,
         to_device: ToDevice = torch.from_numpy,
     ) -> None:
         self._model, self._pool, self._attention = model, pool, attention
-        self._page_size, self._to_device = limits.page_size, to_device
+        self._page_size, self._to_device, self._agree = limits.page_size, to_device, agree
         # Of a model that is ahead: the first draft of the row's next step, and the hidden state that gave it.
         self._first = torch.zeros(limits.rows + 1, dtype=torch.int64, device=device)
         self._hidden = torch.zeros((limits.rows + 1, model.config.hidden_size), dtype=dtype, device=device)
@@ -81,7 +83,7 @@ class Drafter:
             context = ForwardContext(self._attention, self._pool, batch)
             self._attention.prepare(batch)
             hidden = self._model.advance(tokens, hidden, batch.positions, context)
-            tokens = self._model.best(hidden, context)
+            tokens = self._agree(self._model.best(hidden, context))
             drafts[places, column] = tokens
         return drafts.flatten()[self._to_device(np.flatnonzero(np.arange(drafts.shape[1]) < wanted[:, None]))]
 
@@ -128,7 +130,7 @@ class Drafter:
         found = self._model.advance(self._to_device(behind), taken, batch.positions, context)
         if len(last):
             rows, found = self._to_device(plan.rows[plan.sample].astype(np.int64)), found[self._to_device(last)]
-            self._first[rows], self._hidden[rows] = self._model.best(found, context), found
+            self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
 
     def _repeat(
         self, plan: BatchPlan, layout: StepLayout, batch: AttentionBatch, token_ids: torch.Tensor, counts: IntArray

@@ -63,7 +63,8 @@ class LoadedDraft:
         own, dtype, device = self.loaded, self.loaded.dtype, self.loaded.device
         pool = KVPool(own.config, limits.pages[:1], limits.page_size, own.cache_dtype, device, own.topology)
         beside.join(pool)
-        return Drafter(self.model, pool, attention, limits, dtype=dtype, device=device, to_device=to_device)
+        agree = own.group.from_first
+        return Drafter(self.model, pool, attention, limits, agree, dtype=dtype, device=device, to_device=to_device)
 
 
 def per_token_bytes(target: LoadedWeights, draft: LoadedDraft | None) -> tuple[int, ...]:
@@ -82,8 +83,10 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
             raise SettingsError("--speculative-draft-model-path needs --speculative-algorithm STANDALONE or EAGLE3.")
         return None
     asked = f"--speculative-algorithm {algorithm}"
-    if max(settings.parallel.ranks, settings.parallel.simulate_tp) > 1:
-        raise SettingsError(f"{asked}: draft models run on one rank; leave out --tp-size, --pp-size and --dp-size.")
+    parallel = settings.parallel
+    if max(parallel.pp_size, parallel.groups, parallel.simulate_tp) > 1:
+        others = "--pp-size, --enable-dp-attention and --simulate-tp"
+        raise SettingsError(f"{asked} does not go with {others}; leave them out.")
     if target.states is not None:
         raise SettingsError(f"{asked}: the model's recurrent layers cannot go back behind a draft; leave it out.")
     if algorithm != "STANDALONE" and runs_transformers(target):

@@ -13,7 +13,14 @@ from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
-from bough.executor.cuda_parts import assemble, attention_bytes, build_attention, build_pool, graph_sizes
+from bough.executor.cuda_parts import (
+    assemble,
+    attention_bytes,
+    build_attention,
+    build_pool,
+    graph_sizes,
+    shares_reads,
+)
 from bough.executor.graphs import GraphSizes
 from bough.executor.kernel_makers import KernelMakers
 from bough.executor.load_draft import LoadedDraft, per_token_bytes
@@ -76,7 +83,7 @@ def build_cuda(
     shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
     # What the draft model's part of the largest step takes is not measured.
     others = 0 if draft is None else STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
-    others += step.row_bytes() + attention_bytes(loaded, settings)
+    others += step.row_bytes() + attention_bytes(loaded, settings, rows)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
@@ -97,6 +104,7 @@ def build_cuda(
         late_plans=loaded.topology.pp_size == 1,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        shares_reads=shares_reads(loaded, settings),
         ranks=loaded.topology.tp_size,
         stages=loaded.topology.pp_size,
         in_step=loaded.topology.dp_size > 1,

@@ -16,13 +16,15 @@ from typing import Any
 
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
-from bough.core.settings import Settings, all_fields, check_value, field_type
+from bough.core.setting_checks import check_value, field_type
+from bough.core.settings import ALIASES, Settings, all_fields
 from bough.core.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
 Field = dataclasses.Field[Any]
 
+<<<<<<< HEAD
 ALIASES = {
     "model": "model_path",
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
@@ -37,9 +39,11 @@ ALIASES = {
     "nccl_init_addr": "dist_init_addr",
     "speculative_draft_model": "speculative_draft_model_path",
 }
+=======
+>>>>>>> main
 ENVIRONMENT_PREFIX = "BOUGH_"
-# No settings: where fetched models lie, and a secret that no flag shall show to `ps`.
-OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_CLUSTER_KEY"})
+# No settings: where fetched models and stored pages lie, and a secret that no flag shall show to `ps`.
+OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "BOUGH_CLUSTER_KEY"})
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import bough
-from bough.loader.catalogue import DEFAULT
 from tests.parity.engines import fp32_engine
 
 CODE = """def read_config(path):
@@ -49,7 +48,7 @@ def without() -> Iterator[bough.Engine]:
     scope="module",
     params=[
         "all drafts",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("no overlap", "adaptive", "torch", "itself")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("no overlap", "adaptive", "torch")),
     ],
 )
 def speculating(request: pytest.FixtureRequest) -> Iterator[bough.Engine]:
@@ -58,7 +57,6 @@ def speculating(request: pytest.FixtureRequest) -> Iterator[bough.Engine]:
         "no overlap": {"disable_overlap_schedule": True},
         "adaptive": {"speculative_adaptive": True},
         "torch": {"attention_backend": "torch"},
-        "itself": {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": DEFAULT.name},
     }[request.param]
     with fp32_engine(device="cpu", **{**NGRAM, **more}) as engine:
         yield engine

@@ -24,23 +24,6 @@ log = logging.getLogger(__name__)
 
 Field = dataclasses.Field[Any]
 
-<<<<<<< HEAD
-ALIASES = {
-    "model": "model_path",
-    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "dp": "dp_size",
-    "data_parallel_size": "dp_size",
-    "pp": "pp_size",
-    "pipeline_parallel_size": "pp_size",
-    "ep": "ep_size",
-    "expert_parallel_size": "ep_size",
-    "nccl_init_addr": "dist_init_addr",
-    "speculative_draft_model": "speculative_draft_model_path",
-}
-=======
->>>>>>> main
 ENVIRONMENT_PREFIX = "BOUGH_"
 # No settings: where fetched models and stored pages lie, and a secret that no flag shall show to `ps`.
 OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "BOUGH_CLUSTER_KEY"})

@@ -60,6 +60,7 @@ ALIASES = {
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
     "nccl_init_addr": "dist_init_addr",
+    "speculative_draft_model": "speculative_draft_model_path",
 }
 
 

@@ -20,7 +20,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.attention.reading import ToDevice
-from bough.core.plan import BatchPlan, IntArray, Limits, ranks
+from bough.core.plan import BatchPlan, IntArray, Limits, positions_in_runs
 from bough.executor.layout import LongArray, StepLayout
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.drafts import DraftModel
@@ -175,4 +175,4 @@ def draft_places(plan: BatchPlan, layout: StepLayout) -> LongArray:
     """Where the drafts of the decodes stand among the tokens of a step."""
     decodes = len(layout.from_device)
     counts = plan.query_lens[:decodes] - 1
-    return (layout.from_device.repeat(counts) + 1 + ranks(counts)).astype(np.int64)
+    return (layout.from_device.repeat(counts) + 1 + positions_in_runs(counts)).astype(np.int64)

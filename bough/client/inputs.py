@@ -21,7 +21,7 @@ from bough.core.plan import IntArray
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
-from bough.messages.requests import LogprobRequest, Thinking
+from bough.messages.requests import Bootstrap, LogprobRequest, Thinking
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -51,6 +51,7 @@ class Prompt:
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
     dp_rank: int | None = None  # the replica that the caller chose
+    bootstrap: Bootstrap | None = None  # the engine that computes the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,9 @@ class InputReader:
         truncate_prompt_tokens: int | None = None,
         routed_dp_rank: int | None = None,
         data_parallel_rank: int | None = None,
+        bootstrap_host: str | Sequence[str] | None = None,
+        bootstrap_port: int | Sequence[int | None] | None = None,
+        bootstrap_room: int | Sequence[int] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
@@ -133,6 +137,7 @@ class InputReader:
             "ids": _column(token_ids_logprob, count, many and nested_ids, "token_ids_logprob", shared=not nested_ids),
             "extra_key": _column(extra_key, count, many, "extra_key"),
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
+            "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -185,6 +190,7 @@ class InputReader:
                         processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
+                        bootstrap=_of_sample(columns["bootstrap"][i], sample),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -324,6 +330,23 @@ def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = Fal
             raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", field=name)
         return list(value)
     return [value] * count
+
+
+def _bootstraps(host: Any, port: Any, room: Any, count: int, many: bool) -> list[Bootstrap | None]:
+    """One place for each prompt; a single room for many prompts is that of the first, and the others follow."""
+    named = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
+    hosts, ports, rooms = (_column(value, count, many, name) for name, value in named.items())
+    if many and _is_int(room):
+        rooms = [room + i for i in range(count)]
+    places = zip(hosts, ports, rooms, strict=True)
+    return [Bootstrap(h or "", p or 8998, r) if h or r is not None else None for h, p, r in places]
+
+
+def _of_sample(place: Bootstrap | None, sample: int) -> Bootstrap | None:
+    """Each of several samples has a room of its own; both engines find it."""
+    if place is None or place.room is None or not sample:
+        return place
+    return Bootstrap(place.host, place.port, derive_seed(place.room, sample))
 
 
 def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequest | None:

@@ -211,6 +211,7 @@ class Limits:
     adaptive_drafts: bool = True  # only as many of them as are worth their time
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
+    cache_dtype: str = ""  # the number format of what pages hold
     shares_reads: bool = False  # the executor makes use of `BatchPlan.common`
     ranks: int = 1
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token

@@ -84,8 +84,9 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
         return None
     asked = f"--speculative-algorithm {algorithm}"
     parallel = settings.parallel
-    if max(parallel.pp_size, parallel.groups, parallel.simulate_tp) > 1:
-        others = "--pp-size, --enable-dp-attention and --simulate-tp"
+    apart = settings.disaggregation.disaggregation_mode != "null"
+    if apart or max(parallel.pp_size, parallel.groups, parallel.simulate_tp) > 1:
+        others = "--pp-size, --enable-dp-attention, --simulate-tp and --disaggregation-mode"
         raise SettingsError(f"{asked} does not go with {others}; leave them out.")
     if target.states is not None:
         raise SettingsError(f"{asked}: the model's recurrent layers cannot go back behind a draft; leave it out.")

@@ -28,6 +28,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "thinking",
         "bad_words",
         "custom_logit_processor",
+        "bootstrap",
     )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)

@@ -153,6 +153,16 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """A model that makes drafts from hidden states of another, its target."""
+
+    taps: tuple[int, ...] = ()  # layers of the target whose inputs it reads; none: what the last layer gives, normed
+    vocab_size: int | None = None  # its own tokens, a choice of the target's; None: all of these, by the target's head
+    bias: bool = False  # of the product that takes hidden states in
+    layer: int | None = None  # its number among the target's layers, in whose checkpoint it stands
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
@@ -209,6 +219,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"  # what the checkpoint was saved in
+    draft: DraftConfig | None = None  # of a model that only makes drafts for another
 
     def experts_of(self, layer: int) -> MoEConfig | None:
         """Those of one layer; None: it has a plain MLP."""

@@ -118,6 +118,8 @@ class BatchPlan:
     common: IntArray | None = None
     # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
     last_tokens: IntArray | None = None
+    # [chunks] The prompt token behind each chunk, which a draft model looks at; of those that sample it means nothing.
+    next_tokens: IntArray | None = None
 
     @property
     def sample_widths(self) -> IntArray:
@@ -206,6 +208,7 @@ class Limits:
     even_tokens: int = 1  # steps of multiples of this many tokens fill the device's tiles: worth aiming at
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
+    adaptive_drafts: bool = True  # only as many of them as are worth their time
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
     cache_dtype: str = ""  # the number format of what pages hold

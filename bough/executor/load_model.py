@@ -82,6 +82,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
     config = read_config(files, overrides, settings.model.model_impl)
+    if config.draft is not None:
+        raise SettingsError(
+            f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
+        )
     if runs_transformers(config):
         _check_fallback(settings.model)
         if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:

@@ -25,7 +25,9 @@ from bough.layers.weights import WeightSlot
 class SelfAttention:
     """Attention of one layer, with this rank's share of the heads."""
 
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement, inputs: int | None = None) -> None:
+        """`inputs` are the columns of what it is given, where these are not hidden states alone."""
+        inputs = config.hidden_size if inputs is None else inputs
         (all_kv_heads, head_dim), source = config.kv_shape(layer), config.kv_source(layer)
         query_heads = placement.topology.slice_of(config.num_heads, "num_heads")
         kv_heads = placement.topology.kv_slice_of(all_kv_heads)
@@ -35,11 +37,11 @@ class SelfAttention:
         value = key if keys_as_values else Columns("v_proj", key.held)
         self._shares = source != layer  # another layer's keys and values: it has queries alone
         columns = (query,) if self._shares else (query, key, value)
-        self._qkv = ColumnLinear(config.hidden_size, columns, config.qkv_bias, placement)
+        self._qkv = ColumnLinear(inputs, columns, config.qkv_bias, placement)
         self._gate: ColumnLinear | None = None
         if config.attention_gate:
             gate = Columns("gate_proj", query.held)
-            self._gate = ColumnLinear(config.hidden_size, (gate,), config.qkv_bias, placement)
+            self._gate = ColumnLinear(inputs, (gate,), config.qkv_bias, placement)
         self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
         self._norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:

@@ -16,7 +16,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
 from bough.layers.moe import make_mlp
-from bough.layers.norm import NO_NORM, make_norm
+from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement
 from bough.layers.recurrent import RecurrentLayer
 from bough.layers.weights import WeightSlot, slots_of
@@ -52,7 +52,7 @@ class PreNormBlock(Block):
     def __init__(
         self, config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None
     ) -> None:
-        self._input_norm = make_norm(config, placement)
+        self._input_norm: NormLayer = make_norm(config, placement)
         self._attention = make_mixer(config, layer, placement, recurrent)
         self._mlp_norm = make_norm(config, placement)
         self._mlp = make_mlp(config, layer, placement)

@@ -58,6 +58,8 @@ class Decoder:
         for place, (layer, block) in enumerate(zip(self._layers, self._blocks, strict=True)):
             # What nobody asks for is dropped as soon as no key or value depends on it: in the last layer.
             own = ctx if layer == self.config.num_layers - 1 else inner
+            if ctx.tapped is not None and layer in ctx.tapped:
+                ctx.tapped[layer] = x if residual is None else x + residual
             x, residual = block(x, residual, positions, own)
             if self._ends:
                 x, residual = self._ends[place](x, residual, None if inputs is None else inputs[:, layer], own)
@@ -66,6 +68,11 @@ class Decoder:
             return x[:0]
         hidden = self._norm(x, residual, ctx)[0]
         return hidden if asked is None else hidden.index_select(0, asked)
+
+    def embed(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """The vectors that the first layer is given."""
+        assert self._embedding is not None, "only the first stage has it"
+        return self._embedding(token_ids, ctx)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "only the last stage has logits"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
 from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
 
@@ -38,6 +39,7 @@ MODULES = (  # each has one family or several
 )  # fmt: skip
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
+DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
 
 
 def _families_in(module: str) -> Iterator[ModelFamily]:
@@ -59,7 +61,9 @@ def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
     `--model-impl`."""
     if name == ARCHITECTURE or impl == "transformers":
         return FALLBACK
-    for family in _families():
+    if name.endswith(NEXTN):
+        return NextToken(find_family(name.removesuffix(NEXTN), where))
+    for family in (*_families(), *DRAFTS):
         if name in family.architectures or name in family.model_types:
             return family
     known, hint = ", ".join(supported_architectures()), ""

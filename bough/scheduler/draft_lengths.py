@@ -49,6 +49,9 @@ class StepTimes:
         self._tokens = np.array(believed, dtype=np.float64)
         self._seconds = np.array([self._known[int(size)] for size in self._tokens])
 
+    def believes(self, tokens: int) -> bool:
+        return self._trials.get(_bucket(tokens), 0) >= TRIALS
+
     def of(self, tokens: npt.NDArray[np.int64]) -> Floats:
         """Relative to each other where nothing is known."""
         if not len(self._tokens):
@@ -75,6 +78,10 @@ class DraftLengths:
         self._hold = np.full(len(table.requests), PRIOR)
         self._handles = np.full(len(table.requests), -1, dtype=np.int64)
         self._drafted, self._alike = False, 0  # the last decision, and how many were like it
+
+    def knows_cost(self, rows: int) -> bool:
+        """Whether a step of so many rows without drafts was measured: what has them is compared with that."""
+        return not self._adaptive or self._times.believes(rows)
 
     def choose(self, rows: RowIndex, available: IntArray) -> IntArray:
         """How many of the drafts that there are for each row it gets."""

@@ -39,11 +39,14 @@ class Drafts:
 
 
 class Drafting:
-    def __init__(self, table: RowTable, device_drafts: int, proposer: Proposer | None) -> None:
+    def __init__(
+        self, table: RowTable, device_drafts: int, proposer: Proposer | None, *, adaptive: bool = True
+    ) -> None:
+        """`adaptive` concerns drafts of the device."""
         self._table = table
         self._proposer = proposer
         self.most = 1 + max(device_drafts, 0 if proposer is None else proposer.most)
-        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=proposer is None or proposer.adaptive)
+        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive if proposer is None else proposer.adaptive)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
         self._pause, self._longest = 0, 1  # steps before the next search, and how many there are after one in vain
         rows = len(table.requests)
@@ -59,11 +62,14 @@ class Drafting:
             return self.without(rows)
         table = self._table
         largest = np.minimum(self.most, table.max_new[rows] - table.sampled[rows])
-        if self._proposer is None:
-            return Drafts(np.where(table.constrained[rows], 1, largest), self._zeros[: len(rows)], NO_TOKENS)
         if not len(rows) or len(rows) > MOST_ROWS or self._pause:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)
+        if self._proposer is None:
+            if not self._lengths.knows_cost(len(rows)):  # the device has drafts for all: no other step would tell
+                return self.without(rows)
+            guessed = self._lengths.choose(rows, np.where(table.constrained[rows], 0, largest - 1).astype(np.int32))
+            return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))
         drafts = self._propose(self._proposer, rows, largest)
         self._longest = 1 if drafts.some else min(LONGEST_PAUSE, 2 * self._longest)
         self._pause = 0 if drafts.some else self._longest // 2
@@ -106,7 +112,7 @@ class Drafting:
 
     def ran(self, tokens: int, span: tuple[float, float] | None) -> None:
         """A step of decodes alone took so long."""
-        if self._proposer is not None:
+        if self.most > 1:
             self._lengths.ran(tokens, span)
 
     def learn(self, request: Request) -> None:

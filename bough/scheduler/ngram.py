@@ -22,7 +22,7 @@ class NgramProposer:
     """Owns the tokens of ended requests, up to a capacity, apart for each namespace."""
 
     def __init__(self, settings: SpeculativeSettings) -> None:
-        self.most = settings.speculative_num_draft_tokens - 1
+        self.most = settings.most_drafts
         self.adaptive = settings.speculative_adaptive
         self._depth = settings.speculative_ngram_max_trie_depth
         self._capacity = settings.speculative_ngram_capacity

@@ -51,7 +51,7 @@ class Planner:
         )
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
-        self.drafting = Drafting(batch.table, limits.drafts, proposer)
+        self.drafting = Drafting(batch.table, limits.drafts, proposer, adaptive=limits.adaptive_drafts)
         self.retraction = Retraction(
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
@@ -81,7 +81,7 @@ class Planner:
             chunks = self._prefill(now, NO_ROWS)
         decodes = self._grow_decodes(stand_back=bool(chunks))
         if self._mixed:
-            chunks = self._prefill(now, decodes.rows, int(decodes.drafts.given.sum()))
+            chunks = self._prefill(now, decodes.rows, int(decodes.drafts.widths.sum()) - len(decodes.rows))
         if not len(decodes.rows) and not chunks:
             self._batch.put_back(edits, self._setups)
             return None

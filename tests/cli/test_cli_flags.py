@@ -214,7 +214,7 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
     [
         (["--enable-lora"], "enable_lora: this engine does not have it yet; leave it out or at False, got True."),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
-        (["--speculative-algorithm", "EAGLE"], "speculative_algorithm must be one of NGRAM; got 'EAGLE'. Drafts of"),
+        (["--speculative-eagle-topk", "4"], "speculative_eagle_topk must be one of 1; got 4. Drafts are chains here"),
     ],
 )
 def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: str) -> None:

@@ -205,6 +205,7 @@ class FakeExecutor:
         all_pages = (pages, *(of_group for _, of_group in groups))
         self._limits = Limits(
             *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
+            adaptive_drafts=False,  # there is no telling what they are worth
             groups=(FULL_ATTENTION, *(group for group, _ in groups)),
             page_bytes=(4 * page_size, *(4 * page_size if group.window else 8 for group, _ in groups)),
             shares_reads=True,

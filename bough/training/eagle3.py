@@ -150,7 +150,7 @@ def train(
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         learner.step()
         rates.step()
-        tokens, firsts = tokens + sum(len(text.ids) for text in batch), [*firsts, float(losses[0])]
+        tokens, firsts = tokens + sum(len(text.ids) for text in batch), [*firsts, losses[0].item()]
         if step % max(1, steps // 50) == 0:
             shares, speed = torch.stack(right).tolist(), tokens / (time.monotonic() - began)
             told = (

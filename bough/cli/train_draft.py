@@ -5,7 +5,6 @@ The engine writes the texts first and ends; then the model is loaded by transfor
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Sequence
@@ -50,49 +49,52 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
         if vars(args)[name.replace("-", "_")] < 1:
             raise SettingsError(f"--{name} must be at least 1.")
     given = given_settings(args) | ({} if args.trained is None else {"model_path": args.trained})
-    kept = Path(args.texts) if args.texts else None
-    if kept is not None and kept.exists():
-        texts = [json.loads(line) for line in kept.read_text().splitlines()]
-    else:
+    settings, kept = Settings.from_flat(given), args.texts is not None and Path(args.texts).exists()
+    lines = _lines(args.texts if kept else args.prompts) if kept or args.prompts else _prompts(args.num_texts)
+    if not kept:
         with running(make_engine, given) as engine:
-            texts = _write_texts(engine, args)
-        if kept is not None:
-            kept.write_text("".join(f"{json.dumps(text)}\n" for text in texts))
+            lines = _write_texts(engine, [lines[i % len(lines)] for i in range(args.num_texts)], args.length)
+        if args.texts is not None:
+            Path(args.texts).write_text("\n".join(lines))
     from bough.loader.locate import find_files
     from bough.training.eagle3 import Text, load_model, train
 
-    settings = Settings.from_flat(given)
     files = find_files(settings.model)
+    texts = [Text(*json.loads(line)) for line in lines]
+    model = load_model(files.folder, files.gguf, settings.model.device)
     size = {"vocabulary": args.draft_vocab_size, "steps": args.steps, "batch_size": args.batch_size}
-    model = load_model(files.folder, files.gguf, given.get("device"))
-    train(model, [Text(*text) for text in texts], **size, rate=args.learning_rate)[0].save(Path(args.output))
+    train(model, texts, **size, rate=args.learning_rate)[0].save(Path(args.output))
     print(f"wrote {args.output}")
     return 0
 
 
-def _write_texts(engine: Engine, args: argparse.Namespace) -> list[tuple[list[int], int]]:
-    """Token ids, and how many of them are the prompt's."""
-    tokenizer, draw = engine.tokenizer, random.Random(0)
-    assert tokenizer is not None
-    if args.prompts is None:
-        words = WORDS.read_text().split()
-        lines = [_prompt(words, draw) for _ in range(args.num_texts)]
-    else:
-        lines = [line for line in Path(args.prompts).read_text().splitlines() if line.strip()]
+def _lines(path: str) -> list[str]:
+    try:
+        lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"Cannot read {path}: {error}.") from None
     if not lines:
-        raise SettingsError(f"{args.prompts} has no prompts; write one per line.")
-    chats = [[{"role": "user", "content": lines[i % len(lines)]}] for i in range(args.num_texts)]
-    chat = tokenizer.has_chat_template
-    asked = [encode_chat(tokenizer, c) if chat else tokenizer.encode(c[0]["content"]) for c in chats]
-    texts, sampling = [], {"temperature": TEMPERATURE, "max_new_tokens": args.length}
+        raise SettingsError(f"{path} is empty; write a prompt on each line.")
+    return lines
+
+
+def _prompts(count: int) -> list[str]:
+    words, draw = WORDS.read_text(encoding="utf-8").split(), random.Random(0)
+    starts = [draw.randrange(len(words)) for _ in range(count)]
+    return [f"{draw.choice(TASKS)}: {' '.join(words[at : at + draw.randint(1, 40)])}" for at in starts]
+
+
+def _write_texts(engine: Engine, prompts: Sequence[str], length: int) -> list[str]:
+    """As JSON: the token ids, and how many of them are the prompt's."""
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise SettingsError("This model has no tokenizer, so it cannot write texts to learn from.")
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts] if tokenizer.has_chat_template else []
+    asked = [encode_chat(tokenizer, chat) for chat in chats] or [tokenizer.encode(prompt) for prompt in prompts]
+    texts, sampling = list[str](), {"temperature": TEMPERATURE, "max_new_tokens": length}
     for first in range(0, len(asked), AT_ONCE):
         ids = asked[first : first + AT_ONCE]
         found = engine.generate(input_ids=ids, sampling_params=sampling)
-        texts += [(i + output["output_ids"], len(i)) for i, output in zip(ids, found, strict=True)]
+        texts += [json.dumps((i + output["output_ids"], len(i))) for i, output in zip(ids, found, strict=True)]
         print(f"{len(texts)} of {len(asked)} texts written", flush=True)
     return texts
-
-
-def _prompt(words: Sequence[str], draw: random.Random) -> str:
-    first = draw.randrange(len(words))
-    return f"{draw.choice(TASKS)}: {' '.join(words[first : first + draw.randint(1, 40)])}"

@@ -36,9 +36,10 @@ class Text(NamedTuple):
     start: int  # before it stands what the model was asked
 
 
-def load_model(folder: Path, gguf: Path | None, device: str | None) -> PreTrainedModel:
-    """Whole, to be read only: in 16 bits on a GPU, which it is loaded to where there is one."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+def load_model(folder: Path, gguf: Path | None, device: str) -> PreTrainedModel:
+    """Whole, and in 16 bits on a GPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"dtype": torch.float32 if device == "cpu" else torch.bfloat16}
     if gguf is not None:
         options |= {"gguf_file": gguf.name, "quantization_config": GgufConfig(dequantize=True)}
@@ -137,7 +138,7 @@ def train(
         raise ModelError(f"The model wrote no text of more than {DEPTH + 1} tokens; give other prompts.")
     head = Head(model, texts, vocabulary).to(model.device)
     learner = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    rates = torch.optim.lr_scheduler.OneCycleLR(learner, rate, total_steps=steps + 1, pct_start=WARM_UP)
+    rates = torch.optim.lr_scheduler.OneCycleLR(learner, rate, steps + 1, pct_start=WARM_UP, cycle_momentum=False)
     order, firsts, tokens, began = list[int](), list[float](), 0, time.monotonic()
     for step in range(1, steps + 1):
         while len(order) < batch_size:
@@ -153,10 +154,10 @@ def train(
         tokens, firsts = tokens + sum(len(text.ids) for text in batch), [*firsts, losses[0].item()]
         if step % max(1, steps // 50) == 0:
             shares, speed = torch.stack(right).tolist(), tokens / (time.monotonic() - began)
-            told = (
-                f"guesses that hold {' '.join(f'{share:.0%}' for share in shares)}: {1 + sum(shares):.2f} tokens a step"
+            hold = (
+                f"{' '.join(f'{share:.0%}' for share in shares)} of guesses hold: {1 + sum(shares):.2f} tokens a step"
             )
-            print(f"step {step} of {steps}: loss {firsts[-1]:.3f}; {told}; {speed:,.0f} tokens/s", flush=True)
+            print(f"step {step} of {steps}: loss {firsts[-1]:.3f}; {hold}; {speed:,.0f} tokens/s", flush=True)
     return head, firsts
 
 

@@ -121,11 +121,14 @@ def test_the_checkpoint_has_the_published_names(folder: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("more", "complaint"),
-    [(["--steps", "0"], "--steps must be at least 1"), (["--length", "-3"], "--length must be at least 1")],
+    [
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--length", "-3"], "--length must be at least 1"),
+        (["--prompts", "/nowhere"], "Cannot read /nowhere"),
+        (["--prompts", "/dev/null"], "/dev/null is empty; write a prompt on each line."),
+    ],
 )
-def test_numbers_that_make_no_sense_are_refused(
-    more: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_makes_no_sense_is_refused(more: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train-draft", "--output", "x", *more]) == 2
     assert complaint in capsys.readouterr().err
 

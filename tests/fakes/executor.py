@@ -539,12 +539,12 @@ class GuessingProposer:
         self.most, self.adaptive = most, False
         self._draw = random.Random(6)
 
-    def propose(self, known: np.ndarray, namespace: str, count: int) -> np.ndarray:
+    def propose(self, known: np.ndarray, namespace: str, count: int) -> tuple[np.ndarray, int]:
         sequence = known.tolist()
         for _ in range(count):
             sequence.append(next_token(np.array(sequence, dtype=np.int32)))
         drafts = [token if self._draw.random() < 0.8 else self._draw.randrange(VOCAB) for token in sequence]
-        return np.array(drafts[len(known) :][: self._draw.randint(0, count)], dtype=np.int32)
+        return np.array(drafts[len(known) :][: self._draw.randint(0, count)], dtype=np.int32), 0
 
     def learn(self, tokens: np.ndarray, namespace: str) -> None:
         return

@@ -100,6 +100,9 @@ class ModelSettings:
     context_length: int | None = setting(
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
     )
+    is_embedding: bool = setting(
+        False, "give vectors instead of text; encoders, classifiers and models of sentence-transformers do so anyway"
+    )
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
     trust_remote_code: bool = setting(
         False, "run code that the model's folder brings along for its tokenizer, where nothing else reads its files"

@@ -87,6 +87,7 @@ def _spelled(capability: Capability) -> str:
 
 MAX_HEAD_DIM = 256  # BOUGH_MAX_HEAD_DIM of src/ops.h
 CPU_ROWS = 256
+ENCODER_CHUNK_TOKENS = 2048  # at least a whole text; nobody waits for a token of another
 CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while the cores are still well used
 
 
@@ -174,6 +175,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
+    if not config.causal:
+        chunk = max(chunk, ENCODER_CHUNK_TOKENS, config.context_length)
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     logits = max(rows + settings.speculative.step_drafts, INPUT_BLOCK)
@@ -207,6 +210,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         ranks=topology.tp_size,
         stages=topology.pp_size,
         in_step=topology.dp_size > 1,
+        vectors=config.vectors,
+        whole_prompts=not config.causal,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)

@@ -20,6 +20,7 @@ from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.layout import has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
+from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
 from bough.executor.states import StateCopies
 from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
@@ -47,6 +48,7 @@ class TorchExecutor:
         self._limits = limits
         self._group = group
         self._check = check
+        self._pooler = Pooler(model)
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
@@ -65,8 +67,12 @@ class TorchExecutor:
         if not len(plan.rows):
             self._join()
             return StepResult.without_tokens(plan.step, {})
+        self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
+        pooled = self._pooler.wanted(plan)
+        if pooled:
+            self._pooler.mark_types(layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
         batch = AttentionBatch(
@@ -85,7 +91,7 @@ class TorchExecutor:
         self._attention.prepare(batch)
         self._states.begin(plan.setups)
         last = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
-        context = ForwardContext(self._attention, self._pool, batch, None if plan.input_logprobs else last)
+        context = ForwardContext(self._attention, self._pool, batch, None if plan.input_logprobs or pooled else last)
         hidden = self._model.forward(torch.from_numpy(layout.token_ids), batch.positions, context)
         self._states.keep(plan)
         if not self._group.topology.is_last:
@@ -93,7 +99,8 @@ class TorchExecutor:
 
         starts, sampling = layout.query_starts, self._rows.sampling
         inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._model.logits)
-        if plan.input_logprobs:
+        vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
+        if plan.input_logprobs or pooled:
             hidden = hidden.index_select(0, last)
         logits = self._model.logits(hidden).float() if plan.sample.any() else hidden  # which is then not looked at
-        return self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs)
+        return self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs, vectors)

@@ -33,7 +33,7 @@ class SelfAttention:
         key = Columns("k_proj", features(kv_heads, head_dim))
         keys_as_values = config.full_keys_as_values and not config.slides(layer)
         value = key if keys_as_values else Columns("v_proj", key.held)
-        self._shares = source != layer  # another layer's keys and values: it has queries alone
+        self._shares = config.causal and source != layer  # another layer's keys and values: it has queries alone
         columns = (query,) if self._shares else (query, key, value)
         self._qkv = ColumnLinear(config.hidden_size, columns, config.qkv_bias, placement)
         self._gate: ColumnLinear | None = None
@@ -58,6 +58,7 @@ class SelfAttention:
             scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
             window=window,
             chunked=config.chunked and window is not None,
+            causal=config.causal,
             group=config.kv_group(layer),
             softcap=config.attention_softcap,
             heads=query.size // head_dim,

@@ -11,6 +11,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.blocks import Block
 from bough.layers.embedding import Embedding, Head
+from bough.layers.label_head import make_label_head
 from bough.layers.layer_inputs import LayerEnd, LayerInputs
 from bough.layers.norm import make_norm
 from bough.layers.placement import Placement
@@ -37,6 +38,8 @@ class Decoder:
         self._norm = self._head = None
         if topology.is_last:
             self._norm = make_norm(config, placement)
+        self.label_head = make_label_head(config, placement)
+        if topology.is_last and config.vectors is None:
             tied = self._embedding if config.tied_embeddings else None
             table = placement.make_table(*shape, placement) if tied is None else tied.table
             bias = placement.empty(config.vocab_size) if config.head_bias else None
@@ -68,8 +71,8 @@ class Decoder:
         return hidden if asked is None else hidden.index_select(0, asked)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        assert self._head is not None, "only the last stage has logits"
-        return self._head(hidden)
+        """Of a model that gives vectors there are none, and nobody samples."""
+        return hidden if self._head is None else self._head(hidden)
 
     def slots(self) -> Iterator[WeightSlot]:
         if self._embedding is not None:
@@ -82,9 +85,12 @@ class Decoder:
             yield from block.slots(f"model.layers.{layer}.")
         for layer, end in zip(self._layers, self._ends, strict=False):
             yield from end.slots(f"model.layers.{layer}.")
-        if self._norm is None or self._head is None:
+        if self._norm is not None:
+            yield from slots_of("model.", norm=self._norm)
+        if self.label_head is not None:
+            yield from self.label_head.slots("score.")
+        if self._head is None:
             return
-        yield from slots_of("model.", norm=self._norm)
         if not self.config.tied_embeddings:
             yield from self._head.slots("lm_head.")
         if self._head.bias is not None:

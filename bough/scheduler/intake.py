@@ -56,6 +56,7 @@ class Intake:
             )
         tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self._check_prompt(tokens)
+        self._check_kind(message)
         spec = message.logprobs
         sampling, warnings = self._without_unknown_stops(message.sampling)
         self._check_ids("logit_bias", sampling.logit_bias)
@@ -67,7 +68,8 @@ class Intake:
         if len(tokens) > room_for:
             if not self._truncate:
                 raise RequestError(self._too_long(len(tokens)), field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
-            tokens = tokens[:room_for]
+            end = tokens[-1:] if message.pooling is not None else tokens[:0]  # which tokenizers mark texts with
+            tokens = np.concatenate([tokens[: room_for - len(end)], end])
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         if sampling.min_new_tokens and stop_ids.issuperset(range(self._limits.vocab_size)):
             raise RequestError(
@@ -75,7 +77,7 @@ class Intake:
                 field="stop_token_ids",
             )
         output = self._output(message, stop_ids)
-        no_more = len(tokens) - 1
+        no_more, vectors = len(tokens) - 1, self._limits.vectors
         if spec is not None and spec.start >= len(tokens):
             raise RequestError(
                 f"logprob_start_len ({spec.start}) must be smaller than the prompt's {len(tokens)} tokens.",
@@ -102,6 +104,8 @@ class Intake:
             bad_words=message.bad_words,
             processor=self._processor(message.custom_logit_processor),
             warnings=warnings,
+            pooling=message.pooling,
+            whole=message.pooling is not None and vectors is not None and vectors.needs_all(message.pooling),
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
@@ -128,6 +132,19 @@ class Intake:
         if text is not None and self._load_processor is not None:
             self._load_processor(text)
         return text
+
+    def _check_kind(self, message: Generate) -> None:
+        """Refuses tokens of a model that gives vectors, and vectors of one that gives tokens."""
+        wanted, vectors = message.pooling, self._limits.vectors
+        if wanted is None and vectors is not None:
+            gives = "scores of labels (use /v1/classify or /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
+            raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")
+        if wanted is not None and vectors is None:
+            raise RequestError(
+                "This model generates text; for vectors serve an embedding model, or start the engine with "
+                "--is-embedding.",
+                field="model",
+            )
 
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):

@@ -28,7 +28,7 @@ class PrefixCache:
         self, limits: Limits, memory: MemorySettings, on_event: Callable[[KVEvent], None] | None = None
     ) -> None:
         self.page_size = limits.page_size
-        self.share = not memory.disable_radix_cache
+        self.share = not (memory.disable_radix_cache or limits.whole_prompts)
         self.pool = PagePool(limits.pages[0])
         further = zip(limits.groups[1:], limits.pages[1:], strict=True)
         self.groups = tuple(GroupPages(group, pages, limits.page_size) for group, pages in further)

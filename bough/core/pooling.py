@@ -1,0 +1,34 @@
+"""Vectors instead of tokens: what a request may ask for, and what a model makes of its hidden states."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PoolingMode = Literal["mean", "cls", "last"]
+
+
+class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request for a vector. What is left out is as the model was trained."""
+
+    mode: PoolingMode | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None  # the first so many numbers, of a model trained for that (Matryoshka)
+    second: int | None = None  # where the second text of a pair begins: its tokens are of the second type
+
+
+class VectorConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What comes of a sequence where no tokens do: a vector, or the scores of labels by a head over it."""
+
+    mode: PoolingMode = "last"
+    normalize: bool = True
+    labels: tuple[str, ...] = ()  # none: the vector itself
+    hidden: Literal["", "tanh", "gelu"] = ""  # the head has a layer before that of the labels, with this activation
+    hidden_bias: bool = True
+    hidden_norm: bool = False  # and a norm behind it
+    label_bias: bool = True
+
+    def needs_all(self, wanted: Pooling) -> bool:
+        """Whether the vector depends on hidden states before the last: then none of the prompt may come from a cache."""
+        return (wanted.mode or self.mode) != "last"

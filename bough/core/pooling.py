@@ -28,6 +28,7 @@ class VectorConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     hidden_bias: bool = True
     hidden_norm: bool = False  # and a norm behind it
     label_bias: bool = True
+    size: int = 0  # of the vector
 
     def needs_all(self, wanted: Pooling) -> bool:
         """Whether the vector depends on hidden states before the last: then none of the prompt may come from a cache."""

@@ -32,6 +32,7 @@ class Pooler:
         self._config = model.config.vectors or VectorConfig()
         self._head = model.label_head
         self._context = model.config.context_length
+        self._typed = model.config.learned_positions and model.config.token_types > 1
         self._rows: dict[int, Gathered] = {}
 
     def set_up(self, setups: Sequence[RowSetup]) -> None:
@@ -45,7 +46,7 @@ class Pooler:
 
     def mark_types(self, layout: StepLayout) -> None:
         """Tokens of a second type have positions of their own, behind those of the first: see `Encoder`."""
-        for i, row in enumerate(layout.rows.tolist()):
+        for i, row in enumerate(layout.rows.tolist() if self._typed else ()):
             gathered = self._rows.get(row)
             if gathered is not None and gathered.pooling.second is not None:
                 positions = layout.positions[layout.query_starts[i] : layout.query_starts[i + 1]]

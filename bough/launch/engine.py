@@ -124,6 +124,51 @@ class Engine:
             return self._aiterate(inputs)
         return await asyncio.wrap_future(self._schedule(self._client.generate(inputs)))
 
+    # Vectors ----------------------------------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        prompt: str | list[str] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        *,
+        dimensions: int | None = None,
+    ) -> Any:
+        """`embedding` and `meta_info` of one text or many: a vector or, of a classifier, the scores of its labels."""
+        return self._wait(self._encode(prompt, input_ids, dimensions))
+
+    async def async_encode(
+        self,
+        prompt: str | list[str] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        *,
+        dimensions: int | None = None,
+    ) -> Any:
+        return await asyncio.wrap_future(self._schedule(self._encode(prompt, input_ids, dimensions)))
+
+    async def _encode(self, prompt: Any, input_ids: Any, dimensions: int | None) -> Any:
+        answers = await self._vectors.encode(prompt=prompt, input_ids=input_ids, dimensions=dimensions)
+        given = prompt if input_ids is None else input_ids[0]
+        return answers[0].to_dict() if isinstance(given, str | int) else [answer.to_dict() for answer in answers]
+
+    def rerank(self, query: str, documents: list[str], instruct: str | None = None) -> list[float]:
+        """How well each document answers the query, from 0 to 1, by a cross-encoder or Qwen3-Reranker."""
+        return self._wait(self._vectors.rerank(query, documents, instruct))[0].tolist()
+
+    def score(
+        self,
+        query: str | list[int],
+        items: str | list[str] | list[list[int]],
+        label_token_ids: list[int],
+        *,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> list[list[float]]:
+        """For each item how likely the model goes on with each of the label tokens behind the query and the item."""
+        options: dict[str, Any] = {"apply_softmax": apply_softmax, "item_first": item_first}
+        return self._wait(self._vectors.score(query, items, label_token_ids, **options))[0].tolist()
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Ends a request; whoever waits for it gets what there is, with the finish reason `abort`."""
 
@@ -240,6 +285,9 @@ class Engine:
         self._replica.wait_until_ready()
         method, tokens = self.settings.parallel.load_balance_method, self._replica.limits["max_total_num_tokens"]
         self._client = self._link.connect(self._tokenizer, method, tokens)
+        from bough.client.vectors import Vectors
+
+        self._vectors = Vectors(self._client, self._read_vectors, self._tokenizer, self._replica.limits)
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
@@ -258,6 +306,9 @@ class Engine:
             if "unexpected keyword" not in str(error):
                 raise
             raise RequestError(f"generate(): {str(error).split('() ')[-1]}.") from None
+
+    async def _read_vectors(self, **given: Any) -> Inputs:
+        return await asyncio.to_thread(self._reader.read, **given)
 
     def _schedule(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._closed:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.loader.locate import PARAMS_NAME, ModelFiles
@@ -57,6 +59,8 @@ def read_config(
     vectors = read_vectors(files.folder, fields, encoder=not config.causal, asked=embeds)
     if vectors is not None and config.architecture == ARCHITECTURE:
         raise ModelError(f"{files.config}: vectors come from Bough's own layers only; leave out --model-impl.")
+    if vectors is not None:
+        vectors = msgspec.structs.replace(vectors, size=config.hidden_size)
     longest = files.folder / "sentence_bert_config.json"
     if vectors is None or not longest.is_file():
         return replace(config, vectors=vectors)

@@ -145,6 +145,11 @@ class Intake:
                 "--is-embedding.",
                 field="model",
             )
+        if wanted is None or vectors is None or wanted.dimensions is None:
+            return
+        if vectors.labels or not 1 <= wanted.dimensions <= vectors.size:
+            allowed = "is for vectors, and this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
+            raise RequestError(f"dimensions {allowed}; got {wanted.dimensions}.", field="dimensions")
 
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):

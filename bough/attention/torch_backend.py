@@ -169,7 +169,7 @@ class TorchAttention(AttentionBackend):
             begin = 0 if window is None else max(0, first + ahead - window + 1)
             if layer.chunked and layer.window is not None:
                 begin = (end - 1) // layer.window * layer.window
-            mask = self._masks.cut(last - first, end - begin, window, k)
+            mask: torch.Tensor | None = self._masks.cut(last - first, end - begin, window, k)
             if chosen is not None:
                 mask = hide_others(chosen[first - row.first_token : last - row.first_token], end, k.dtype)
             if not layer.causal:

@@ -21,6 +21,7 @@ MENU = Menu(
             "many requests at once through the offline engine", "bough.bench.offline", starts_engine=True
         ),
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
+        "embeddings": Command("texts of mixed length to vectors", "bough.bench.embeddings", starts_engine=True),
         "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),

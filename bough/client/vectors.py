@@ -90,7 +90,9 @@ class Vectors:
             raise RequestError("label_token_ids is empty; name the tokens to score.", field="label_token_ids")
         listed = [items] if isinstance(items, str) else list(items)
         if not listed or any(isinstance(item, str) != isinstance(query, str) for item in listed):
-            raise RequestError("query and items must be texts, or both token ids; give an item at least.", field="items")
+            raise RequestError(
+                "query and items must be texts, or both token ids; give an item at least.", field="items"
+            )
         texts: Any = [[item, query] if item_first else [query, item] for item in listed]
         if isinstance(query, str):
             ids = self._require_tokenizer().encode_batch(["".join(parts) for parts in texts])
@@ -119,5 +121,6 @@ class Vectors:
 
 
 def softmax(logits: Floats) -> Floats:
-    weights: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    return shares

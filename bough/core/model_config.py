@@ -236,6 +236,11 @@ class ModelConfig:
             inner = self.moe.per_token * self.moe.intermediate_size + self.moe.shared_size
         return self.hidden_size * (attention + 3 * inner)
 
+    @property
+    def positions(self) -> int:
+        """That tokens may have: where positions are learned, those of each token type stand behind the others'."""
+        return self.context_length * (max(1, self.token_types) if self.learned_positions else 1)
+
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
 
@@ -253,7 +258,12 @@ class ModelConfig:
     @property
     def attention_groups(self) -> tuple[KVGroup, ...]:
         """What attention keeps of a sequence. A window that no sequence can leave is full attention."""
-        if not self.causal or self.sliding_window is None or not any(self.sliding_layers) or self.sliding_window >= self.context_length:
+        if (
+            not self.causal
+            or self.sliding_window is None
+            or not any(self.sliding_layers)
+            or self.sliding_window >= self.context_length
+        ):
             return (FULL_ATTENTION,)
         return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
 

@@ -31,5 +31,5 @@ class VectorConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     size: int = 0  # of the vector
 
     def needs_all(self, wanted: Pooling) -> bool:
-        """Whether the vector depends on hidden states before the last: then none of the prompt may come from a cache."""
+        """Whether the vector depends on hidden states before the last, which no cache keeps."""
         return (wanted.mode or self.mode) != "last"

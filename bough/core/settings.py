@@ -433,7 +433,6 @@ class UnbuiltSettings:
     SGLang's default, where they ask for nothing; the help does not show them."""
 
     enable_lora: bool = unbuilt(False)
-    is_embedding: bool = unbuilt(False)
     incremental_streaming_output: bool = unbuilt(False)
     pp_async_batch_depth: int = unbuilt(0)
     moe_runner_backend: str = unbuilt("auto")

@@ -237,7 +237,9 @@ class Recorder:
         caches = (self._address(keys), self._address(values), CACHE_NUMBERS[keys.dtype])
         limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, self._address(layer.sinks))
         ways = (layer.ends_only, not layer.causal)
-        self._add("attention", *shape, *caches, *limits, *ways, self.place(q), q.stride(0), layer.group, self.place(out))
+        self._add(
+            "attention", *shape, *caches, *limits, *ways, self.place(q), q.stride(0), layer.group, self.place(out)
+        )
         return out.view(-1, layer.heads, layer.head_dim)
 
     def _latent_store(

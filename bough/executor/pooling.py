@@ -32,7 +32,7 @@ class Pooler:
         self._config = model.config.vectors or VectorConfig()
         self._head = model.label_head
         self._context = model.config.context_length
-        self._typed = model.config.learned_positions and model.config.token_types > 1
+        self._typed = model.config.positions > self._context
         self._rows: dict[int, Gathered] = {}
 
     def set_up(self, setups: Sequence[RowSetup]) -> None:
@@ -52,6 +52,7 @@ class Pooler:
                 positions = layout.positions[layout.query_starts[i] : layout.query_starts[i + 1]]
                 positions[positions >= gathered.pooling.second] += self._context
 
+    @torch.inference_mode()
     def pool(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor) -> dict[int, FloatArray]:
         """The vectors of the prompts that end with this step, of the hidden states of all its tokens."""
         pooled: dict[int, torch.Tensor] = {}

@@ -152,7 +152,8 @@ class Engine:
 
     def rerank(self, query: str, documents: list[str], instruct: str | None = None) -> list[float]:
         """How well each document answers the query, from 0 to 1, by a cross-encoder or Qwen3-Reranker."""
-        return self._wait(self._vectors.rerank(query, documents, instruct))[0].tolist()
+        scores: list[float] = self._wait(self._vectors.rerank(query, documents, instruct))[0].tolist()
+        return scores
 
     def score(
         self,
@@ -165,7 +166,9 @@ class Engine:
     ) -> list[list[float]]:
         """For each item how likely the model goes on with each of the label tokens behind the query and the item."""
         options: dict[str, Any] = {"apply_softmax": apply_softmax, "item_first": item_first}
-        return self._wait(self._vectors.score(query, items, label_token_ids, **options))[0].tolist()
+        scoring = self._vectors.score(query, items, label_token_ids, **options)
+        scores: list[list[float]] = self._wait(scoring)[0].tolist()
+        return scores
 
     # Requests ---------------------------------------------------------------------------------------------------------
 

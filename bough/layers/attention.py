@@ -68,7 +68,7 @@ class SelfAttention:
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
         unrotated = bool(config.unrotated_layers) and config.unrotated_layers[layer]
-        rope = placement.rope(config.rope_of(layer), head_dim, config.context_length)
+        rope = placement.rope(config.rope_of(layer), head_dim, config.positions)
         query_norm, key_norm = (None, None) if self._norms is None or self._shares_norms else self._norms
         unit = torch.ones_like(placement.empty(head_dim)) if config.qk_unit_norm and not unrotated else None
         self._qk_norm_rope = QKNormRope(

@@ -22,7 +22,7 @@ from bough.loader.quantization import quantization_of
 from bough.loader.vectors import generating_name, read_vectors
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields, read_json
-from bough.models.registry import ARCHITECTURE, FALLBACK, find_family, supported_architectures
+from bough.models.registry import FALLBACK, find_family, runs_transformers, supported_architectures
 
 # What Mistral's params.json does not say: whose it is, and what it means where it has no window.
 PARAMS_DEFAULTS = {
@@ -57,7 +57,7 @@ def read_config(
     config = _build(str(files.config), stated, overrides or {}, _generation_eos(files), impl)
     fields = Fields(str(files.config), {**find_family(config.architecture).defaults, **stated, **(overrides or {})})
     vectors = read_vectors(files.folder, fields, encoder=not config.causal, asked=embeds)
-    if vectors is not None and config.architecture == ARCHITECTURE:
+    if vectors is not None and runs_transformers(config):
         raise ModelError(f"{files.config}: vectors come from Bough's own layers only; leave out --model-impl.")
     if vectors is not None:
         vectors = msgspec.structs.replace(vectors, size=config.hidden_size)

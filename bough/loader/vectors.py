@@ -17,6 +17,8 @@ MODES: dict[str, PoolingMode] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean": "mean",
+    "pooling_mode_cls": "cls",
 }
 MODULES = ("Transformer", "Pooling", "Normalize")
 BARE_NAMES = {  # of a decoder's checkpoint without its head
@@ -77,7 +79,7 @@ def _sentence_transformer(listed: Path) -> VectorConfig:
     path = listed.parent / kinds["Pooling"] / "config.json"
     given = read_json(path)
     chosen = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
-    modes = [MODES.get(name) for name in chosen] or [given.get("pooling_mode")]
-    if len(modes) != 1 or modes[0] not in ("mean", "cls", "last", "lasttoken"):
-        raise ModelError(f"{path}: one of mean, cls and last-token pooling is supported, not {chosen or modes}.")
-    return VectorConfig("last" if modes[0] == "lasttoken" else modes[0], "Normalize" in kinds)
+    named = [MODES.get(name) for name in chosen or [f"pooling_mode_{given.get('pooling_mode')}"]]
+    if len(named) != 1 or named[0] is None:
+        raise ModelError(f"{path}: one of mean, cls and last-token pooling is supported, not {chosen or given}.")
+    return VectorConfig(named[0], "Normalize" in kinds)

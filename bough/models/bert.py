@@ -13,8 +13,8 @@ from bough.models.names import Names, Piece
 
 
 class Bert(EncoderFamily):
-    architectures = ("BertModel", "BertForSequenceClassification", "BertForMaskedLM")
-    model_types = ("bert",)
+    architectures: tuple[str, ...] = ("BertModel", "BertForSequenceClassification", "BertForMaskedLM")
+    model_types: tuple[str, ...] = ("bert",)
     prefix = "bert"
     first_position = 0  # of the table
     defaults: ClassVar[dict[str, Any]] = {

@@ -63,6 +63,7 @@ class Decoder:
             own = ctx if layer == self.config.num_layers - 1 else inner
             x, residual = block(x, residual, positions, own)
             if self._ends:
+                assert residual is not None
                 x, residual = self._ends[place](x, residual, None if inputs is None else inputs[:, layer], own)
         if self._norm is None:  # the next stage goes on with all tokens, and nobody here asks for any
             self._placement.pass_on(x if residual is None else x + residual)

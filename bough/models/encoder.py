@@ -67,11 +67,11 @@ class PlaceTable:
     second type behind those of the first. Models that rotate have the first type's vector at every position."""
 
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        width, learned = config.hidden_size, config.learned_positions
+        width = config.hidden_size
         self._types = placement.empty(config.token_types, width) if config.token_types else None
         self._positions = torch.zeros_like(placement.empty(config.context_length, width))
-        self._learned, kinds = learned, config.token_types if learned and config.token_types else 1
-        self.table = placement.empty(kinds * config.context_length, width)
+        self._learned = config.learned_positions
+        self.table = placement.empty(config.positions, width)
 
     def _store(self, target: torch.Tensor) -> Callable[[int, torch.Tensor], None]:
         def store(first: int, band: torch.Tensor) -> None:

@@ -56,7 +56,9 @@ class ModernBert(EncoderFamily):
             "layers.*.attn.Wqkv": fused([f"{ours}.self_attn.{part}_proj" for part in "qkv"], (config.hidden_size,) * 3),
             "layers.*.attn.Wo": f"{ours}.self_attn.o_proj",
             "layers.*.mlp_norm": f"{ours}.post_attention_layernorm",
-            "layers.*.mlp.Wi": fused([f"{ours}.mlp.{part}_proj" for part in ("gate", "up")], (config.intermediate_size,) * 2),
+            "layers.*.mlp.Wi": fused(
+                [f"{ours}.mlp.{part}_proj" for part in ("gate", "up")], (config.intermediate_size,) * 2
+            ),
             "layers.*.mlp.Wo": f"{ours}.mlp.down_proj",
         }
 
@@ -65,4 +67,3 @@ class ModernBert(EncoderFamily):
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.PreNormBlock(config, layer, placement, normed=layer == 0)
-

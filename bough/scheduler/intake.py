@@ -137,7 +137,9 @@ class Intake:
         """Refuses tokens of a model that gives vectors, and vectors of one that gives tokens."""
         wanted, vectors = message.pooling, self._limits.vectors
         if wanted is None and vectors is not None:
-            gives = "scores of labels (use /v1/classify or /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
+            gives = (
+                "scores of labels (use /v1/classify or /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
+            )
             raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")
         if wanted is not None and vectors is None:
             raise RequestError(
@@ -148,7 +150,9 @@ class Intake:
         if wanted is None or vectors is None or wanted.dimensions is None:
             return
         if vectors.labels or not 1 <= wanted.dimensions <= vectors.size:
-            allowed = "is for vectors, and this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
+            allowed = (
+                "is for vectors, and this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
+            )
             raise RequestError(f"dimensions {allowed}; got {wanted.dimensions}.", field="dimensions")
 
     def _check_prompt(self, tokens: IntArray) -> None:
@@ -181,6 +185,11 @@ class Intake:
                 f"The prompt has {length} tokens; at most {self._pool_tokens - 1} fit the KV cache of "
                 f"{self._pool_tokens} tokens. Shorten it, or start the engine with a larger "
                 "--max-total-tokens or --mem-fraction-static."
+            )
+        if limits.vectors is not None:
+            return (
+                f"The text of {length} tokens is longer than the {limits.context_length} that this model reads; "
+                "shorten it, or start the engine with --allow-auto-truncate."
             )
         return (
             f"The prompt of {length} tokens is longer than the model's context length of {limits.context_length} "

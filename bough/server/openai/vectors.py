@@ -139,7 +139,9 @@ def vector_routes(context: ServerContext) -> list[Endpoint]:
     ranks: dict[str, Any] = {**OPENAI, "body": RerankRequest, "answer": Reranked}
     native: dict[str, Any] = {"methods": ("POST", "PUT"), "body": EncodeBody, "answer": Encoded | list[Encoded]}
     return [
-        Endpoint("/v1/embeddings", routes.embed, "Texts to vectors", body=EmbeddingRequest, answer=Embeddings, **OPENAI),
+        Endpoint(
+            "/v1/embeddings", routes.embed, "Texts to vectors", body=EmbeddingRequest, answer=Embeddings, **OPENAI
+        ),
         Endpoint("/v1/classify", routes.classify, "Texts to labels", body=ClassifyRequest, answer=Classified, **OPENAI),
         Endpoint("/v1/rerank", routes.rerank, "Documents by how well they answer a query", **ranks),
         Endpoint("/rerank", routes.rerank, "Same as /v1/rerank", **ranks),

@@ -77,7 +77,7 @@ class Vectors:
     async def score(
         self,
         query: str | Sequence[int],
-        items: str | Sequence[str] | Sequence[Sequence[int]],
+        items: str | Sequence[str | Sequence[int]],
         label_token_ids: Sequence[int],
         *,
         apply_softmax: bool = False,

@@ -20,6 +20,7 @@ from bough.scheduler.loop import Scheduler
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
 
 TOLERANCE = 1e-4
+AS_TRAINED = Pooling()
 SIZES = {
     "vocab_size": 101,
     "hidden_size": 48,
@@ -79,7 +80,7 @@ class LocalVectors:
         memory, scheduling = settings.memory, settings.scheduler
         self._scheduler = Scheduler(loaded.executor, self._inbox, self.out, memory=memory, settings=scheduling)
 
-    def __call__(self, prompts: Sequence[list[int]], pooling: Sequence[Pooling] | Pooling = Pooling()) -> np.ndarray:
+    def __call__(self, prompts: Sequence[list[int]], pooling: Sequence[Pooling] | Pooling = AS_TRAINED) -> np.ndarray:
         handles = range(self._handles, self._handles + len(prompts))
         self._handles += len(prompts)
         wanted = [pooling] * len(prompts) if isinstance(pooling, Pooling) else pooling

@@ -63,7 +63,7 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     """POST /v1/score."""
 
     query: str | list[int]
-    items: str | list[str] | list[list[int]]
+    items: str | list[str | list[int]]
     label_token_ids: list[int]
     apply_softmax: bool = False
     item_first: bool = False
@@ -74,7 +74,7 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     """POST /encode and /classify."""
 
     text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    input_ids: list[int | list[int]] | None = None
     dimensions: int | None = None
     rid: str | list[str] | None = None
     priority: int | None = None

@@ -21,7 +21,6 @@ MENU = Menu(
             "many requests at once through the offline engine", "bough.bench.offline", starts_engine=True
         ),
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
-        "embeddings": Command("texts of mixed length to vectors", "bough.bench.embeddings", starts_engine=True),
         "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
@@ -33,6 +32,7 @@ MENU = Menu(
         ),
         # Benchmarks of single parts: they live beside the tests and run in a checkout only.
         "cpu": Command("this CPU, alone or beside llama.cpp (in a checkout)", "tests.bench.cpu", starts_engine=True),
+        "embeddings": Command("texts to vectors (in a checkout)", "tests.bench.embeddings", starts_engine=True),
         "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),
         "costs": Command("the cost model of splits beside what was measured (in a checkout)", "tests.bench.costs"),
         "speculation": Command(

@@ -20,8 +20,7 @@ from bough.core.pooling import Pooling
 from bough.tokenizer.tokenizer import Tokenizer
 
 Floats = npt.NDArray[np.float64]
-NO_TOKENS = {"max_new_tokens": 0}
-ONE_TOKEN = {"max_new_tokens": 1, "temperature": 0.0}
+Scored = tuple[Floats, list[RequestOutput]]
 # What Qwen3-Reranker was trained to answer with yes or no.
 JUDGE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -33,7 +32,7 @@ MARKS = ("<|im_start|>", "<think>")
 
 
 class Vectors:
-    """`read` is a reader's, given what the engine announced of itself."""
+    """`read` is a reader's; `limits` are what the engine announced of itself."""
 
     def __init__(
         self,
@@ -49,11 +48,14 @@ class Vectors:
     async def encode(self, *, dimensions: int | None = None, **given: Any) -> list[RequestOutput]:
         """`given` is a prompt or several, as text or as token ids, and a reader's other arguments."""
         given.setdefault("pooling", Pooling(dimensions=dimensions))
-        return await self._answers(await self._read(sampling_params=NO_TOKENS, **given))
+        return await self._answers(await self._read(sampling_params={"max_new_tokens": 0}, **given))
 
-    async def rerank(
-        self, query: str, documents: Sequence[str], instruction: str | None = None
-    ) -> tuple[Floats, list[RequestOutput]]:
+    async def encoded(self, **given: Any) -> Any:
+        """The same as SGLang shows it: an object for one prompt, a list for several."""
+        answers, first = await self.encode(**given), given.get("prompt") or given["input_ids"][0]
+        return answers[0].to_dict() if isinstance(first, str | int) else [answer.to_dict() for answer in answers]
+
+    async def rerank(self, query: str, documents: Sequence[str], instruction: str | None = None) -> Scored:
         """How well each document answers the query, from 0 to 1."""
         if not documents:
             raise RequestError("documents is empty; give at least one.", field="documents")
@@ -62,12 +64,9 @@ class Vectors:
             pairs = tokenizer.encode_pairs([(query, document) for document in documents])
             pooling = [Pooling(second=second) for _, second in pairs]
             answers = await self.encode(input_ids=[ids for ids, _ in pairs], pooling=pooling)
-            logits = np.array([answer.vector[0] for answer in answers], dtype=np.float64)
-            return 1 / (1 + np.exp(-logits)), answers
+            return sigmoid(np.array([answer.vector[0] for answer in answers], dtype=np.float64)), answers
         if self._embeds or any(tokenizer.backend.token_to_id(mark) is None for mark in MARKS):
-            raise RequestError(
-                "This model does not rerank; serve a cross-encoder (one label) or Qwen3-Reranker.", field="model"
-            )
+            raise RequestError("This model does not rerank; serve a cross-encoder or Qwen3-Reranker.", field="model")
         asked = f"{JUDGE}<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
         yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no"))
         ids = tokenizer.encode_batch([f"{asked}{document}{JUDGED}" for document in documents], False)
@@ -82,7 +81,7 @@ class Vectors:
         *,
         apply_softmax: bool = False,
         item_first: bool = False,
-    ) -> tuple[Floats, list[RequestOutput]]:
+    ) -> Scored:
         """How likely the model goes on with each of the labels behind the query and an item."""
         if self._embeds:
             raise RequestError("This model gives vectors, not the likelihood of tokens; see /v1/rerank.", field="model")
@@ -93,18 +92,19 @@ class Vectors:
             raise RequestError(
                 "query and items must be texts, or both token ids; give an item at least.", field="items"
             )
-        texts: Any = [[item, query] if item_first else [query, item] for item in listed]
+        pairs: Any = [(item, query) if item_first else (query, item) for item in listed]
         if isinstance(query, str):
-            ids = self._require_tokenizer().encode_batch(["".join(parts) for parts in texts])
+            ids = self._require_tokenizer().encode_batch(["".join(pair) for pair in pairs])
         else:
-            ids = [[*first, *second] for first, second in texts]
+            ids = [[*first, *second] for first, second in pairs]
         scores, answers = await self._next_tokens(ids, list(label_token_ids))
         return softmax(scores) if apply_softmax else np.exp(scores), answers
 
-    async def _next_tokens(self, ids: list[list[int]], labels: list[int]) -> tuple[Floats, list[RequestOutput]]:
+    async def _next_tokens(self, ids: list[list[int]], labels: list[int]) -> Scored:
         """The logprobs of some tokens behind each prompt. [prompts, labels]"""
         wanted = {"return_logprob": True, "token_ids_logprob": labels}
-        answers = await self._answers(await self._read(input_ids=ids, sampling_params=ONE_TOKEN, **wanted))
+        sampling = {"max_new_tokens": 1, "temperature": 0.0}
+        answers = await self._answers(await self._read(input_ids=ids, sampling_params=sampling, **wanted))
         found = [answer.output_logprobs.chosen[0] or [] for answer in answers]
         return np.array([[-np.inf if x is None else x for x, _, _ in each] for each in found]), answers
 
@@ -123,4 +123,9 @@ class Vectors:
 def softmax(logits: Floats) -> Floats:
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def sigmoid(logits: Floats) -> Floats:
+    shares: Floats = 1 / (1 + np.exp(-logits))
     return shares

@@ -24,12 +24,5 @@ class VectorConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: PoolingMode = "last"
     normalize: bool = True
     labels: tuple[str, ...] = ()  # none: the vector itself
-    hidden: Literal["", "tanh", "gelu"] = ""  # the head has a layer before that of the labels, with this activation
-    hidden_bias: bool = True
-    hidden_norm: bool = False  # and a norm behind it
-    label_bias: bool = True
+    head: tuple[str, ...] = ()  # its tensors; with a hidden layer it is BERT's (tanh) or, with a norm, ModernBERT's
     size: int = 0  # of the vector
-
-    def needs_all(self, wanted: Pooling) -> bool:
-        """Whether the vector depends on hidden states before the last, which no cache keeps."""
-        return (wanted.mode or self.mode) != "last"

@@ -112,10 +112,8 @@ class NativeExecutor:
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: dict[int, PositionLogprobs] = {}
         vectors: dict[int, FloatArray] = {}
-        pooled = self._pooler.wanted(plan)
+        pooled = self._pooler.wanted(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for
-            if pooled:
-                self._pooler.mark_types(layout)
             hidden = self._forward_whole(layout, prompts)
             if pooled:
                 vectors = self._pooler.pool(plan, layout, hidden)

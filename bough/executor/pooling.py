@@ -20,7 +20,7 @@ from bough.models.base import CausalLM
 
 @dataclass(slots=True)
 class Gathered:
-    pooling: Pooling
+    wanted: Pooling
     prompt_len: int
     sum: torch.Tensor | None = None  # or the first token's state
 
@@ -29,8 +29,7 @@ class Pooler:
     """Owns the rows that end with a vector."""
 
     def __init__(self, model: CausalLM) -> None:
-        self._config = model.config.vectors or VectorConfig()
-        self._head = model.label_head
+        self._config, self._head = model.config.vectors or VectorConfig(), model.label_head
         self._context = model.config.context_length
         self._typed = model.config.positions > self._context
         self._rows: dict[int, Gathered] = {}
@@ -41,16 +40,14 @@ class Pooler:
             if setup.pooling is not None:
                 self._rows[setup.row] = Gathered(setup.pooling, setup.prompt_len)
 
-    def wanted(self, plan: BatchPlan) -> bool:
-        return bool(self._rows) and any(row in self._rows for row in plan.rows.tolist())
-
-    def mark_types(self, layout: StepLayout) -> None:
-        """Tokens of a second type have positions of their own, behind those of the first: see `Encoder`."""
-        for i, row in enumerate(layout.rows.tolist() if self._typed else ()):
-            gathered = self._rows.get(row)
-            if gathered is not None and gathered.pooling.second is not None:
+    def wanted(self, plan: BatchPlan, layout: StepLayout) -> bool:
+        """Whether some row gives a vector, now or later. The tokens of second texts then have the positions of their
+        type: see `PlaceTable`."""
+        for i, row in enumerate(plan.rows.tolist() if self._typed and self._rows else ()):
+            if row in self._rows and (second := self._rows[row].wanted.second) is not None:
                 positions = layout.positions[layout.query_starts[i] : layout.query_starts[i + 1]]
-                positions[positions >= gathered.pooling.second] += self._context
+                positions[positions >= second] += self._context
+        return bool(self._rows) and not self._rows.keys().isdisjoint(plan.rows.tolist())
 
     @torch.inference_mode()
     def pool(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor) -> dict[int, FloatArray]:
@@ -58,23 +55,19 @@ class Pooler:
         pooled: dict[int, torch.Tensor] = {}
         starts, ends = layout.query_starts.tolist(), layout.lengths.tolist()
         for i, row in enumerate(plan.rows.tolist()):
-            gathered = self._rows.get(row)
-            if gathered is None:
+            if (gathered := self._rows.get(row)) is None:
                 continue
-            states = hidden[starts[i] : starts[i + 1]]
-            mode = gathered.pooling.mode or self._config.mode
+            states, mode = hidden[starts[i] : starts[i + 1]], gathered.wanted.mode
             if mode == "mean":
                 total = states.sum(0, dtype=torch.float32)
                 gathered.sum = total if gathered.sum is None else gathered.sum + total
             elif mode == "cls" and gathered.sum is None:
                 gathered.sum = states[0].float().clone()
-            if ends[i] < gathered.prompt_len:
-                continue
-            del self._rows[row]
-            found = states[-1].float() if gathered.sum is None else gathered.sum
-            pooled[i] = found / gathered.prompt_len if mode == "mean" else found
-            if self._head is None:
-                pooled[i] = self._shaped(pooled[i], gathered.pooling)
+            if ends[i] == gathered.prompt_len:
+                vector = states[-1].float() if gathered.sum is None else gathered.sum
+                vector = vector / gathered.prompt_len if mode == "mean" else vector
+                pooled[i] = vector if self._head is not None else self._shaped(vector, gathered.wanted)
+                del self._rows[row]
         if self._head is not None and pooled:
             pooled = dict(zip(pooled, self._head(torch.stack(list(pooled.values()))), strict=True))
         return {i: vector.cpu().numpy() for i, vector in pooled.items()}

@@ -70,9 +70,7 @@ class TorchExecutor:
         self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
-        pooled = self._pooler.wanted(plan)
-        if pooled:
-            self._pooler.mark_types(layout)
+        pooled = self._pooler.wanted(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
         batch = AttentionBatch(

@@ -126,51 +126,25 @@ class Engine:
 
     # Vectors ----------------------------------------------------------------------------------------------------------
 
-    def encode(
-        self,
-        prompt: str | list[str] | None = None,
-        input_ids: list[int] | list[list[int]] | None = None,
-        *,
-        dimensions: int | None = None,
-    ) -> Any:
-        """`embedding` and `meta_info` of one text or many: a vector or, of a classifier, the scores of its labels."""
-        return self._wait(self._encode(prompt, input_ids, dimensions))
+    def encode(self, prompt: str | list[str] | None = None, **options: Any) -> Any:
+        """`embedding` and `meta_info` of one text or many: a vector or, of a classifier, the scores of its labels.
+        Options: input_ids in the place of the text, dimensions."""
+        return self._wait(self._vectors.encoded(prompt=prompt, **options))
 
-    async def async_encode(
-        self,
-        prompt: str | list[str] | None = None,
-        input_ids: list[int] | list[list[int]] | None = None,
-        *,
-        dimensions: int | None = None,
-    ) -> Any:
-        return await asyncio.wrap_future(self._schedule(self._encode(prompt, input_ids, dimensions)))
-
-    async def _encode(self, prompt: Any, input_ids: Any, dimensions: int | None) -> Any:
-        answers = await self._vectors.encode(prompt=prompt, input_ids=input_ids, dimensions=dimensions)
-        given = prompt if input_ids is None else input_ids[0]
-        return answers[0].to_dict() if isinstance(given, str | int) else [answer.to_dict() for answer in answers]
+    async def async_encode(self, prompt: str | list[str] | None = None, **options: Any) -> Any:
+        return await asyncio.wrap_future(self._schedule(self._vectors.encoded(prompt=prompt, **options)))
 
     def rerank(self, query: str, documents: list[str], instruct: str | None = None) -> list[float]:
         """How well each document answers the query, from 0 to 1, by a cross-encoder or Qwen3-Reranker."""
         scores: list[float] = self._wait(self._vectors.rerank(query, documents, instruct))[0].tolist()
         return scores
 
-    def score(
-        self,
-        query: str | list[int],
-        items: str | list[str] | list[list[int]],
-        label_token_ids: list[int],
-        *,
-        apply_softmax: bool = False,
-        item_first: bool = False,
-    ) -> list[list[float]]:
-        """For each item how likely the model goes on with each of the label tokens behind the query and the item."""
-        options: dict[str, Any] = {"apply_softmax": apply_softmax, "item_first": item_first}
+    def score(self, query: Any, items: Any, label_token_ids: list[int], **options: bool) -> list[list[float]]:
+        """For each item how likely the model goes on with each label behind the query and the item, which are texts or
+        token ids. Options: apply_softmax, item_first."""
         scoring = self._vectors.score(query, items, label_token_ids, **options)
         scores: list[list[float]] = self._wait(scoring)[0].tolist()
         return scores
-
-    # Requests ---------------------------------------------------------------------------------------------------------
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Ends a request; whoever waits for it gets what there is, with the finish reason `abort`."""

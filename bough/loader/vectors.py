@@ -4,9 +4,7 @@ sentence-transformers keeps beside it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.pooling import PoolingMode, VectorConfig
@@ -14,11 +12,9 @@ from bough.models.fields import Fields, read_json
 
 CLASSIFIER = "ForSequenceClassification"
 MODES: dict[str, PoolingMode] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
+    **{f"pooling_mode_{name}": "mean" for name in ("mean", "mean_tokens")},
+    **{f"pooling_mode_{name}": "cls" for name in ("cls", "cls_token")},
     "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean": "mean",
-    "pooling_mode_cls": "cls",
 }
 MODULES = ("Transformer", "Pooling", "Normalize")
 BARE_NAMES = {  # of a decoder's checkpoint without its head
@@ -31,10 +27,7 @@ BARE_NAMES = {  # of a decoder's checkpoint without its head
 
 def generating_name(architecture: str) -> str:
     """The class that generates text with the same layers."""
-    for ending in (CLASSIFIER, "Model"):
-        if architecture.endswith(ending):
-            return architecture.removesuffix(ending) + "ForCausalLM"
-    return architecture
+    return architecture.removesuffix(CLASSIFIER).removesuffix("Model") + "ForCausalLM"
 
 
 def read_vectors(folder: Path, config: Fields, *, encoder: bool, asked: bool) -> VectorConfig | None:
@@ -43,43 +36,39 @@ def read_vectors(folder: Path, config: Fields, *, encoder: bool, asked: bool) ->
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     if architecture.endswith(CLASSIFIER):
         return _classifier(config, encoder=encoder)
-    listed = folder / "modules.json"
-    if listed.is_file():
-        return _sentence_transformer(listed)
-    if not (encoder or asked or architecture.endswith("Model")):
-        return None
-    return VectorConfig("mean", normalize=False) if encoder else VectorConfig()
+    if (folder / "modules.json").is_file():
+        return _sentence_transformer(folder / "modules.json")
+    if encoder:
+        return VectorConfig("mean", normalize=False)
+    return VectorConfig() if asked or architecture.endswith("Model") else None
 
 
 def _classifier(config: Fields, *, encoder: bool) -> VectorConfig:
-    names: Mapping[str, Any] = config.values.get("id2label") or {}
+    names = config.values.get("id2label") or {}
     count = config.integer("num_labels", len(names) or 2)
     labels = tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(count))
     if not encoder:
-        return VectorConfig("last", normalize=False, labels=labels, label_bias=False)
-    hidden = "gelu" if config.text("classifier_hidden", "tanh") == "gelu" else "tanh"
-    modern = hidden == "gelu"  # ModernBERT's head
-    mode: PoolingMode = "mean" if modern and config.text("classifier_pooling", "cls") == "mean" else "cls"
-    bias = config.boolean("classifier_bias") if modern else True
-    return VectorConfig(mode, False, labels, "gelu" if modern else "tanh", bias, modern)
+        return VectorConfig("last", labels=labels, head=("out.weight",))
+    pooling = config.text("classifier_pooling", "")  # of ModernBERT
+    bias = ("hidden.bias",) if not pooling or config.boolean("classifier_bias") else ()
+    head = ("out.weight", "out.bias", "hidden.weight", *bias, *(("norm.weight",) if pooling else ()))
+    return VectorConfig("mean" if pooling == "mean" else "cls", labels=labels, head=head)
 
 
 def _sentence_transformer(listed: Path) -> VectorConfig:
     """What modules.json puts behind the model."""
     try:
-        modules = json.loads(listed.read_bytes())
-        kinds = {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
+        kinds = {str(m["type"]).rpartition(".")[2]: str(m["path"]) for m in json.loads(listed.read_bytes())}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{listed} cannot be read ({error!r}); fetch it again.") from None
     unknown = [kind for kind in kinds if kind not in MODULES]
     if unknown or "Pooling" not in kinds:
-        raise ModelError(
-            f"{listed} lists {', '.join(unknown) or 'no Pooling'}; supported are models of {', '.join(MODULES)}."
-        )
+        what = ", ".join(unknown) or "no Pooling"
+        raise ModelError(f"{listed} lists {what}; supported are models of {', '.join(MODULES)}.")
     path = listed.parent / kinds["Pooling"] / "config.json"
     given = read_json(path)
     chosen = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
-    named = [MODES.get(name) for name in chosen or [f"pooling_mode_{given.get('pooling_mode')}"]]
-    if len(named) != 1 or named[0] is None:
+    modes = [MODES.get(name) for name in chosen or [f"pooling_mode_{given.get('pooling_mode')}"]]
+    if len(modes) != 1 or modes[0] is None:
         raise ModelError(f"{path}: one of mean, cls and last-token pooling is supported, not {chosen or given}.")
-    return VectorConfig(named[0], "Normalize" in kinds)
+    return VectorConfig(modes[0], "Normalize" in kinds)

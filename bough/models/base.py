@@ -22,9 +22,7 @@ class CausalLM(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
-    def label_head(self) -> LabelHead | None:
-        """What scores labels, of a classifier."""
-        ...
+    def label_head(self) -> LabelHead | None: ...
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Hidden states [n, hidden_size] of int64 [tokens], those that `ctx.logits_indices` names; writes the keys

@@ -6,28 +6,35 @@ from typing import Any, ClassVar
 
 from bough import layers
 from bough.core.model_config import ModelConfig
-from bough.models.encoder_family import EncoderFamily
+from bough.models.bert import ENCODER, Bert
 from bough.models.family import LAYER_TYPES, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 from bough.models.rope_config import read_local_rope
 
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn.Wo": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.Wo": "mlp.down_proj",
+}
 
-class ModernBert(EncoderFamily):
+
+class ModernBert(Bert):
     architectures = ("ModernBertModel", "ModernBertForSequenceClassification", "ModernBertForMaskedLM")
     model_types = ("modernbert",)
-    prefix = "model"
     activation_field = "hidden_activation"
+    prefix = "model."
+    head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
     renamed_fields: ClassVar = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
     defaults: ClassVar[dict[str, Any]] = {
         "hidden_activation": "gelu",
         "max_position_embeddings": 8192,
-        "norm_eps": 1e-5,
         "local_attention": 128,
         "global_attn_every_n_layers": 3,
         "global_rope_theta": 160_000.0,
         "local_rope_theta": 10_000.0,
-        "classifier_hidden": "gelu",
+        "classifier_pooling": "cls",
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -36,8 +43,8 @@ class ModernBert(EncoderFamily):
         if config.values.get("layer_types") is not None:
             sliding = layers_of_type(config, LAYER_TYPES)
         return {
-            **super().fields(config),
-            "norm_eps": config.number("norm_eps"),
+            **ENCODER,
+            "norm_eps": config.number("norm_eps", 1e-5),
             "norm_bias": config.boolean("norm_bias"),
             "final_norm": True,
             "local_rope": read_local_rope(config),
@@ -47,23 +54,16 @@ class ModernBert(EncoderFamily):
         }
 
     def modules(self, config: ModelConfig) -> Names:
-        ours = "model.layers.*"
+        qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
+        gated = [f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up")]
         return {
             "embeddings.tok_embeddings": "model.embed_tokens",
             "embeddings.norm": "model.embed_norm",
             "final_norm": "model.norm",
-            "layers.*.attn_norm": f"{ours}.input_layernorm",
-            "layers.*.attn.Wqkv": fused([f"{ours}.self_attn.{part}_proj" for part in "qkv"], (config.hidden_size,) * 3),
-            "layers.*.attn.Wo": f"{ours}.self_attn.o_proj",
-            "layers.*.mlp_norm": f"{ours}.post_attention_layernorm",
-            "layers.*.mlp.Wi": fused(
-                [f"{ours}.mlp.{part}_proj" for part in ("gate", "up")], (config.intermediate_size,) * 2
-            ),
-            "layers.*.mlp.Wo": f"{ours}.mlp.down_proj",
+            "layers.*.attn.Wqkv": fused(qkv, (config.hidden_size,) * 3),
+            "layers.*.mlp.Wi": fused(gated, (config.intermediate_size,) * 2),
+            **{f"layers.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
         }
-
-    def head(self) -> Names:
-        return {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.PreNormBlock(config, layer, placement, normed=layer == 0)

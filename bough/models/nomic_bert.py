@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from bough import layers
 from bough.core.model_config import ModelConfig
-from bough.models.encoder_family import EncoderFamily
+from bough.models.bert import ENCODER, Bert
 from bough.models.family import GATED, layer_norms
 from bough.models.fields import Fields
+from bough.models.gpt2 import Gpt2
 from bough.models.names import Names, fused
 
+LAYER = {
+    "attn.out_proj": "self_attn.o_proj",
+    "norm1": "post_attention_layernorm",
+    "mlp.fc11": "mlp.up_proj",
+    "mlp.fc12": "mlp.gate_proj",
+    "mlp.fc2": "mlp.down_proj",
+    "norm2": "post_mlp_layernorm",
+}
 
-class NomicBert(EncoderFamily):
+
+class NomicBert(Bert):
     architectures = ("NomicBertModel",)
     model_types = ("nomic_bert",)
-    prefix = "nomic_bert"
     activations = GATED
+    prefix = "nomic_bert."
     renamed_fields: ClassVar = {  # the first checkpoints have GPT-2's names
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
+        **Gpt2.renamed_fields,
         "max_trained_positions": "max_position_embeddings",  # beyond which the rotation would have to be stretched
         "rotary_emb_base": "rope_theta",
         "layer_norm_epsilon": "layer_norm_eps",
@@ -35,22 +40,14 @@ class NomicBert(EncoderFamily):
     }
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {**super().fields(config), **layer_norms(config), "token_types": config.integer("type_vocab_size")}
+        return {**ENCODER, **layer_norms(config), "token_types": config.integer("type_vocab_size")}
 
     def modules(self, config: ModelConfig) -> Names:
-        ours, size = "model.layers.*", config.num_heads * config.head_dim
+        qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         return {
             "embeddings.word_embeddings": "model.embed_tokens",
             "embeddings.token_type_embeddings": "model.embed_types",
             "emb_ln": "model.embed_norm",
-            "encoder.layers.*.attn.Wqkv": fused([f"{ours}.self_attn.{part}_proj" for part in "qkv"], (size,) * 3),
-            "encoder.layers.*.attn.out_proj": f"{ours}.self_attn.o_proj",
-            "encoder.layers.*.norm1": f"{ours}.post_attention_layernorm",
-            "encoder.layers.*.mlp.fc11": f"{ours}.mlp.up_proj",
-            "encoder.layers.*.mlp.fc12": f"{ours}.mlp.gate_proj",
-            "encoder.layers.*.mlp.fc2": f"{ours}.mlp.down_proj",
-            "encoder.layers.*.norm2": f"{ours}.post_mlp_layernorm",
+            "encoder.layers.*.attn.Wqkv": fused(qkv, (config.num_heads * config.head_dim,) * 3),
+            **{f"encoder.layers.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
         }
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.PostNormBlock(config, layer, placement)

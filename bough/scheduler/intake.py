@@ -14,6 +14,7 @@ import numpy as np
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.finish import FinishLength, FinishReason, FinishStop
 from bough.core.plan import IntArray, Limits, LogprobSpec
+from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
@@ -56,7 +57,6 @@ class Intake:
             )
         tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self._check_prompt(tokens)
-        self._check_kind(message)
         spec = message.logprobs
         sampling, warnings = self._without_unknown_stops(message.sampling)
         self._check_ids("logit_bias", sampling.logit_bias)
@@ -77,7 +77,7 @@ class Intake:
                 field="stop_token_ids",
             )
         output = self._output(message, stop_ids)
-        no_more, vectors = len(tokens) - 1, self._limits.vectors
+        no_more = len(tokens) - 1
         if spec is not None and spec.start >= len(tokens):
             raise RequestError(
                 f"logprob_start_len ({spec.start}) must be smaller than the prompt's {len(tokens)} tokens.",
@@ -104,8 +104,7 @@ class Intake:
             bad_words=message.bad_words,
             processor=self._processor(message.custom_logit_processor),
             warnings=warnings,
-            pooling=message.pooling,
-            whole=message.pooling is not None and vectors is not None and vectors.needs_all(message.pooling),
+            pooling=self._pooling(message),
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
@@ -133,27 +132,24 @@ class Intake:
             self._load_processor(text)
         return text
 
-    def _check_kind(self, message: Generate) -> None:
-        """Refuses tokens of a model that gives vectors, and vectors of one that gives tokens."""
+    def _pooling(self, message: Generate) -> Pooling | None:
+        """What the request wants of a model that gives vectors; raises where it wants tokens of that, or a vector of
+        one that gives tokens."""
         wanted, vectors = message.pooling, self._limits.vectors
         if wanted is None and vectors is not None:
-            gives = (
-                "scores of labels (use /v1/classify or /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
-            )
+            gives = "scores of labels (/v1/classify, /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
             raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")
-        if wanted is not None and vectors is None:
-            raise RequestError(
-                "This model generates text; for vectors serve an embedding model, or start the engine with "
-                "--is-embedding.",
-                field="model",
-            )
-        if wanted is None or vectors is None or wanted.dimensions is None:
-            return
-        if vectors.labels or not 1 <= wanted.dimensions <= vectors.size:
+        if wanted is None or vectors is None:
+            if wanted is not None:
+                text = "This model generates text; serve an embedding model, or start the engine with --is-embedding."
+                raise RequestError(text, field="model")
+            return None
+        if wanted.dimensions is not None and not 1 <= wanted.dimensions <= (0 if vectors.labels else vectors.size):
             allowed = (
                 "is for vectors, and this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
             )
             raise RequestError(f"dimensions {allowed}; got {wanted.dimensions}.", field="dimensions")
+        return msgspec.structs.replace(wanted, mode=wanted.mode or vectors.mode)
 
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):

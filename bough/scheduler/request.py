@@ -56,7 +56,6 @@ class Request:
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect
     pooling: Pooling | None = None  # it ends with a vector
-    whole: bool = False  # all of its prompt must be computed
     constraint: Constraint | None = None  # its grammar, once compiled, the budget of its thinking, its bad words
     unsent: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -144,8 +143,8 @@ class Request:
     @property
     def match_cap(self) -> int:
         """How much of `tokens` may come from the cache: the last token must be computed to have logits to sample from,
-        and so must every position whose logprob was asked."""
-        if self.whole:
+        and so must every position whose logprob was asked or whose state is pooled."""
+        if self.pooling is not None and self.pooling.mode != "last":
             return 0
         if self.logprob_next < self.logprob_end:
             return self.logprob_next

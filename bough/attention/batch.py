@@ -9,11 +9,15 @@ CPU they are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from bough.core.plan import IntArray
 from bough.kernels.state_rows import StateRows
+
+if TYPE_CHECKING:  # needs Triton
+    from bough.kernels.decode_attention.shared import SharedWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class AttentionBatch:
     positions: torch.Tensor  # [tokens] int64
     page_size: int
     few_keys: bool = False  # decodes alone, and few, over few keys in all: as the host knows it, or captured for such
+    shared: SharedWork | None = None  # what decodes read together; the rest of each begins at its `own_first`
     # On the device, `query_starts` of steps with more than decodes; of a captured one, behind its rows 0.
     starts: torch.Tensor | None = None  # [batch + 1] int32
     chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own

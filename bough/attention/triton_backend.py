@@ -20,6 +20,7 @@ from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.sparse_latents import SparseLatents
 from bough.core.plan import IntArray
+from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, WholeRows, plan_decode
 from bough.kernels.latent_attention.triton import absorb, lift
@@ -90,6 +91,7 @@ class TritonAttention(AttentionBackend):
                 k_scale=k_scale,
                 v_scale=v_scale,
                 out=out[:n],
+                shared=_shared(batch, layer),
             )
         if chunks is not None:
             prefill_attention(
@@ -233,8 +235,9 @@ class TritonAttention(AttentionBackend):
         if work is None:
             work = self._works[reading] = self._make_work(layer)
         if reading not in self._planned:
-            lengths = batch.lengths[: batch.decodes]
-            plan_decode(lengths if most is None else lengths.clamp(max=most), work)
+            lengths, shared = batch.lengths[: batch.decodes], _shared(batch, layer)
+            own_first = None if shared is None else shared.own_first
+            plan_decode(lengths if most is None else lengths.clamp(max=most), work, own_first)
             self._planned.add(reading)
         return work
 
@@ -246,6 +249,11 @@ class TritonAttention(AttentionBackend):
             blocks=self._to_device(blocks),
             ends=self._to_device(ends),
         )
+
+
+def _shared(batch: AttentionBatch, layer: AttentionSpec) -> SharedWork | None:
+    """What this layer's decodes read together: nothing through a window, which each has elsewhere."""
+    return batch.shared if layer.window is None and layer.group == 0 else None
 
 
 def _sees_all(batch: AttentionBatch, top: int) -> bool:

@@ -115,6 +115,9 @@ class BatchPlan:
     # [batch] how many more tokens than `given` a decode brings, because the host does not know yet how many tokens its
     # last step gave: of a row that got n, the first n - 1 are passed over. None: nobody has any.
     spare: IntArray | None = None
+    # [decodes] How many first tokens each has on the same pages of the first group as the decode before it: a prefix
+    # that several rows read. None: nobody has any.
+    common: IntArray | None = None
     # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
     last_tokens: IntArray | None = None
 
@@ -208,6 +211,7 @@ class Limits:
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
+    shares_reads: bool = False  # the executor makes use of `BatchPlan.common`
     ranks: int = 1
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
     vectors: VectorConfig | None = None  # what requests end with; None: with tokens

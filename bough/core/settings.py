@@ -209,6 +209,9 @@ class SchedulerSettings:
         low=1,
     )
     disable_overlap_schedule: bool = setting(False, "commit each step before the next is launched")
+    disable_tree_attention: bool = setting(
+        False, "read a prefix that running requests share once for each of them, not once for all"
+    )
     waiting_timeout_s: float | None = setting(None, "a request that waits longer ends with an error", low=0.0)
     running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
     allow_auto_truncate: bool = setting(False, "cut prompts that are too long instead of refusing them")

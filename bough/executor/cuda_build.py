@@ -13,7 +13,14 @@ from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
-from bough.executor.cuda_parts import assemble, attention_bytes, build_attention, build_pool, graph_sizes
+from bough.executor.cuda_parts import (
+    assemble,
+    attention_bytes,
+    build_attention,
+    build_pool,
+    graph_sizes,
+    shares_reads,
+)
 from bough.executor.graphs import GraphSizes
 from bough.executor.kernel_makers import KernelMakers
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
@@ -71,7 +78,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         settings.memory,
         free_bytes=free,
         total_bytes=total,
-        activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings),
+        activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings, rows),
         shape=shape,
         graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
     ).shared(loaded.group.minimum)
@@ -87,6 +94,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         late_plans=loaded.topology.pp_size == 1,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        shares_reads=shares_reads(loaded, settings),
         ranks=loaded.topology.tp_size,
         stages=loaded.topology.pp_size,
         in_step=loaded.topology.dp_size > 1,

@@ -104,10 +104,13 @@ class CudaExecutor:
         self._clock = DeviceClock()
         pauses = Pauses()
         capture_short, capture_decode = (partial(self._capture_decode, few_keys=few) for few in (True, False))
+        capture_shared = partial(self._capture_decode, few_keys=False, shared=True)
         self._few_keys_graphs = CudaGraphs("short decode", graphs.few_keys, capture_short, pauses)
         self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
-        self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs)  # in the order of capture
+        self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared, pauses)
+        # In the order of capture.
+        self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs, self._shared_graphs)
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
         self._scratch_bytes = graphs.scratch_bytes
@@ -208,12 +211,14 @@ class CudaExecutor:
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
-        few_keys = worth(batch, int(growth.lengths.sum()))
+        shared = self._inputs.share(plan.common)
+        few_keys = not shared and worth(batch, int(growth.lengths.sum()))
         graphs = self._few_keys_graphs if few_keys and self._has_few_keys_graphs else self._decode_graphs
+        graphs = self._shared_graphs if shared else graphs
         captured = graphs.find(batch)
         if captured is None:
             self._inputs.send_decode(plan, growth, batch)
-            hidden = self._decode_hidden(batch, few_keys, growth.context_lens)
+            hidden = self._decode_hidden(batch, few_keys, growth.context_lens, shared=shared)
         else:
             size, graph = captured
             self._inputs.send_decode(plan, growth, size)
@@ -251,11 +256,11 @@ class CudaExecutor:
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
 
-    def _capture_decode(self, size: int, *, few_keys: bool) -> DecodeGraph:
+    def _capture_decode(self, size: int, *, few_keys: bool, shared: bool = False) -> DecodeGraph:
         self._inputs.pad_decode()
 
         def forward() -> torch.Tensor:
-            return self._keep(self._decode_hidden(size, few_keys))
+            return self._keep(self._decode_hidden(size, few_keys, shared=shared))
 
         def sample() -> torch.Tensor:
             return self._sample_decodes(size, self._model.logits(self._hidden[:size]))
@@ -347,9 +352,11 @@ class CudaExecutor:
         self._inputs.advance(rows, tokens)
         return tokens.masked_fill_(bad, -1)
 
-    def _decode_hidden(self, size: int, few_keys: bool, context_lens: IntArray | None = None) -> torch.Tensor:
+    def _decode_hidden(
+        self, size: int, few_keys: bool, context_lens: IntArray | None = None, *, shared: bool = False
+    ) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
-        token_ids, batch = self._inputs.decode_batch(size, few_keys, context_lens)
+        token_ids, batch = self._inputs.decode_batch(size, few_keys, context_lens, shared=shared)
         return self._forward(token_ids, batch)
 
     def _forward(

@@ -14,6 +14,7 @@ from bough.attention.batch import AttentionBatch
 from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import Growth, RowMirror, StepLayout, TableWrites
 from bough.executor.staging import Staging
+from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_inputs.triton import decode_inputs_
 
 FIELDS = 2  # of a decode step: rows, lengths; and the new pages of each group
@@ -22,9 +23,12 @@ FIELDS = 2  # of a decode step: rows, lengths; and the new pages of each group
 class CudaInputs:
     """Owns the rows' state on the device and the host's mirror of it. Row number `limits.rows` is scratch: padding."""
 
-    def __init__(self, limits: Limits, device: torch.device, staging: Staging) -> None:
+    def __init__(
+        self, limits: Limits, device: torch.device, staging: Staging, shared: SharedWork | None = None
+    ) -> None:
         self._limits = limits
         self._staging = staging
+        self._shared = shared
         self.mirror = RowMirror(limits)
         self.state_table: IntArray = self.mirror.pages[-1]  # where the model has states
         rows, groups = limits.rows, len(limits.pages)
@@ -70,14 +74,26 @@ class CudaInputs:
             packed[1, n:size] = 1
         self._staging.copy_into(self._flat_decode, packed)
 
+    def share(self, common: IntArray | None) -> bool:
+        """Whether decodes with so much in common read it together; the plan for that is sent where it is another than
+        the last step's."""
+        if self._shared is None:
+            return False
+        packed, changed = self._shared.plan(common)
+        if packed is not None and changed:
+            self._staging.copy_into(self._shared.buffer, packed)
+        return packed is not None
+
     def pad_decode(self) -> None:
         """Leaves nothing but padding in the persistent buffers, so that a step can be run on them without effect."""
         self._decode.zero_()
         self._decode[0].fill_(self._limits.rows)
         self._decode[1].fill_(1)
+        if self._shared is not None:
+            self._shared.clear()
 
     def decode_batch(
-        self, size: int, few_keys: bool, context_lens: IntArray | None = None
+        self, size: int, few_keys: bool, context_lens: IntArray | None = None, *, shared: bool = False
     ) -> tuple[torch.Tensor, AttentionBatch]:
         """The step in the persistent buffers; everything it does can be captured in a graph, for which the host knows
         no context lengths, only whether they are few keys in all."""
@@ -107,6 +123,7 @@ class CudaInputs:
             positions=positions,
             page_size=self._limits.page_size,
             few_keys=few_keys,
+            shared=self._shared if shared else None,
         )
         return ids, batch
 

@@ -25,6 +25,7 @@ from bough.executor.rank_check import make_check
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
+from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_attention.triton import LATENT_WORK, MIN_DOT, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
@@ -52,7 +53,8 @@ def assemble(
 ) -> CudaExecutor:
     """An executor with a cache of as many pages as the limits say."""
     staging = Staging(loaded.device, RING_DEPTH + limits.stages)
-    inputs = CudaInputs(limits, loaded.device, staging)
+    shared = SharedWork(limits.rows, *_heads(loaded), loaded.device) if limits.shares_reads else None
+    inputs = CudaInputs(limits, loaded.device, staging, shared)
     block_queries = _block_queries(loaded)
     check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
     agree = loaded.group.from_first if check is None else check.tokens
@@ -106,7 +108,16 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
             mixed = [size for size in mixed if size <= MOST_ABSORBED]
         if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
             few_keys = [size for size in decode if size <= MOST_ROWS]
-    return GraphSizes(decode, mixed, few_keys, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
+    shared = [size for size in decode if size > 2] if shares_reads(loaded, settings) else ()
+    return GraphSizes(decode, mixed, few_keys, shared, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
+
+
+def shares_reads(loaded: LoadedWeights, settings: Settings) -> bool:
+    """Whether decodes read a prefix that they share together. Latents already serve all heads with one read; in
+    deterministic inference a row's bits may not depend on its neighbours."""
+    alike = loaded.config.latent is None and len(loaded.config.kv_shapes) == 1
+    wanted = not (settings.model.enable_deterministic_inference or settings.scheduler.disable_tree_attention)
+    return wanted and alike and choose_backends(settings.model, "cuda").decode == "triton"
 
 
 def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
@@ -171,15 +182,18 @@ def _heads(loaded: LoadedWeights) -> tuple[int, int, int]:
     return topology.share(config.num_heads, "num_heads"), together, max(width for _, width in config.kv_shapes)
 
 
-def attention_bytes(loaded: LoadedWeights, settings: Settings) -> int:
-    """What the torch back end, if it is used, takes for contexts longer than the profile's, and what gathered latents
-    take."""
+def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int:
+    """What the torch back end, if it is used, takes for contexts longer than the profile's, what gathered latents take,
+    and what the parts of shared prefixes' results do."""
     names, config, latent = choose_backends(settings.model, "cuda"), loaded.config, loaded.config.latent
     gathered = 0
     if latent is not None and not settings.model.enable_deterministic_inference:
         gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
     if latent is not None and latent.index is not None:
         gathered += sparse_latents.scratch_bytes(config.context_length)
+    if shares_reads(loaded, settings):
+        heads, _, width = _heads(loaded)
+        gathered += SharedWork.held_bytes(rows, heads, width)
     if "torch" not in (names.prefill, names.decode):
         return gathered
     heads = loaded.topology.share(config.num_heads, "num_heads")

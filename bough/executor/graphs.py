@@ -58,17 +58,18 @@ def mixed_sizes(chunk: int, largest: int, layer_weights: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
     """Which steps are captured: rows of decode steps, tokens of steps with prompts, and rows of decode steps with few
-    keys, where these have kernels of their own."""
+    keys, and of those that read shared prefixes once, where these have kernels of their own."""
 
     decode: Sequence[int] = ()
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
+    shared: Sequence[int] = ()
     scratch_bytes: int = 0  # that the largest of them needs while it runs
 
     @property
     def count(self) -> int:
         """Graphs in all: decode steps have a second one, for sampling."""
-        return 2 * len(self.decode) + 2 * len(self.few_keys) + len(self.mixed)
+        return 2 * (len(self.decode) + len(self.few_keys) + len(self.shared)) + len(self.mixed)
 
 
 class Captured(Generic[Output]):

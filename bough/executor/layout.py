@@ -51,6 +51,7 @@ class StepLayout:
     slots: LongArray  # [groups, tokens] where each token's key and value go: page * page_size + offset
     token_ids: LongArray  # [tokens] as far as the host knows them
     from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
+    common: IntArray | None = None  # [batch] `BatchPlan.common`, and 0 for prompts
 
 
 class RowMirror:
@@ -101,6 +102,9 @@ class RowMirror:
             slots=slots,
             token_ids=_place_tokens(plan, starts),
             from_device=from_device,
+            common=None
+            if plan.common is None
+            else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
         )
 
     def give_back(self, rows: IntArray, missing: IntArray) -> None:

@@ -166,4 +166,5 @@ class NativeExecutor:
         step.slots, step.logits_indices = layout.slots.ctypes.data, indices.ctypes.data
         step.rows, step.query_starts = layout.rows.ctypes.data, layout.query_starts.ctypes.data
         step.context_lens = layout.context_lens.ctypes.data
+        step.common = None if layout.common is None else layout.common.ctypes.data
         step.prompts, step.logits_prompts = spans(bounds), spans(logits_bounds)

@@ -25,8 +25,9 @@ PREFIXES = ("/v1/", "/api/")
 # Besides everything below these: the native routes of a worker that concern one worker, and what it says of its routes.
 NATIVE_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/rerank", "/health_generate"}
-    | {"/parse_function_call", "/separate_reasoning", "/get_load"}
+    | {"/parse_function_call", "/separate_reasoning", "/get_load", "/invocations", "/vertex_generate"}
     | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
+    | {"/weight_version", "/get_weight_version"}
     | {"/docs", "/openapi.json"}
 )
 # What changes a worker itself, on servers that have it: proxied like the rest, but for the operator alone.

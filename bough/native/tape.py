@@ -86,6 +86,7 @@ class Step(ctypes.Structure):
         ("page_table_stride", Size),
         ("page_table_width", Size),
         ("page_size", Size),
+        ("common", Address),
         ("prompts", Spans),
         ("logits_prompts", Spans),
     )

@@ -141,6 +141,18 @@ STATE_METRICS = (
         "Share of all drafts since the start that held.",
         lambda s: s["spec_num_correct_drafts"] / max(s["spec_num_proposed_drafts"], 1),
     ),
+    Metric(
+        "kv_read_bytes_total",
+        "counter",
+        "Keys and values that decodes attended to, counted for each request.",
+        read=lambda s: s["kv_read_bytes"],
+    ),
+    Metric(
+        "kv_read_saved_bytes_total",
+        "counter",
+        "Those of them that a request next to it in the step attended to as well: read once where that pays.",
+        read=lambda s: s["kv_shared_bytes"],
+    ),
     _gauge("device_busy_share", "Share of time in which the device computed, pauses without work left out."),
     Metric(
         "num_retracted_requests_total",

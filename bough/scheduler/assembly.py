@@ -27,6 +27,7 @@ class Decodes:
     drafts: Drafts
     pages: tuple[IntArray, ...]  # of each group, in row order
     page_counts: tuple[IntArray, ...]  # [rows]
+    common: IntArray | None = None  # [rows] first tokens that each shares with the row before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Assembly:
             new_page_counts=decodes.page_counts,
             sample=self._trues[:n],
             spare=decodes.drafts.spare,
+            common=decodes.common,
             last_tokens=table.tokens[decodes.rows, table.known[decodes.rows] - 1] if tell else None,
         )
         if chunks:

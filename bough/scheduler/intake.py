@@ -178,9 +178,9 @@ class Intake:
         limits = self._limits
         if self._pool_tokens < limits.context_length:
             return (
-                f"The prompt has {length} tokens; at most {self._pool_tokens - 1} fit the KV cache of "
-                f"{self._pool_tokens} tokens. Shorten it, or start the engine with a larger "
-                "--max-total-tokens or --mem-fraction-static."
+                f"Input length ({length} tokens) exceeds the maximum allowed length: at most "
+                f"{self._pool_tokens - 1} fit the KV cache of {self._pool_tokens} tokens. Shorten the prompt, or start "
+                "the engine with a larger --max-total-tokens or --mem-fraction-static."
             )
         if limits.vectors is not None:
             return (

@@ -117,6 +117,7 @@ class Scheduler:
         self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._masked_step = -1  # the last that got its masks
+        self._token_bytes = limits.copied_bytes(0) // limits.page_size if limits.page_bytes else 0
         self._stages = limits.stages
         self._depth = limits.stages - settings.disable_overlap_schedule  # steps in flight while the next is planned
         self._closing = False
@@ -470,6 +471,8 @@ class Scheduler:
             "cached_tokens": self._committer.cached_tokens,
             "generated_tokens": self._committer.generated_tokens,
             "last_gen_throughput": self._stats.throughput,
+            "kv_read_bytes": self._planner.sharing.read * self._token_bytes,
+            "kv_shared_bytes": self._planner.sharing.shared * self._token_bytes,
             "spec_verify_ct": self._planner.drafting.verified,
             "spec_num_proposed_drafts": self._planner.drafting.proposed,
             "spec_num_correct_drafts": self._planner.drafting.held,

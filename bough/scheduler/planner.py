@@ -22,6 +22,7 @@ from bough.scheduler.request import Request
 from bough.scheduler.retraction import Retraction
 from bough.scheduler.rows import RowIndex
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.sharing import Sharing
 from bough.scheduler.step_time import PrefillBudget
 from bough.scheduler.waiting_queue import WaitingQueue
 
@@ -56,6 +57,8 @@ class Planner:
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
+        shares = limits.shares_reads and not settings.disable_tree_attention
+        self.sharing = Sharing(batch, enabled=shares)
         self._assembly = Assembly(batch.table)
         self._micro_batches = None
         if limits.stages > 1:
@@ -122,10 +125,11 @@ class Planner:
         rows = NO_ROWS if stand_back else self._table.decoding()
         if self._micro_batches is not None:
             rows = self._micro_batches.next_of(rows)
+        rows, common = self.sharing.arrange(rows)
         drafts = self.drafting.decide(rows)
         if self.drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
             drafts = self.drafting.without(rows)
-        return Decodes(rows, drafts, *self._batch.grow_decodes(rows, drafts.widths))
+        return Decodes(rows, drafts, *self._batch.grow_decodes(rows, drafts.widths), common)
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 

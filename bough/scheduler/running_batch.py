@@ -36,6 +36,7 @@ class RunningBatch:
         self.cache = cache
         self.page_size = cache.page_size
         self.matched_tokens = 0  # that admitted requests found in the cache, after a retraction too
+        self.moves = 0  # changes with where any running request stands in the tree
         self._edits: list[PageSwap] = []  # page swaps that the next plan must carry to the executor
         self._swapped_out: list[IntArray] = []  # pages that the plan in the making still writes to
         self._taken: list[Snapshot] = []  # copies of states that the plan in the making writes
@@ -43,6 +44,7 @@ class RunningBatch:
 
     def admit(self, request: Request, match: Match) -> RowSetup:
         """Gives the request a row that begins with the pages of its cached prefix, whose lock passes to it."""
+        self.moves += 1
         self.table.assign(request)
         states = self._begin(request, match)
         request.lock(match.node)
@@ -60,6 +62,7 @@ class RunningBatch:
         """The tokens behind the row's first `length` ones are others than those that steps in flight compute: they are
         prefilled anew, up to the last one known, and their pages are given back. Pages that the tree owns are not
         written to again, so a row that would have to takes fresh ones."""
+        self.moves += 1
         table, row = self.table, request.row
         owned, count, states = int(table.tree_pages[row]), int(table.page_count[row]), list[int]()
         if length < owned * self.page_size:
@@ -277,6 +280,7 @@ class RunningBatch:
 
     def _move_lock(self, request: Request, node: Node | None) -> None:
         """Locks the new node before the old one is let go: in between, nothing of the path may become evictable."""
+        self.moves += 1
         if node is not None:
             self.cache.tree.lock(node)
         if request.node is not None:

@@ -36,6 +36,7 @@ from bough.executor.sizing import StepShape
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
+from bough.kernels.decode_attention import shared
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.ops import REFERENCE
@@ -176,6 +177,34 @@ def test_decodes_take_the_graphs_that_fit_their_keys(
     assert uses == [min(few, 2), 2 - min(few, 2)]
 
 
+@pytest.mark.slow
+def test_a_shared_prefix_is_read_once_and_changes_nothing(
+    loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows on the pages of one prompt of 20 tokens, two of them with two more in common."""
+    monkeypatch.setattr(shared, "MIN_SAVED", 1)
+    monkeypatch.setattr(shared, "PART_KEYS", 1)
+    limits, common = replace(LIMITS, shares_reads=True), np.array([0, 20, 22], dtype=np.int32)
+    found = []
+    for sizes, told in ((GraphSizes(), None), (GraphSizes(), common), (replace(GRAPHS, shared=(4,)), common)):
+        executor = assemble(loaded, SETTINGS, limits, sizes)
+        while executor.idle():
+            pass
+        tokens = []
+        for row, tail in enumerate(([1, 2], [3, 4, 5], [3, 4, 6, 7])):
+            pages = np.arange(1, 41, dtype=np.int32) + 40 * row
+            pages[: [0, 20, 22][row]] -= 40  # the row before it has them
+            prompt = np.array([*range(20), *tail], dtype=np.int32)
+            tokens.append(executor.launch(prompt_plan(row, prompt, pages)).wait().tokens.tolist())
+        for step in range(4):
+            plan = replace(decode_plan(step, 3), common=told)
+            tokens.append(executor.launch(plan).wait().tokens.tolist())
+        executor.close()
+        found.append(tokens)
+    assert executor._shared_graphs._uses[4] == 4
+    assert found[0] == found[1] == found[2]
+
+
 def test_without_graphs_for_few_keys_all_decodes_take_the_others(loaded: LoadedWeights) -> None:
     executor = build(loaded, GraphSizes(decode=(1, 2, 4)))
     tokens_of(executor, [5], decodes=3)
@@ -265,7 +294,7 @@ def test_of_latents_only_short_steps_with_prompts_have_graphs() -> None:
     sizes = graph_sizes(weights, SETTINGS, step, forward_bytes=0)
     assert (sizes.decode[-1], sizes.mixed[-1], list(sizes.few_keys)) == (64, cuda_parts.MOST_ABSORBED, [])
     by_triton, by_torch = (
-        cuda_parts.attention_bytes(weights, Settings.from_flat({"attention_backend": name}))
+        cuda_parts.attention_bytes(weights, Settings.from_flat({"attention_backend": name}), rows=4)
         for name in ("triton", "torch")
     )
     assert by_torch > by_triton > 1 << 28

@@ -184,6 +184,7 @@ class FakeExecutor:
             *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
             groups=(FULL_ATTENTION, *(group for group, _ in groups)),
             page_bytes=(4 * page_size,),
+            shares_reads=True,
         )
         self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
         self.states = [StateGroup(i) for i, (group, _) in enumerate(groups, 1) if group.kind == "state"]
@@ -273,6 +274,7 @@ class FakeExecutor:
                 assert (old == self._page(page)).all() or edit.first + i >= self.lengths[edit.row] // self.page_size
                 table[edit.first + i] = page
         plan = plan.aligned(np.array([self.row_counts.get(row, 1) for row in plan.rows.tolist()], dtype=np.int32))
+        self._check_common(plan)
         self._append_pages(plan)
         self._store(plan)
         if plan.masked is None:
@@ -292,6 +294,16 @@ class FakeExecutor:
 
     def _page(self, page: int) -> np.ndarray:
         return self.slots[page * self.page_size : (page + 1) * self.page_size]
+
+    def _check_common(self, plan: BatchPlan) -> None:
+        if plan.common is None:
+            return
+        decodes = plan.rows[plan.given < plan.query_lens].tolist()
+        assert len(plan.common) == len(decodes) and plan.common[0] == 0 and plan.common.any()
+        for row, before, tokens in zip(decodes[1:], decodes, plan.common[1:].tolist(), strict=False):
+            pages = tokens // self.page_size
+            assert tokens == pages * self.page_size <= min(self.lengths[row], self.lengths[before])
+            assert self.tables[row][:pages] == self.tables[before][:pages], "they do not share so much"
 
     def _append_pages(self, plan: BatchPlan) -> None:
         offset = 0

@@ -122,9 +122,16 @@ def test_a_response_that_another_gateway_saw_being_made_is_gone_on_with_where_it
 def test_native_routes_of_a_server_are_the_gateways_too() -> None:
     async def main() -> None:
         async with workers(FakeWorker()) as fakes, desk(*fakes) as d:
-            for path in ("/parse_function_call", "/separate_reasoning", "/get_load"):
+            for path in (
+                "/parse_function_call",
+                "/separate_reasoning",
+                "/get_load",
+                "/invocations",
+                "/vertex_generate",
+            ):
                 assert (await d.post(path, {}))[1]["path"] == path
             assert (await d.get("/ping"))[0] == 200
+            assert (await d.get("/weight_version"))[1]["path"] == "/weight_version"
             for path in ("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"):
                 assert (await d.post(path, {}))[1] == {"workers": {fakes[0].url: 200}}
 

@@ -17,7 +17,7 @@ import pytest
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import Step, Tape, ThreadPool
 
-SLOTS, ROWS = 1400, 8
+SLOTS, ROWS = 4096, 16
 NUMBERS: dict[str, tuple[int, Any]] = {  # `enum bough_number`; bfloat16 are kept as their bits
     "float32": (0, np.float32),
     "bfloat16": (1, np.uint16),
@@ -95,8 +95,9 @@ class Attention:
         self.tape.add("attention", *shape_of, *caches_at, number, *limits, *places)
         self.scratch = aligned_bytes(self.tape.scratch_bytes(SLOTS, self.threads))
 
-    def run(self, queries: list[tuple[int, int, Floats]]) -> list[Floats]:
-        """For each of some rows its first position, and the queries from there on; what they get."""
+    def run(self, queries: list[tuple[int, int, Floats]], common: list[int] | None = None) -> list[Floats]:
+        """For each of some rows its first position, and the queries from there on; what they get. Each has `common`
+        tokens on the same pages as the one before."""
         rows = np.array([row for row, _, _ in queries], dtype=np.int32)
         before = np.array([first for _, first, _ in queries], dtype=np.int32)
         starts = np.cumsum([0, *(len(q) for _, _, q in queries)], dtype=np.int32)
@@ -104,6 +105,8 @@ class Attention:
         step = Step(tokens=int(starts[-1]), batch=len(rows), rows=rows.ctypes.data, query_starts=starts.ctypes.data)
         step.context_lens, step.page_table = before.ctypes.data, self.pages.ctypes.data
         step.page_table_width, step.page_size = self.pages.shape[1], self.layer.page_size
+        shared = np.array(common or [], dtype=np.int32)
+        step.common = shared.ctypes.data if common else None
         self.pool.run(self.tape, step, self.scratch.ctypes.data)
         return [self.out[a:b].copy() for a, b in pairwise(starts)]
 
@@ -201,4 +204,23 @@ def test_the_same_on_shared_pages_and_on_copies(any_tier: ctypes.CDLL, name: str
         copied.keys[slots], copied.values[slots] = shared.keys[sources], shared.values[sources]
     asked = [(row, length - 1, draw(layer, 1, row)) for row, length in enumerate(LENGTHS)]
     for found, expected in zip(copied.run(asked), shared.run(asked), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_same_where_a_common_beginning_is_read_once(any_tier: ctypes.CDLL, name: str, threads: int) -> None:
+    """Branches of a tree: of all rows, of halves of them, and of pairs; some begin alone."""
+    layer = LAYERS[name]
+    attention = Attention(any_tier, layer, threads)
+    size = layer.page_size
+    common = [0, 384, 272, 384, 144, 384, 272, 400, 0, 16, 128, 256, 0, 0, 272, 272]
+    lengths = [414 + 3 * row for row in range(len(common))]
+    pages = iter(np.random.default_rng(3).permutation(attention.pages.shape[1]).astype(np.int32))
+    for row, (shared, length) in enumerate(zip(common, lengths, strict=True)):
+        attention.pages[row, : shared // size] = attention.pages[row - 1, : shared // size]
+        for page in range(shared // size, -(-length // size)):
+            attention.pages[row, page] = next(pages)
+    asked = [(row, length - 1, draw(layer, 1, row)) for row, length in enumerate(lengths)]
+    for found, expected in zip(attention.run(asked, common), attention.run(asked), strict=True):
         np.testing.assert_array_equal(found, expected)

@@ -60,7 +60,10 @@ def test_the_ends_of_the_vocabulary_belong_to_it() -> None:
 
 
 def test_a_prompt_that_the_pool_cannot_hold_names_the_pool() -> None:
-    with pytest.raises(RequestError, match=r"at most 9 fit the KV cache of 10 tokens.*--max-total-tokens"):
+    with pytest.raises(
+        RequestError,
+        match=r"exceeds the maximum allowed length: at most 9 fit the KV cache of 10 tokens.*--max-total-tokens",
+    ):
         intake(pages=10).request(generate(1, [1] * 10), 0, 0.0)
 
 

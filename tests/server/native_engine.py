@@ -44,6 +44,8 @@ STATE = {
     "new_token_ratio": 0.5,
     "num_retracted_reqs": 1,
     "num_retractions": 3,
+    "kv_read_bytes": 4096,
+    "kv_shared_bytes": 1024,
     "spec_verify_ct": 4,
     "spec_num_proposed_drafts": 8,
     "spec_num_correct_drafts": 2,

@@ -77,42 +77,57 @@ def leave(
 def hand_in(
     result,  # [BLOCK_G, BLOCK_D]
     log_sum,  # [BLOCK_G]
-    place, item, parts, kv_head, out, partial, log_sums, arrivals, first_item,
+    place, item, parts, kv_head, out, partial, log_sums, arrivals, first_item, shared, shared_starts, shared_log_sums,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
     """The same, and if the row was cut into parts, the last program to finish weighs all of them, in their order, so
-    that the result does not depend on who was last: BLOCK_PARTS at a time."""
+    that the result does not depend on who was last: BLOCK_PARTS at a time. Parts that were read together with other
+    rows (`shared`) are there already."""
+    more, more_begin = 0, 0
+    if shared is not None:
+        more_begin = tl.load(shared_starts + place)
+        more = tl.load(shared_starts + place + 1) - more_begin
     leave(
-        result, log_sum, place, item, parts, kv_head, out, partial, log_sums,
+        result, log_sum, place, item, parts + more, kv_head, out, partial, log_sums,
         KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
     )  # fmt: skip
-    if parts > 1:
+    if parts + more > 1:
         begin = tl.load(first_item + place)
         tl.debug_barrier()  # all threads of the program have written before one of them says so
         counter = arrivals + place * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
-            row = place.to(tl.int64) * (KV_HEADS * GROUP)
-            _weigh(
-                partial, log_sums, begin, parts, out + row * HEAD_DIM, kv_head * GROUP,
-                KV_HEADS * GROUP, GROUP, HEAD_DIM, BLOCK_D, BLOCK_PARTS,
+            SIDE: tl.constexpr = triton.next_power_of_2(GROUP)
+            member, d = tl.arange(0, SIDE), tl.arange(0, BLOCK_D)
+            top = tl.where(member < GROUP, float("-inf"), 0.0)  # where there is no head, the numbers stay finite
+            norm = tl.where(member < GROUP, 0.0, 1.0)
+            acc = tl.zeros([SIDE, BLOCK_D], tl.float32)
+            if shared is not None:
+                top, norm, acc = _weigh(
+                    shared, shared_log_sums, more_begin, more, kv_head * GROUP, top, norm, acc,
+                    KV_HEADS * GROUP, GROUP, HEAD_DIM, SIDE, BLOCK_D, BLOCK_PARTS,
+                )  # fmt: skip
+            top, norm, acc = _weigh(
+                partial, log_sums, begin, parts, kv_head * GROUP, top, norm, acc,
+                KV_HEADS * GROUP, GROUP, HEAD_DIM, SIDE, BLOCK_D, BLOCK_PARTS,
             )  # fmt: skip
+            head = place.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + member
+            valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+            target = out + head[:, None] * HEAD_DIM + d[None, :]
+            tl.store(target, (acc / norm[:, None]).to(out.dtype.element_ty), mask=valid)
             tl.store(counter, 0)  # as the next launch finds it
 
 
 @triton.jit
 def _weigh(
-    partial, log_sums, begin, parts, out, first_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+    partial, log_sums, begin, parts, first_head, top, norm, acc,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, SIDE: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the results of `parts` items from `begin` as one, by their log-sum-exp. Other programs wrote them: they
-    are read past the L1 cache, and several at a time: nothing else is left to do while they come."""
-    SIDE: tl.constexpr = triton.next_power_of_2(GROUP)
+    """Adds the results of `parts` items from `begin` to what was weighed before, by their log-sum-exp. Other programs
+    wrote them: they are read past the L1 cache, and several at a time: nothing else is left to do while they come."""
     member, d = tl.arange(0, SIDE), tl.arange(0, BLOCK_D)
     valid = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
-    top = tl.where(member < GROUP, float("-inf"), 0.0)  # where there is no head, the numbers stay finite
-    norm = tl.where(member < GROUP, 0.0, 1.0)
-    acc = tl.zeros([SIDE, BLOCK_D], tl.float32)
     for start in range(0, parts, BLOCK_PARTS):
         log_sum, value = (), ()
         for i in tl.static_range(BLOCK_PARTS):
@@ -131,5 +146,4 @@ def _weigh(
             weight = tl.exp2(log_sum[i] - new_top)
             norm, acc = norm + weight, acc + value[i] * weight[:, None]
         top = new_top
-    target = out + (first_head + member)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(target, (acc / norm[:, None]).to(out.dtype.element_ty), mask=valid)
+    return top, norm, acc

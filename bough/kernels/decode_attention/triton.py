@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.device import fold, hand_in, join_sink, leave
+from bough.kernels.decode_attention.shared import SharedWork, attend_shared
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
@@ -95,6 +96,7 @@ def decode_attention(
     k_scale: float = 1.0,  # what stored keys and values are multiplied with
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
+    shared: SharedWork | None = None,  # planned for these rows, and `work` for what it leaves of them
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """[batch, heads, head_dim of the values] in q's type, accumulated in float32."""
@@ -115,11 +117,20 @@ def decode_attention(
     # Keys and values of fewer bits are widened to the queries' type before they are multiplied.
     wide = q.dtype if q.element_size() > 2 else k_cache.dtype
     chosen = config or (latent_config_for(group, wide) if extra else config_for(head_dim, group, wide))
+    in_log2 = scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap
+    capped = None if softcap is None else softcap * LOG2_E
+    others: tuple[torch.Tensor | None, ...] = (None, None, None)
+    if shared is not None:
+        assert not extra and window is None, "latents and windows are read row by row"
+        attend_shared(
+            q, k_cache, v_cache, page_table, rows, shared, page_size=page_size, scale=in_log2, softcap=capped,
+            v_scale=v_scale, block_n=chosen.block_n, num_stages=chosen.num_stages,
+        )  # fmt: skip
+        others = (shared.partial, shared.part_starts, shared.log_sums)
     _attend[(kv_heads, work.max_items(batch))](
         q, k_cache, v_cache, page_table, rows, work.items, work.first_item, sinks, out, work.partial,
-        work.log_sums, work.arrivals, batch, q.stride(0), q.stride(1), page_table.stride(0),
-        scale * k_scale * LOG2_E if softcap is None else scale * k_scale / softcap, v_scale,
-        0.0 if softcap is None else softcap * LOG2_E,
+        work.log_sums, work.arrivals, *others, batch, q.stride(0), q.stride(1), page_table.stride(0),
+        in_log2, v_scale, capped or 0.0,
         HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, EXTRA=extra,
         PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)),
@@ -149,6 +160,7 @@ def weigh_parts(work: DecodeWork, out: torch.Tensor) -> None:
 @triton.jit(do_not_specialize=["batch"])
 def _attend(
     q, k_cache, v_cache, page_table, rows, items, first_item, sinks, out, partial, log_sums, arrivals,
+    shared, shared_starts, shared_log_sums,
     batch: int, q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -223,7 +235,7 @@ def _attend(
     else:
         hand_in(
             acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
-            out, partial, log_sums, arrivals, first_item,
+            out, partial, log_sums, arrivals, first_item, shared, shared_starts, shared_log_sums,
             KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
         )  # fmt: skip
 

@@ -79,16 +79,16 @@ class WholeRows(DecodeWork):
         return batch
 
 
-def plan_decode(lengths: torch.Tensor, work: DecodeWork) -> None:
+def plan_decode(lengths: torch.Tensor, work: DecodeWork, own_first: torch.Tensor | None = None) -> None:
     """Cuts rows of these lengths [batch] (int32, own query included; 0: a place without a row) into the items of
-    `work`."""
+    `work`; of each row the keys from `own_first` on, where others are read together with its neighbours'."""
     batch = lengths.shape[0]
     if batch > work.max_batch:
         raise ValueError(f"a batch of {batch} rows does not fit in work made for {work.max_batch}")
     block_rows = max(16, triton.next_power_of_2(batch))
     # Without overlap: attention reads the items before its turn (`projected_decode`).
     _plan[(1,)](
-        lengths, work.items, work.first_item, batch, work.target_items(batch),
+        lengths, own_first, work.items, work.first_item, batch, work.target_items(batch),
         WINDOW=work.window or 0, CHUNKED=work.chunked, STEP=work.key_step, FIELDS=ITEM_FIELDS, BLOCK_ROWS=block_rows,
         BLOCK_SPLITS=max(1, PLAN_TILE // block_rows),
         num_warps=4,
@@ -104,6 +104,7 @@ def oldest_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
 @triton.jit(do_not_specialize=["batch", "target_items"])
 def _plan(
     lengths,  # [batch]
+    own_first,  # [batch] or None
     items,  # [max_items, FIELDS]
     first_item,  # [batch + 1]
     batch: int, target_items: int,
@@ -114,6 +115,8 @@ def _plan(
     real = row < batch
     length = tl.load(lengths + row, mask=real, other=0)
     visible = length
+    if own_first is not None:
+        visible = length - tl.load(own_first + row, mask=real, other=0)
     if WINDOW:
         visible = length - oldest_seen(tl.maximum(length - 1, 0), WINDOW, CHUNKED)
     share = tl.cdiv(tl.sum(visible.to(tl.int64)), target_items)

@@ -172,7 +172,7 @@ def _attend_projected(
         top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)
     hand_in(
         acc / norm[:, None], top + tl.log2(norm), place, item, parts, kv_head,
-        out, partial, log_sums, arrivals, first_item,
+        out, partial, log_sums, arrivals, first_item, None, None, None,
         KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 /* Work is dealt out in tiles: some queries of one sequence with the heads that share one key head. Where there are few
  * tiles, as with one sequence that decodes, the keys of a tile are cut into runs too; their results are then joined.
+ * Neighbouring sequences that decode behind a common beginning are one tile, which reads that once.
  */
 #include "attention.h"
 
@@ -17,6 +18,7 @@ typedef struct {
     int heads_at_once;    /* of those, in one tile */
     int head_parts;       /* tiles that share a group's heads among them */
     int queries_at_once;  /* in one tile */
+    int rows_at_once;     /* sequences with a common beginning in one tile, at most */
     bool cut;             /* keys are cut into runs */
     int kv_heads_at_once; /* in one tile: all where there are many rows, because their keys are neighbours in memory */
 } tiling;
@@ -56,8 +58,30 @@ static tiling lay_out(const bough_attention_spec *spec, const bough_step *step, 
     how.head_parts = (int)ceil_div(how.group, how.heads_at_once);
     how.queries_at_once = BOUGH_MAX_QUERIES / how.heads_at_once;
     how.cut = threads > 1 && step->batch * spec->kv_heads * how.head_parts < (int64_t)FEW * threads;
-    how.kv_heads_at_once = step->batch >= (int64_t)FEW * threads ? spec->kv_heads : 1;
+    int64_t sharing = 0;
+    for (int64_t row = 0; step->common != NULL && spec->window == 0 && !how.cut && row < step->batch; row++)
+        sharing += step->common[row] >= BOUGH_RUN_KEYS;
+    bool shares = 2 * sharing >= step->batch && sharing > 0;
+    how.kv_heads_at_once = !shares && step->batch >= (int64_t)FEW * threads ? spec->kv_heads : 1;
+    int64_t tiles = step->batch * spec->kv_heads * how.head_parts; /* of which each thread should still get several */
+    how.rows_at_once = shares ? (int)at_least(at_most(how.queries_at_once, tiles / ((int64_t)FEW * threads)), 1) : 1;
     return how;
+}
+
+/* How many rows from this one on are one tile, and the keys that they share. */
+static int64_t rows_of(const bough_attention_spec *spec, const bough_step *step, const tiling *how, int64_t row,
+                       int64_t *shared) {
+    int64_t rows = 1;
+    *shared = 0;
+    for (; rows < how->rows_at_once && row + rows < step->batch; rows++) {
+        int64_t common = step->common[row + rows] / BOUGH_RUN_KEYS * BOUGH_RUN_KEYS;
+        if (common == 0 || queries_of(spec, step, row) > 1 || queries_of(spec, step, row + rows) > 1)
+            break;
+        if (rows > 1 && common < *shared / 2) /* less for all would cost more than this one saves */
+            break;
+        *shared = rows == 1 ? common : at_most(*shared, common);
+    }
+    return rows;
 }
 
 /* Numbers that one run of a cut tile leaves behind: its outputs, then maxima and sums. */
@@ -145,19 +169,29 @@ void bough_attention(const bough_attention_spec *spec, const bough_step *step, c
     }
     tiling how = lay_out(spec, step, thread->threads);
     int64_t pieces = (int64_t)spec->kv_heads * how.head_parts, floats = run_floats(spec, &how);
-    int64_t row = 0, before = 0; /* tiles of the rows before it; a thread's tiles only ever grow */
+    int64_t row = 0, shared, before = 0; /* tiles of the rows before it; a thread's tiles only ever grow */
     for (int64_t tile; (tile = bough_tile(thread, BOUGH_NO_TILE)) < BOUGH_NO_TILE;) {
-        while (row < step->batch && tile - before >= tiles_of(spec, step, &how, row))
-            before += tiles_of(spec, step, &how, row++);
+        for (; row < step->batch && tile - before >= tiles_of(spec, step, &how, row);
+             row += rows_of(spec, step, &how, row, &shared))
+            before += tiles_of(spec, step, &how, row);
         if (row == step->batch)
             break;
-        int64_t runs = runs_of(spec, step, &how, row);
+        int64_t runs = runs_of(spec, step, &how, row), rows = rows_of(spec, step, &how, row, &shared);
         for (int64_t index = tile - before; index < tiles_of(spec, step, &how, row) * how.kv_heads_at_once;
              index += tiles_of(spec, step, &how, row)) {
             bough_attend task = describe(spec, step, &how, row, index, q, q_stride, out, out_stride);
             if (runs > 1) {
                 task.out = results_of(scratch, row, pieces, index / runs, floats) + index % runs * floats;
                 task.weight = task.out + task.group * bough_run_dim(spec->dim);
+            }
+            if (rows > 1) {
+                task.queries = (int)rows;
+                task.last_key = task.shared = shared;
+                task.position = shared - 1;
+                task.rows = step->rows + row;
+                task.context_lens = step->context_lens + row;
+                task.table = step->page_table;
+                task.table_width = step->page_table_width;
             }
             ops->attend(&task);
         }

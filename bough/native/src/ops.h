@@ -16,7 +16,8 @@ enum { BOUGH_BLOCK_KEYS = 64, BOUGH_RUN_KEYS = 128 };
 enum bough_activation { BOUGH_SILU, BOUGH_GELU_TANH, BOUGH_GELU, BOUGH_RELU, BOUGH_SQUARE };
 enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 
-/* Attention of some queries of one sequence, with the heads that share a key head, to its keys or one run of them. */
+/* Attention of some queries of one sequence, with the heads that share a key head, to its keys or one run of them; or of
+ * several sequences with a common beginning. */
 typedef struct {
     const float *q;   /* the first query's first head */
     int64_t q_stride; /* from query to query */
@@ -37,6 +38,11 @@ typedef struct {
     /* NULL, or for one run and one query [2 * group]: the scores' maxima and sums; `out` is then undivided, and one head
      * lies bough_run_dim() behind the other. */
     float *weight;
+    /* Not 0: the queries are of as many sequences, one each, whose first so many keys (whole runs) are the same and lie
+     * at `pages`. Sequence i goes on at line rows[i] of the page table, up to position context_lens[i]. */
+    int64_t shared;
+    const int32_t *rows, *context_lens, *table;
+    int64_t table_width;
 } bough_attend;
 
 static inline int64_t bough_run_dim(int64_t dim) { return (dim + 15) / 16 * 16; }

@@ -432,6 +432,47 @@ static void gather_run(attending *a, int64_t first, int64_t end) {
     }
 }
 
+static void fold_runs(attending *a, int64_t first, int64_t last) {
+    for (int64_t end; first < last; first = end) {
+        end = (first / BOUGH_RUN_KEYS + 1) * BOUGH_RUN_KEYS;
+        end = end < last ? end : last;
+        gather_run(a, first, end);
+        for (int i = 0; a->task->weight == NULL && i < a->vectors; i++)
+            fold(a->before + i * a->dim, &a->peak_before[i], &a->total_before[i], a->out + i * a->dim, a->peak[i],
+                 a->total[i], a->dim);
+    }
+}
+
+static void hand_out(const attending *a, float *to) {
+    const bough_attend *task = a->task;
+    for (int i = 0; i < a->vectors; i++) {
+        float *out = to + i / task->group * task->out_stride + i % task->group * task->dim;
+        float factor = 1.0f / a->total_before[i];
+        for (int d = 0; d < task->dim; d++)
+            out[d] = a->before[i * a->dim + d] * factor;
+    }
+}
+
+/* What a sequence has of its own, behind the keys that were gathered for all; its numbers are brought to the front. */
+static void attend_own(attending *a, const bough_attend *task, int sequence) {
+    bough_attend own = *task;
+    int from = sequence * task->group;
+    size_t bytes = (size_t)(task->group * a->dim) * sizeof(float);
+    own.queries = 1;
+    own.pages = task->table + task->rows[sequence] * task->table_width;
+    own.position = task->context_lens[sequence];
+    a->task = &own;
+    a->vectors = task->group;
+    if (sequence > 0) {
+        memcpy(a->q, a->q + from * a->dim, bytes);
+        memcpy(a->before, a->before + from * a->dim, bytes);
+        memcpy(a->peak_before, a->peak_before + from, (size_t)task->group * sizeof(float));
+        memcpy(a->total_before, a->total_before + from, (size_t)task->group * sizeof(float));
+    }
+    fold_runs(a, task->shared, own.position + 1);
+    hand_out(a, task->out + sequence * task->out_stride);
+}
+
 static void attend(const bough_attend *task) {
     attending a;
     a.task = task;
@@ -444,25 +485,20 @@ static void attend(const bough_attend *task) {
         a.total_before[i] = task->sinks == NULL ? 0.0f : 1.0f;
     }
     memset(a.before, 0, (size_t)(a.vectors * a.dim) * sizeof(float));
-    for (int64_t first = task->first_key, end; first < task->last_key; first = end) {
-        end = (first / BOUGH_RUN_KEYS + 1) * BOUGH_RUN_KEYS;
-        end = end < task->last_key ? end : task->last_key;
-        gather_run(&a, first, end);
-        for (int i = 0; task->weight == NULL && i < a.vectors; i++)
-            fold(a.before + i * a.dim, &a.peak_before[i], &a.total_before[i], a.out + i * a.dim, a.peak[i], a.total[i],
-                 a.dim);
+    fold_runs(&a, task->first_key, task->last_key);
+    if (task->shared > 0) {
+        for (int i = 0; i < task->queries; i++)
+            attend_own(&a, task, i);
+        return;
+    }
+    if (task->weight == NULL) {
+        hand_out(&a, task->out);
+        return;
     }
     for (int i = 0; i < a.vectors; i++) {
-        if (task->weight != NULL) {
-            task->weight[i] = a.peak[i];
-            task->weight[a.vectors + i] = a.total[i];
-            memcpy(task->out + i * bough_run_dim(task->dim), a.out + i * a.dim, (size_t)a.dim * sizeof(float));
-            continue;
-        }
-        float *out = task->out + i / task->group * task->out_stride + i % task->group * task->dim;
-        float factor = 1.0f / a.total_before[i];
-        for (int d = 0; d < task->dim; d++)
-            out[d] = a.before[i * a.dim + d] * factor;
+        task->weight[i] = a.peak[i];
+        task->weight[a.vectors + i] = a.total[i];
+        memcpy(task->out + i * bough_run_dim(task->dim), a.out + i * a.dim, (size_t)a.dim * sizeof(float));
     }
 }
 

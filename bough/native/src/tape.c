@@ -86,6 +86,8 @@ static void run_attention(const bough_operation *op, int64_t rows, const running
     (void)rows;
     bough_step step = *r->step;
     step.page_table += o->group * step.page_table_stride;
+    if (o->group > 0)
+        step.common = NULL; /* which speaks of the first group's pages */
     bough_attention(&o->spec, &step, o->q, o->q_stride, o->out, (int64_t)o->spec.heads * o->spec.dim,
                     r->attention_scratch, r->ops, thread);
 }

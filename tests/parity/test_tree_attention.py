@@ -1,0 +1,30 @@
+"""Reading a shared prefix once changes nothing of what requests say: on a CPU to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parity.engines import fp32_engine
+
+RULES = "You are a helpful guide in a museum of science. Answer in one sentence. " * 12
+BOOK = "The catalogue says: the telescope was built in 1672 by an unknown maker in Delft, of brass and oak. " * 8
+QUESTIONS = ["Who built it?", "When?", "Of what?", "Where?", "Why?", "How old is it?"]
+PROMPTS = [RULES + part + question for part in ("", BOOK) for question in QUESTIONS]
+
+
+def answers(**settings: Any) -> tuple[list[tuple[list[int], list[float]]], int]:
+    greedy = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
+    with fp32_engine(device="cpu", **settings) as engine:
+        engine.generate(PROMPTS[-1], {**greedy, "max_new_tokens": 1})  # the others find what they share
+        found = engine.generate(PROMPTS, greedy, return_logprob=True)
+        saved = engine.get_server_info()["internal_states"][0]["kv_shared_bytes"]
+    return [(a["output_ids"], [p[0] for p in a["meta_info"]["output_token_logprobs"]]) for a in found], saved
+
+
+@pytest.mark.slow
+def test_the_default_model_says_the_same_with_its_logprobs() -> None:
+    (together, saved), (alone, none) = answers(), answers(disable_tree_attention=True)
+    assert together == alone
+    assert saved > 0 == none

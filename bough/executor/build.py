@@ -109,13 +109,15 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
         return _build_cpu(files, settings, names, group)
+    if (config := resolve_config(files, settings)).vectors is not None:
+        raise SettingsError("Models that give vectors run on a CPU here; add --device cpu.")
     from bough.executor.cuda_build import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers
 
     here = torch.cuda.current_device()
     try:
         with KernelMakers(lambda: torch.cuda.set_device(here)) as makers:
-            loaded = load_model(files, settings, resolve_config(files, settings), device, group=group)
+            loaded = load_model(files, settings, config, device, group=group)
             return build_cuda(loaded, files, settings, makers)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)

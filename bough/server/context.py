@@ -135,6 +135,8 @@ class ServerContext:
     ) -> Rendered:
         """The prompt of a conversation, a long one in a thread. `tools` are in OpenAI's form; `variables` are the
         client's own for the template. `whole`: a prompt that is too long is not cut, whatever the server's settings."""
+        if self.model.limits.get("is_embedding"):
+            raise RequestError("This model gives vectors or scores; it does not generate text.", field="model")
         tokenizer, given = self.require_tokenizer(field), variables or {}
         for name in TEMPLATE_ARGUMENTS:
             if name in given:

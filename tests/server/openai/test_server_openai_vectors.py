@@ -170,14 +170,16 @@ def test_score_is_the_likelihood_of_labels_behind_query_and_item() -> None:
 
 def test_models_are_asked_only_for_what_they_give() -> None:
     async def use(http: httpx.AsyncClient) -> None:
-        generated = await post(http, "/v1/completions", 400, prompt="a")
-        assert "does not generate text" in generated["error"]["message"]
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", chat)):
+            assert "does not generate text" in (await post(http, path, 400, **body))["error"]["message"]
         for path, body in (
             ("/v1/score", {"items": ["b"], "label_token_ids": [1]}),
             ("/v1/rerank", {"documents": ["b"]}),
         ):
             await post(http, path, 400, query="a", **body)
         assert "no labels" in (await post(http, "/v1/classify", 400, input="a"))["error"]["message"]
+        assert (await http.get("/health_generate")).status_code == 200
         info = (await http.get("/model_info")).json()
         assert info["is_generation"] is False
 

@@ -19,6 +19,7 @@ from bough.core.errors import RequestError
 from bough.core.pooling import Pooling
 from bough.tokenizer.tokenizer import Tokenizer
 
+Read = Callable[..., Awaitable[Inputs]]
 Floats = npt.NDArray[np.float64]
 Scored = tuple[Floats, list[RequestOutput]]
 # What Qwen3-Reranker was trained to answer with yes or no.
@@ -35,11 +36,7 @@ class Vectors:
     """`read` is a reader's; `limits` are what the engine announced of itself."""
 
     def __init__(
-        self,
-        client: EngineClient,
-        read: Callable[..., Awaitable[Inputs]],
-        tokenizer: Tokenizer | None,
-        limits: Mapping[str, Any],
+        self, client: EngineClient, read: Read, tokenizer: Tokenizer | None, limits: Mapping[str, Any]
     ) -> None:
         self._client, self._read, self._tokenizer = client, read, tokenizer
         self.labels: list[str] = limits.get("labels", [])

@@ -6,6 +6,7 @@ classifiers of pairs; and models that generate, by how likely they go on with ch
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,8 @@ class Vectors:
 
     async def encoded(self, **given: Any) -> Any:
         """The same as SGLang shows it: an object for one prompt, a list for several."""
-        answers, first = await self.encode(**given), given.get("prompt") or given["input_ids"][0]
+        answers, prompt = await self.encode(**given), given.get("prompt")
+        first = given["input_ids"][0] if prompt is None else prompt
         return answers[0].to_dict() if isinstance(first, str | int) else [answer.to_dict() for answer in answers]
 
     async def rerank(self, query: str, documents: Sequence[str], instruction: str | None = None) -> Scored:
@@ -58,7 +60,7 @@ class Vectors:
             raise RequestError("documents is empty; give at least one.", field="documents")
         tokenizer = self._require_tokenizer()
         if len(self.labels) == 1:
-            pairs = tokenizer.encode_pairs([(query, document) for document in documents])
+            pairs = await asyncio.to_thread(tokenizer.encode_pairs, [(query, document) for document in documents])
             pooling = [Pooling(second=second) for _, second in pairs]
             answers = await self.encode(input_ids=[ids for ids, _ in pairs], pooling=pooling)
             return sigmoid(np.array([answer.vector[0] for answer in answers], dtype=np.float64)), answers
@@ -66,7 +68,8 @@ class Vectors:
             raise RequestError("This model does not rerank; serve a cross-encoder or Qwen3-Reranker.", field="model")
         asked = f"{JUDGE}<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
         yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no"))
-        ids = tokenizer.encode_batch([f"{asked}{document}{JUDGED}" for document in documents], False)
+        texts = [f"{asked}{document}{JUDGED}" for document in documents]
+        ids = await asyncio.to_thread(tokenizer.encode_batch, texts, False)
         scores, answers = await self._next_tokens(ids, [yes, no])
         return softmax(scores)[:, 0], answers
 
@@ -91,7 +94,7 @@ class Vectors:
             )
         pairs: Any = [(item, query) if item_first else (query, item) for item in listed]
         if isinstance(query, str):
-            ids = self._require_tokenizer().encode_batch(["".join(pair) for pair in pairs])
+            ids = await asyncio.to_thread(self._require_tokenizer().encode_batch, ["".join(pair) for pair in pairs])
         else:
             ids = [[*first, *second] for first, second in pairs]
         scores, answers = await self._next_tokens(ids, list(label_token_ids))

@@ -50,15 +50,9 @@ class PreNormBlock(Block):
     norm and added to the residual."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        placement: Placement,
-        recurrent: MakeRecurrent | None = None,
-        *,
-        normed: bool = False,
+        self, config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None
     ) -> None:
-        """`normed`: the hidden states have passed a norm already."""
+        normed = config.embedding_norm and layer == 0
         self._input_norm = NO_NORM if normed else make_norm(config, placement)
         self._attention = make_mixer(config, layer, placement, recurrent)
         self._mlp_norm = make_norm(config, placement)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.bert import ENCODER, Bert
-from bough.models.family import LAYER_TYPES, layers_of_type
+from bough.models.family import LAYER_TYPES, ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 from bough.models.rope_config import read_local_rope
@@ -24,6 +23,7 @@ class ModernBert(Bert):
     architectures = ("ModernBertModel", "ModernBertForSequenceClassification", "ModernBertForMaskedLM")
     model_types = ("modernbert",)
     activation_field = "hidden_activation"
+    block = ModelFamily.block
     prefix = "model."
     head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
     renamed_fields: ClassVar = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
@@ -64,6 +64,3 @@ class ModernBert(Bert):
             "layers.*.mlp.Wi": fused(gated, (config.intermediate_size,) * 2),
             **{f"layers.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
         }
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.PreNormBlock(config, layer, placement, normed=layer == 0)

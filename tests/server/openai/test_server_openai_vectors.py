@@ -114,6 +114,7 @@ def test_sglangs_encode_and_classify() -> None:
     async def use(http: httpx.AsyncClient) -> None:
         one = await post(http, "/encode", text="ab")
         assert one["embedding"][0] == 195 and one["meta_info"]["prompt_tokens"] == 2
+        assert (await post(http, "/encode", text=["ab"]))[0]["embedding"] == one["embedding"]
         many = await post(http, "/classify", input_ids=[[1], [2, 3]])
         assert [each["embedding"][0] for each in many] == [1, 5]
         assert "exactly one" in (await post(http, "/encode", 400))["error"]["message"]
@@ -184,3 +185,21 @@ def test_models_are_asked_only_for_what_they_give() -> None:
         assert info["is_generation"] is False
 
     serve(VectorEngine(), use)
+
+
+def test_qwens_reranker_is_asked_for_yes_or_no() -> None:
+    engine = VectorEngine(embeds=False)
+    engine.tokenizer.backend.add_special_tokens(["<think>"])
+
+    async def use(http: httpx.AsyncClient) -> None:
+        answer = await post(http, "/v1/rerank", query="Q", documents=["D", "DD"], instruct="I")
+        (prompt, longer), (yes, no) = [engine.prompt_text(each) for each in engine.requests], b"yn"
+        assert prompt.startswith("<|im_start|>system\nJudge whether") and longer == prompt.replace(": D<", ": DD<")
+        assert "<Instruct>: I\n<Query>: Q\n<Document>: D<|im_end|>" in prompt and prompt.endswith("</think>\n\n")
+        logprobs = engine.requests[0].logprobs
+        assert logprobs is not None and logprobs.ids == (yes, no)
+        total = int(np.frombuffer(engine.requests[0].input_ids, np.int32).sum()) / 1000
+        scores = {each["index"]: each["relevance_score"] for each in answer["results"]}
+        assert scores[0] == pytest.approx(1 / (1 + math.exp(total / (1 + yes) - total / (1 + no))), rel=1e-5)
+
+    serve(engine, use)

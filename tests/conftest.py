@@ -27,14 +27,14 @@ SWEPT = ("tests/kernels/", "tests/attention/", "tests/executor/test_executor_cud
 
 
 # Files with few and long tests go first: at the end of a run, no process works on one while the others are done.
-LONG_FILES = ("tests/system/", "tests/parity/", "tests/kernels/")
+LONG_FILES = ("tests/system/", "tests/parity/", *SWEPT)
 
 
 LONG_TIMEOUT_S = 3600
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG_FILES))
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONG_FILES) if item.nodeid.startswith(name)), 99))
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))

@@ -24,7 +24,7 @@ import psutil
 
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_with_model
-from bough.core.errors import ModelError, ResourceError
+from bough.core.errors import ModelError, ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
 from bough.distributed.cost_model import Cluster
@@ -123,13 +123,15 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path; a config.json is enough")
     parser.add_argument("--plan", action="store_true", help="show how the model could be split over --gpus instead")
-    parser.add_argument("--gpus", default="8xH200", metavar="8xH200[,HOSTS]", help="that a plan is for, here or not")
+    parser.add_argument("--gpus", metavar="8xH200[,HOSTS]", help="that a plan is for, here or not; 8xH200 if left out")
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON object")
     add_engine_flags(parser)
     parsed = parser.parse(argv)
     settings = settings_with_model(parsed)
     if parsed.plan:
-        return _plan(settings, parsed.gpus, parsed.json)
+        return _plan(settings, parsed.gpus or "8xH200", parsed.json)
+    if parsed.gpus is not None:
+        raise SettingsError("--gpus is what a plan is for: add --plan; without it, doctor looks at this machine.")
     fit, findings = look_at_fit(settings)
     missing = (*look_for_missing(), *findings)
     ok = not any(finding.needed for finding in missing)

@@ -16,29 +16,17 @@ from typing import Any
 
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
-from bough.core.settings import Settings, all_fields, check_value, field_type
+from bough.core.setting_checks import check_value, field_type
+from bough.core.settings import ALIASES, Settings, all_fields
 from bough.core.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
 Field = dataclasses.Field[Any]
 
-ALIASES = {
-    "model": "model_path",
-    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "dp": "dp_size",
-    "data_parallel_size": "dp_size",
-    "pp": "pp_size",
-    "pipeline_parallel_size": "pp_size",
-    "ep": "ep_size",
-    "expert_parallel_size": "ep_size",
-    "nccl_init_addr": "dist_init_addr",
-}
 ENVIRONMENT_PREFIX = "BOUGH_"
-# No settings: where fetched models lie, and a secret that no flag shall show to `ps`.
-OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_CLUSTER_KEY"})
+# No settings: where fetched models and stored pages lie, and a secret that no flag shall show to `ps`.
+OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "BOUGH_CLUSTER_KEY"})
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 

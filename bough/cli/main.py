@@ -31,6 +31,7 @@ MENU = Menu(
     commands={
         "serve": Command("serve a model over HTTP", "bough.cli.serve"),
         "gateway": Command("put many engines behind one address", "bough.cli.gateway"),
+        "store": Command("keep KV pages in memory for many engines", "bough.cli.store"),
         "generate": Command("complete a prompt", "bough.cli.generate", starts_engine=True),
         "chat": Command("talk to a model in the terminal", "bough.cli.chat", starts_engine=True),
         "run-batch": Command("answer a file of requests in OpenAI's batch format", "bough.cli.run_batch"),

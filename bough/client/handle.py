@@ -8,16 +8,17 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, assert_never
 
 from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
 from bough.client.replicas import Replicas, merge_replies
-from bough.core.control import RecordExperts, Sleep, SwapWeights, Wake, memory_tags
+from bough.core.control import ClientCommand, RecordExperts, Sleep, SwapWeights, Wake, memory_tags
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
-from bough.messages.requests import Abort, Command, Control, Generate, GetState, ProcessCommand
+from bough.messages.requests import Abort, Command, Control, Generate, GetState, Ping, ProcessCommand
 from bough.observability.metrics import State
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -42,8 +43,10 @@ class EngineClient:
         *,
         meter: RequestMeter | None = None,
         watchers: Sequence[RequestWatcher] = (),
+        turn: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        """`number` identifies this client among those of one engine. The watchers are notified of all requests."""
+        """`number` identifies this client among those of one engine. The watchers are notified of all requests. `turn`
+        keeps the engine's other clients from sending commands to executors: all replicas get them in one order."""
         self._replicas = replicas
         self._tokenizer = tokenizer
         self._handles = itertools.count(first_handle(number))
@@ -51,6 +54,7 @@ class EngineClient:
         self._rids: dict[str, RequestOutput] = {}  # the latest with each id
         self._death: EngineDeadError | None = None
         self._watchers = watchers
+        self._turn = turn
         self.meter = meter or RequestMeter()
         self.last_output_at = time.monotonic()  # when the last tokens arrived
         self.on_command: Callable[[ProcessCommand], None] = lambda command: None  # one for all processes has come
@@ -102,11 +106,21 @@ class EngineClient:
         """The engine's reply to a command, which is made with the number of the call: every replica gets it."""
         return merge_replies(await self._call_all(command))
 
+    async def silent_replicas(self, timeout_s: float) -> list[int]:
+        """Those that do not answer in time, though nobody has seen them die."""
+        replies = await self._call_all(Ping, timeout_s)
+        return [each.number for each in self._replicas.alive if each.number not in replies]
+
     async def states(self, timeout_s: float | None = None) -> list[State]:
         """Of every replica that answers in time."""
         replies = await self._call_all(GetState, timeout_s)
         several = len(self._replicas.all) > 1
         return [{**reply.data, "dp_rank": rank} if several else reply.data for rank, reply in replies.items()]
+
+    @property
+    def replica_count(self) -> int:
+        """Of those that live."""
+        return len(self._replicas.alive)
 
     @property
     def dead_replicas(self) -> dict[str, str]:
@@ -126,21 +140,18 @@ class EngineClient:
         facts = {"model_path": model_path} | ({} if weight_version is None else {"weight_version": weight_version})
         command = SwapWeights(model_path, load_format)
         options = {"abort_all": abort_all_requests, "flush_cache": flush_cache}
-        return await self.call(lambda call: Control(call=call, command=command, wait=True, facts=facts, **options))
+        return merge_replies(await self._control(command, wait=True, facts=facts, **options))
 
     async def release_memory(self, tags: Sequence[str] | None) -> Reply:
         command = Sleep(memory_tags(tags))
-        flush_cache = "kv_cache" in command.tags
-        return await self.call(lambda call: Control(call=call, command=command, flush_cache=flush_cache))
+        return merge_replies(await self._control(command, flush_cache="kv_cache" in command.tags))
 
     async def resume_memory(self, tags: Sequence[str] | None) -> Reply:
-        command = Wake(memory_tags(tags))
-        return await self.call(lambda call: Control(call=call, command=command))
+        return merge_replies(await self._control(Wake(memory_tags(tags))))
 
     async def record_experts(self, action: Literal["start", "stop", "dump"]) -> Reply:
         """Returns when the requests before it have ended; with the choices of all replicas, if they are asked for."""
-        command = RecordExperts(action)
-        replies = await self._call_all(lambda call: Control(call=call, command=command, wait=True))
+        replies = await self._control(RecordExperts(action), wait=True)
         reply = merge_replies(replies)
         if action != "dump" or not reply.ok:
             return reply
@@ -248,6 +259,10 @@ class EngineClient:
             del self._answers[answer.handle]
             answer.handle, answer.moved = next(self._handles), True  # nothing can still come from the dead one
             self._send([answer], stream=answer.stream)
+
+    async def _control(self, command: ClientCommand, **options: Any) -> dict[int, Reply]:
+        async with self._turn():
+            return await self._call_all(lambda call: Control(call=call, command=command, **options))
 
     async def _call_all(self, command: Callable[[int], Command], timeout_s: float | None = None) -> dict[int, Reply]:
         """The reply of each replica, without those that die meanwhile or do not answer in time."""

@@ -10,7 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bough.core.settings import EdgeSettings, setting
+from bough.core.setting_checks import setting
+from bough.core.settings import EdgeSettings
 
 UNLIMITED = -1
 

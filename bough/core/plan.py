@@ -37,7 +37,7 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
 
-def ranks(counts: IntArray) -> IntArray:
+def positions_in_runs(counts: IntArray) -> IntArray:
     """0, 1, … for each of the counts, back to back: where repeated things stand among their like."""
     ends = counts.cumsum(dtype=np.int32)
     return np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) - (ends - counts).repeat(counts)
@@ -132,7 +132,7 @@ class BatchPlan:
             return self
         passed = np.clip(counts - 1, 0, self.spare)
         first = (self.given + self.spare).cumsum(dtype=np.int32) - self.given - self.spare + passed
-        return replace(self, tokens=self.tokens[first.repeat(self.given) + ranks(self.given)], spare=None)
+        return replace(self, tokens=self.tokens[first.repeat(self.given) + positions_in_runs(self.given)], spare=None)
 
 
 @dataclass(frozen=True, slots=True)

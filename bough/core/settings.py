@@ -7,13 +7,12 @@ names. `None` or "auto" is decided once at start, from the model and the machine
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePath
+from dataclasses import dataclass
 from typing import Any
 
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import SECRETS, check_value, setting, unknown_setting_text
 
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
 CPU_INSTRUCTION_SETS = ("auto", "plain", "avx2", "avx512", "amx", "neon")
@@ -49,20 +48,20 @@ SPECULATIVE_INSTEAD = dict.fromkeys(
 )
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
-
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[Any, ...] | None = None,
-    instead: Mapping[Any, str] | None = None,
-    low: float | None = None,
-    high: float | None = None,
-) -> Any:
-    """A field with what the command line and the checks need to know of it; `instead` are hints for other choices."""
-    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high}
-    return field(default=default, metadata=meta)
+# Other names of settings, everywhere.
+ALIASES = {
+    "model": "model_path",
+    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
+    "nccl_init_addr": "dist_init_addr",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,11 +455,12 @@ class Settings:
     def from_flat(cls, values: Mapping[str, Any]) -> Settings:
         """Sorts flat names into their groups; an unknown or unusable one is an error that says what would be right."""
         values = dict(values)
-        if "model" in values:
-            alias = values.pop("model")
-            if values.get("model_path") not in (None, alias) and alias is not None:
-                raise SettingsError("model and model_path are the same setting; give one of them.")
-            values["model_path"] = alias if alias is not None else values.get("model_path")
+        for alias in ALIASES.keys() & values.keys():
+            name, value = ALIASES[alias], values.pop(alias)
+            if value is not None and values.get(name) not in (None, value):
+                raise SettingsError(f"{alias} and {name} are the same setting; give one of them.")
+            if value is not None:
+                values[name] = value
         known = {f.name: (group, f) for group, f in all_fields()}
         chosen: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -481,7 +481,6 @@ class Settings:
 
 
 GROUPS: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Settings)}
-SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 
 def all_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -489,49 +488,3 @@ def all_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     for name, group in GROUPS.items():
         for f in dataclasses.fields(group):
             yield name, f
-
-
-def field_type(f: dataclasses.Field[Any]) -> tuple[type, bool]:
-    """The plain type of a setting, and whether None is allowed."""
-    name, _, more = str(f.type).partition(" | ")  # annotations are text, because this module postpones them
-    return {"str": str, "int": int, "float": float, "bool": bool}[name], more == "None"
-
-
-def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the setting's own type, or an error that names the setting and what it takes."""
-    plain, optional = field_type(f)
-    if value is None:
-        return f.default if not optional else None
-    meta = f.metadata
-    if meta["choices"] == (f.default,) and value != f.default:
-        raise SettingsError(
-            f"{f.name}: this engine does not have it yet; leave it out or at {f.default!r}, got {value!r}."
-        )
-    if plain is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if plain is str and isinstance(value, PurePath):
-        value = str(value)
-    if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
-        raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
-    if f.name in SECRETS and not str(value).strip():
-        raise SettingsError(f"{f.name} is empty, which would guard nothing; give a key, or leave it out.")
-    if meta["choices"] is not None and value not in meta["choices"]:
-        near = difflib.get_close_matches(value, meta["choices"], n=1) if plain is str else []
-        hint = meta["instead"].get(value) or (f"Did you mean {near[0]!r}?" if near else "")
-        known = ", ".join(map(str, meta["choices"]))
-        raise SettingsError(f"{f.name} must be one of {known}; got {value!r}. {hint}".rstrip())
-    if meta["low"] is not None and not value >= meta["low"]:  # written so that NaN is refused as well
-        raise SettingsError(f"{f.name} must be at least {meta['low']}, got {value}.")
-    if meta["high"] is not None and value > meta["high"]:
-        raise SettingsError(f"{f.name} must be at most {meta['high']}, got {value}.")
-    return value
-
-
-def unknown_setting_text(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
-    return f"There is no setting {name!r}.{hint}"
-
-
-def _type_word(plain: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[plain]

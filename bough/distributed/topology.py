@@ -65,6 +65,11 @@ class Topology:
         """Whether this rank's stage ends with logits, and samples."""
         return self.pp_rank == self.pp_size - 1
 
+    @property
+    def has_ends(self) -> bool:
+        """Whether this rank's parts of tensors are the last ones."""
+        return self.all_groups.tp_rank == self.all_groups.tp_size - 1
+
     def layers_of(self, config: ModelConfig) -> range:
         """The layers of this rank's stage."""
         begins = [*_stage_begins(config, self.pp_size), config.num_layers]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, PageSwap, RowSetup, ranks
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, PageSwap, RowSetup, positions_in_runs
 
 LongArray = npt.NDArray[np.int64]
 
@@ -139,7 +139,7 @@ class RowMirror:
         receivers = rows.repeat(counts)
         places = receivers * self._width + self._page_counts[receivers]
         if counts.max() > 1:
-            places += ranks(counts)
+            places += positions_in_runs(counts)
         if self._growing > 1:
             group_size = self.pages.shape[1] * self._width
             places = np.concatenate([places + group * group_size for group in range(self._growing)])
@@ -172,7 +172,7 @@ def _place_tokens(plan: BatchPlan, starts: IntArray) -> LongArray:
         ids[:] = plan.tokens
     elif len(plan.tokens):
         first = starts[:-1] + (plan.given < plan.query_lens)
-        ids[first.repeat(plan.given) + ranks(plan.given)] = plan.tokens
+        ids[first.repeat(plan.given) + positions_in_runs(plan.given)] = plan.tokens
     return ids
 
 
@@ -189,7 +189,7 @@ def sampled_tokens(plan: BatchPlan, query_starts: IntArray) -> LongArray:
     if not has_drafts(plan):
         return ends[plan.sample].astype(np.int64) - 1
     widths = plan.sample_widths
-    return ((ends[plan.sample] - widths).repeat(widths) + ranks(widths)).astype(np.int64)
+    return ((ends[plan.sample] - widths).repeat(widths) + positions_in_runs(widths)).astype(np.int64)
 
 
 def prompt_targets(plan: BatchPlan, want: InputLogprobs) -> LongArray:

@@ -23,7 +23,16 @@ from bough.kernels.quant_linear.packed import Format
 from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
-from bough.loader.load import kept_forms, load_weights, open_source, packed_cache, packed_formats, packed_size
+from bough.loader.load import (
+    check_ends,
+    check_weights,
+    kept_forms,
+    load_weights,
+    open_source,
+    packed_cache,
+    packed_formats,
+    packed_size,
+)
 from bough.loader.locate import ModelFiles
 from bough.loader.quantization import quantization_of
 from bough.loader.source import WeightSource
@@ -165,6 +174,9 @@ def load_model(
         spread=spread,
     )
     slots = list(model.slots())
+    check_weights(slots, source)
+    if topology.has_ends:
+        check_ends(slots, source)
     if packed_ops is not None:
         weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
     else:

@@ -75,7 +75,8 @@ def _worth(each: Outlook) -> float:
 
 
 def _splits(config: ModelConfig, cluster: Cluster) -> Iterator[Split]:
-    """Those that use all GPUs, whose replicas and tensor parallel groups fill hosts or divide them."""
+    """Those that use all GPUs, whose replicas and tensor parallel groups fill hosts or divide them, and that an engine
+    starts with."""
     total, moe = cluster.per_host * cluster.hosts, config.moe
     sizes = [n for n in range(1, total + 1) if total % n == 0 and (n % cluster.per_host) * (cluster.per_host % n) == 0]
     for tp in (size for size in sizes if size <= min(config.num_heads, MOST_RANKS)):
@@ -85,7 +86,8 @@ def _splits(config: ModelConfig, cluster: Cluster) -> Iterator[Split]:
             continue  # so many cannot share the model
         for pp in [size // tp for size in sizes if size % tp == 0 and size // tp <= config.num_layers]:
             for ep in {1, tp} if moe is not None and moe.experts % tp == 0 else {1}:
-                for groups in sizes if config.latent is not None or moe is not None else (1,):
+                groupable = (config.latent is not None or moe is not None) and pp == 1 and tp <= cluster.per_host
+                for groups in sizes if groupable else (1,):
                     if tp % groups == 0:
                         yield Split(tp, pp, total // (tp * pp), ep, groups)
 

@@ -26,7 +26,7 @@ from bough.core.plan import (
     PositionLogprobs,
     StepResult,
     TokenMasks,
-    ranks,
+    positions_in_runs,
 )
 from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets
 from bough.sampling.logprobs import output_logprobs, score_inputs
@@ -120,7 +120,7 @@ class Verified:
         self, plan: BatchPlan, logits: Tensor, specs: Sequence[LogprobSpec | None]
     ) -> dict[int, PositionLogprobs]:
         """Of each row that wants them, those of all tokens that it has got."""
-        lines = torch.from_numpy(self.lines.repeat(self.counts) + ranks(self.counts)).to(logits.device)
+        lines = torch.from_numpy(self.lines.repeat(self.counts) + positions_in_runs(self.counts)).to(logits.device)
         tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]]).to(logits.device)
         asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
         scored = logits[lines] if self.tokens.shape[1] > 1 else logits[: len(lines)]

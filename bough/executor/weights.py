@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from bough.core.errors import ModelError, RequestError, ResourceError
+from bough.core.errors import BoughError, EngineDeadError, ModelError, RequestError, ResourceError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LOAD_FORMATS, LOAD_INSTEAD, Settings
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
 from bough.executor.machine import free_memory_bytes
 from bough.layers.spread import ExpertRecord
-from bough.loader.load import check_weights, load_weights, open_source, packed_cache, packed_size
+from bough.loader.load import check_ends, check_weights, load_weights, open_source, packed_cache, packed_size
 from bough.loader.locate import ModelFiles, locate
 from bough.loader.source import WeightSource
 
@@ -83,11 +83,22 @@ class WeightStore:
             return "All experts stay where they are."
         with _unreadable():
             source = self._open(self._files, self._load_format).source
-        before = [slot.name for slot in self._slots]
+        before, places = [slot.name for slot in self._slots], [layer.slots for layer in spread.layers]
         spread.place(better)
-        self._slots = list(self._loaded.model.slots())
-        coming = [slot for slot, name in zip(self._slots, before, strict=True) if slot.name != name]
-        load_weights(coming, source, progress=False, device=self._loaded.device)
+        moved = list(self._loaded.model.slots())
+        coming = [slot for slot, name in zip(moved, before, strict=True) if slot.name != name]
+        try:
+            check_weights(coming, source)
+        except BoughError:
+            spread.place(places)
+            raise
+        try:
+            load_weights(coming, source, progress=False, device=self._loaded.device)
+        except (BoughError, OSError) as error:  # what is overwritten cannot serve on
+            raise EngineDeadError(
+                f"Experts have moved in part: {error} Make the files readable and start again."
+            ) from None
+        self._slots = moved
         return f"This rank has read {len(coming)} tensors of experts that moved."
 
     def release(self) -> None:
@@ -118,6 +129,8 @@ class WeightStore:
         config = self._loaded.config
         source = open_source(files, config, load_format, self._loaded.device)
         check_weights(self._slots, source)
+        if self._loaded.topology.has_ends:
+            check_ends(self._slots, source)
         if not self.in_place:  # packed weights are as wide as the checkpoint has them
             needed = packed_size(source, self._settings.model.quantization).nbytes
             free = free_memory_bytes() + self._held_bytes

@@ -17,7 +17,7 @@ import msgspec
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
-from bough.core.settings import check_value
+from bough.core.setting_checks import check_value
 from bough.core.yaml_file import read_yaml
 from bough.gateway.clients import ClientKey, Clients
 from bough.gateway.core import Gateway

@@ -42,7 +42,7 @@ SHARED = ("/workers", "/policies", "/metrics")
 
 
 def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """For sockets, closed to other users. `bough.launch.replica` names its folders the same way, so the next
+    """For sockets, closed to other users. `bough.launch.engine_processes` names its folders the same way, so the next
     engine removes what a killed gateway leaves behind."""
     return tempfile.TemporaryDirectory(prefix=f"bough-{os.getpid()}-")
 

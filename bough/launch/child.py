@@ -30,7 +30,7 @@ def main() -> None:
     faulthandler.register(STACK_SIGNAL, file=int(sys.argv[1]), all_threads=True)
     announcements = _take_over_stdout()
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
-    at_parents_end: list[Callable[[], None]] = []
+    at_parents_end: list[Callable[[str], None]] = []
     threading.Thread(target=_leave_with_parent, args=(at_parents_end,), daemon=True).start()
     setproctitle.setproctitle(TITLE + spec.title)
 
@@ -73,12 +73,13 @@ def _take_over_stdout() -> BinaryIO:
     return pipe
 
 
-def _leave_with_parent(callbacks: list[Callable[[], None]]) -> None:
+def _leave_with_parent(callbacks: list[Callable[[str], None]]) -> None:
     # Read from the descriptor: the buffered reader's lock would be held here when the interpreter shuts down.
-    while os.read(0, 4096):
-        pass
+    reason = b""  # comes last, if the parent has one
+    while part := os.read(0, 4096):
+        reason += part
     for callback in callbacks:
-        callback()
+        callback(reason.decode())
     os._exit(1)
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +29,20 @@ from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
+LOOK_S = 0.02  # between two looks at whose turn it is
+
+
+@contextlib.asynccontextmanager
+async def take_turn(folder: Path) -> AsyncIterator[None]:
+    """One caller of all processes at a time, for those with the same folder."""
+    with open(folder / "turn", "wb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(LOOK_S)
+        yield
 
 
 class ClientEnd:
@@ -66,7 +82,8 @@ class ClientEnd:
         """From here on messages are received. The `method` is that of placing requests."""
         assert self._loop is not None and self._inbox is not None
         replicas = Replicas(self._schedulers, method, cache_tokens)
-        self._client = EngineClient(replicas, tokenizer, self.number, meter=meter, watchers=watchers)
+        turn = partial(take_turn, self.folder) if len(self._addresses) > 1 else contextlib.nullcontext
+        self._client = EngineClient(replicas, tokenizer, self.number, meter=meter, watchers=watchers, turn=turn)
         if self._death is not None:
             self._client.die(self._death)
         # Not zmq's own asyncio sockets: their futures cost more than all else that is done for a token here.

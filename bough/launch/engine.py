@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
-from bough.launch.replica import Replica
+from bough.launch.engine_processes import EngineProcesses
 from bough.messages.outputs import Reply, facts_of
 from bough.messages.requests import FlushCache
 from bough.observability.logs import set_up_logging
@@ -205,15 +205,15 @@ class Engine:
 
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
-        return self._replica.describe().to_dict() | facts_of(self._wait(self._client.states())[0])
+        return self._processes.describe().to_dict() | facts_of(self._wait(self._client.states())[0])
 
     def get_server_info(self) -> dict[str, Any]:
         """Settings, limits and the present load."""
         states = self._wait(self._client.states())
         return {
             **self.settings.to_shown(),
-            **self._replica.limits,
-            **self._replica.describe().to_dict(),
+            **self._processes.limits,
+            **self._processes.describe().to_dict(),
             **facts_of(states[0]),
             "version": __version__,
             "internal_states": states,
@@ -222,7 +222,7 @@ class Engine:
 
     @property
     def served_model_name(self) -> str:
-        return self._replica.served_model_name
+        return self._processes.served_model_name
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -247,20 +247,20 @@ class Engine:
     # Start ------------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._replica = Replica(self.settings, self._cleanup)
+        self._processes = EngineProcesses(self.settings, self._cleanup)
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         ties = _Ties()
         self._cleanup.callback(ties.undo)
-        ties.supervisor = self._replica.supervise(ties.die, ties.lose)
-        self._replica.start()
+        ties.supervisor = self._processes.supervise(ties.die, ties.lose)
+        self._processes.start()
         from bough.launch.client_end import Link
 
-        self._link = ties.link = Link(self._replica.addresses)
+        self._link = ties.link = Link(self._processes.addresses)
         self._link.open()
-        self._tokenizer = self._replica.open_tokenizer()
-        self._reader = self._replica.input_reader(self._tokenizer)
-        self._replica.wait_until_ready()
-        method, tokens = self.settings.parallel.load_balance_method, self._replica.limits["max_total_num_tokens"]
+        self._tokenizer = self._processes.open_tokenizer()
+        self._reader = self._processes.input_reader(self._tokenizer)
+        self._processes.wait_until_ready()
+        method, tokens = self.settings.parallel.load_balance_method, self._processes.limits["max_total_num_tokens"]
         self._client = self._link.connect(self._tokenizer, method, tokens)
         from bough.client.vectors import Vectors
 

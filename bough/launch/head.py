@@ -21,7 +21,7 @@ from bough.launch.ray_nodes import RayNodes
 from bough.launch.spec import ChildSpec
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles
-from bough.messages.channels import TCP, Addresses, split_address, use_key
+from bough.messages.channels import KEY_LENGTH, TCP, Addresses, cluster_key, split_address, use_key
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Head:
         self._settings, self._facts = settings, nodes.facts_of(settings, files)
         self._ray = RayNodes(settings, cleanup) if settings.parallel.on_ray else None
         where = settings.parallel.dist_init_addr if self._ray is None else self._ray.address
-        self._key = nodes.cluster_key() if self._ray is None else secrets.token_hex(nodes.KEY_LENGTH)
+        self._key = cluster_key() if self._ray is None else secrets.token_hex(KEY_LENGTH)
         host, port = split_address(where or "")
         self._listeners: dict[str, socket.socket] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name="bough-nodes")

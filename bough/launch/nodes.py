@@ -20,12 +20,11 @@ from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import ParallelSettings, Settings, all_fields
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles, gguf_parts
-from bough.messages.channels import TCP, Addresses, use_key
+from bough.messages.channels import KEY_VARIABLE, TCP, Addresses, cluster_key, use_key
 from bough.version import __version__
 
 log = logging.getLogger(__name__)
 
-KEY_VARIABLE, KEY_LENGTH = "BOUGH_CLUSTER_KEY", 32
 BEAT_MS = 250  # between two looks at who is there
 SILENCE_MS = 5000  # after which a host counts as gone
 LINGER_MS = 1000  # for the reason of the end
@@ -81,16 +80,6 @@ def check_nodes(parallel: ParallelSettings) -> None:
                 f"reach, and a free port there; got {parallel.dist_init_addr!r}."
             )
         cluster_key()
-
-
-def cluster_key() -> str:
-    key = os.environ.get(KEY_VARIABLE, "")
-    if len(key) < KEY_LENGTH:
-        raise SettingsError(
-            f"Hosts of one engine need the same secret of {KEY_LENGTH} characters or more in {KEY_VARIABLE}; make one "
-            "with `python -c 'import secrets; print(secrets.token_hex(32))'`."
-        )
-    return key
 
 
 def facts_of(settings: Settings, files: ModelFiles) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
 from bough.executor.lockstep import LockstepExecutor
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
-from bough.launch.spec import ChildSpec
+from bough.launch.spec import ChildSpec, load_function
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
 from bough.observability.logs import set_up_logging
@@ -47,12 +46,14 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
 
 def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
-    set_up_logging(spec.title, settings.process.log_level)
+    parallel, level = settings.parallel, settings.process.log_level
+    if level != "debug" and spec.rank % parallel.tp_size and spec.rank % parallel.ranks_per_node:
+        level = "error"  # the first of its stage on this host says the same
+    set_up_logging(spec.title, level)
     context: zmq.Context[Any] = zmq.Context()
     address = spec.addresses.ranks[spec.rank - 1]
     orders: Receiver[ToRank] = Receiver(context, address, ToRank, unpack=unpack_array, key=spec.cluster_key)
-    module, _, function = spec.executor.partition(":")
-    build: BuildExecutor = getattr(importlib.import_module(module), function)
+    build: BuildExecutor = load_function(spec.executor)
     gc.freeze()
     gc.enable()
     group = join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0)

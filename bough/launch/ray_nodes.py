@@ -4,13 +4,20 @@ one an actor that is the node. Everything goes when the engine does."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from bough.core.errors import BoughError, EngineDeadError, ResourceError, SettingsError
 from bough.core.settings import Settings
+from bough.messages.channels import split_address
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0  # until a host that does not answer counts as absent
 
 
 class Node:
@@ -29,11 +36,11 @@ class RayNodes:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Place
 
             if not ray.is_initialized():
-                ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level="warning")
+                ray.init(address=_find_cluster(), logging_level="warning")
                 cleanup.callback(ray.shutdown)
         except ImportError:
             raise SettingsError("--use-ray needs Ray: pip install 'bough[ray]'.") from None
-        except ConnectionError as error:
+        except (OSError, ValueError) as error:
             raise SettingsError(f"--use-ray: {error} Start one with `ray start`, or name it in RAY_ADDRESS.") from None
         self._ray, self._settings, self._over = ray, settings, threading.Event()
         host = str(ray.util.get_node_ip_address())
@@ -75,3 +82,21 @@ class RayNodes:
                 fail(EngineDeadError(f"Node {runs.index(ended[0]) + 1} has ended: {reason}"))
 
         threading.Thread(target=watch, daemon=True, name="bough-ray").start()
+
+
+def _find_cluster() -> str:
+    """The address that is stated, or the word for what `ray start` has left on this host. Somebody answers there: Ray
+    itself would try for minutes, and in silence."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    stated = os.environ.get("RAY_ADDRESS") or "auto"
+    found: str | None = None if "://" in stated else canonicalize_bootstrap_address(stated)
+    if found is None:  # Ray's client, or a cluster that is begun here
+        return stated
+    log.info("joining the Ray cluster at %s", found)
+    try:
+        socket.create_connection(split_address(found), CONNECT_S).close()
+    except OSError as error:
+        left = " Ray's file on this host names it; `ray stop` removes that." if stated == "auto" else ""
+        raise ConnectionError(f"no Ray cluster answers at {found} ({error}).{left}") from None
+    return stated

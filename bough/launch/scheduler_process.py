@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import secrets
 import time
@@ -19,7 +18,7 @@ from bough.core.settings import ProcessSettings, Settings
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, has_text, open_tokenizer
-from bough.launch.spec import ChildSpec, in_gib
+from bough.launch.spec import ChildSpec, in_gib, load_function
 from bough.loader.catalogue import home
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
@@ -96,8 +95,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     from bough.scheduler.loop import Scheduler
     from bough.scheduler.ngram import NgramProposer
 
-    module, _, function = spec.executor.partition(":")
-    build_executor = getattr(importlib.import_module(module), function)
+    build_executor = load_function(spec.executor)
     gc.freeze()  # the modules stay: collections while the model loads need not look at them
     gc.enable()
     imported = time.monotonic()

@@ -28,13 +28,14 @@ from bough.core.errors import EngineDeadError
 from bough.core.garbage import settle_garbage
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
+from bough.launch.engine_processes import EngineProcesses
 from bough.launch.node_process import run_node, serve_health
-from bough.launch.nodes import check_nodes, cluster_key
+from bough.launch.nodes import check_nodes
 from bough.launch.parts import input_reader, open_tokenizer
-from bough.launch.replica import Replica
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor, print_own_stacks
 from bough.loader.locate import ModelFiles
+from bough.messages.channels import cluster_key
 from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
 from bough.server.app import App, Front, Phase, with_cors, with_count
@@ -78,7 +79,7 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
                 Path(settings.server.uds).unlink()
 
 
-def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[], None]]) -> None:
+def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[str], None]]) -> None:
     """A further HTTP process (`--tokenizer-worker-num`), with a client of its own on the same engine."""
     assert spec.server is not None
     set_up_logging(f"server {spec.server.number}", spec.parse_settings().process.log_level)
@@ -118,10 +119,11 @@ def connect(
     settings: Settings,
     cleanup: contextlib.AsyncExitStack,
     on_stuck: Callable[[], None],
+    end_replica: Callable[[int, str], None],
     logging: RequestLogging,
 ) -> ServerContext:
-    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck`. Texts
-    come from anybody and have any length, so the tokenizer is bounded."""
+    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck` and
+    `end_replica`. Texts come from anybody and have any length, so the tokenizer is bounded."""
     server = settings.server
     bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
     tokenizer = tokenizer and tokenizer.bounded(bound)
@@ -135,7 +137,8 @@ def connect(
     client.on_command = logging.obey
     watchdog = None
     if server.watchdog_timeout:
-        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck)
+        apart = settings.parallel.groups == 1
+        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck, end_replica if apart else None)
         cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
     reader = input_reader(files, settings.model, tokenizer)
     main_pid = os.getppid() if end.number else os.getpid()
@@ -274,8 +277,8 @@ class MainServer(Serving):
         settings = self._settings
         folders = cleanup.enter_context(contextlib.ExitStack())
         clients = settings.server.tokenizer_worker_num
-        replica = await in_thread(lambda: Replica(settings, folders, clients, self._executor))
-        end = ClientEnd(replica.addresses)
+        processes = await in_thread(lambda: EngineProcesses(settings, folders, clients, self._executor))
+        end = ClientEnd(processes.addresses)
 
         def on_death(error: EngineDeadError) -> None:
             if self._ready:  # else `wait_until_ready` raises the child's own error
@@ -285,17 +288,17 @@ class MainServer(Serving):
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         cleanup.push_async_callback(in_thread, end.terminate)
         cleanup.callback(end.close)
-        supervisor = self._supervisor = replica.supervise(on_death, end.lose)
+        supervisor = self._supervisor = processes.supervise(on_death, end.lose)
         cleanup.push_async_callback(in_thread, supervisor.close)
         cleanup.callback(end.send_shutdown)
         cleanup.callback(supervisor.expect_endings)
         end.open()
-        replica.start()
-        tokenizer = await in_thread(replica.open_tokenizer)
-        await in_thread(replica.wait_until_ready)
-        replica.limits["startup_time"]["tokenizer_e2e"] = round(time.monotonic() - self._began, 3)
-        model = replica.describe()
-        await self._start_tokenizer_workers(replica, model)
+        processes.start()
+        tokenizer = await in_thread(processes.open_tokenizer)
+        await in_thread(processes.wait_until_ready)
+        processes.limits["startup_time"]["tokenizer_e2e"] = round(time.monotonic() - self._began, 3)
+        model = processes.describe()
+        await self._start_tokenizer_workers(processes, model)
         self._ready = True
         if supervisor.error is not None:
             raise supervisor.error
@@ -305,18 +308,22 @@ class MainServer(Serving):
             print_own_stacks("server")
             supervisor.print_stacks()
 
-        return connect(end, tokenizer, replica.files, model, settings, cleanup, print_stacks, self._logging)
+        acts = print_stacks, supervisor.end_replica
+        return connect(end, tokenizer, processes.files, model, settings, cleanup, *acts, self._logging)
 
-    async def _start_tokenizer_workers(self, replica: Replica, model: ModelInfo) -> None:
+    async def _start_tokenizer_workers(self, processes: EngineProcesses, model: ModelInfo) -> None:
         if self._shared_listener is None:
             return
         flat = self._settings.to_flat()
-        fd, ways = self._shared_listener.fileno(), replica.addresses
+        fd, ways = self._shared_listener.fileno(), processes.addresses
         numbers = range(1, self._settings.server.tokenizer_worker_num)
-        replica.supervisor.start(
-            [ChildSpec("server", flat, ways[0], replica.files, ServerSpec(n, fd, model, tuple(ways))) for n in numbers]
+        processes.supervisor.start(
+            [
+                ChildSpec("server", flat, ways[0], processes.files, ServerSpec(n, fd, model, tuple(ways)))
+                for n in numbers
+            ]
         )
-        await in_thread(replica.wait_until_ready)
+        await in_thread(processes.wait_until_ready)
 
     async def stop_others(self) -> None:
         """They drain like this process does."""
@@ -338,9 +345,10 @@ class TokenizerWorker(Serving):
         self._end = ClientEnd(server.replicas, server.number)
         self.ended = threading.Event()
 
-    def lose_parent(self) -> None:
-        """On the thread that has seen the parent go, and that ends this process when it returns."""
-        error = EngineDeadError(MAIN_GONE)
+    def lose_parent(self, reason: str) -> None:
+        """On the thread that has seen the parent go, and that ends this process when it returns. No reason was given
+        if the parent was killed."""
+        error = EngineDeadError(reason or MAIN_GONE)
         self.die(error)  # first: it writes down which requests are running
         self._end.die(error)
         self.ended.wait(SHUTDOWN_GRACE_S)
@@ -350,8 +358,8 @@ class TokenizerWorker(Serving):
         self._end.open()
         tokenizer = await in_thread(lambda: open_tokenizer(self._files, self._settings.model))
         # The main process prints the stacks of an engine that is stuck; here the watchdog only answers /health.
-        settings, ignore = self._settings, lambda: None
-        return connect(self._end, tokenizer, self._files, self._model, settings, cleanup, ignore, self._logging)
+        settings, acts = self._settings, (lambda: None, lambda number, reason: None)
+        return connect(self._end, tokenizer, self._files, self._model, settings, cleanup, *acts, self._logging)
 
     def on_ready(self, context: ServerContext) -> None:
         self._announce(ready={})

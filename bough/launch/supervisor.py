@@ -59,12 +59,13 @@ class Child:
             self.fatal, self.kind = news.get("fatal"), news.get("kind")
         return self.process.wait()
 
-    def end_now(self) -> None:
-        """Kills it; a server process sees its input end, and sends its clients an error first."""
+    def end_now(self, reason: str = "") -> None:
+        """Kills it; a server process sees its input end, and sends its clients the reason first."""
         if self.role != "server":
             self.process.kill()
-        elif self.process.stdin is not None:
+        elif self.process.stdin is not None and not self.process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(reason.encode())
                 self.process.stdin.close()
 
     def describe_end(self, code: int) -> str:
@@ -195,9 +196,20 @@ class Supervisor:
             if child.kind == RankLostError.__name__:
                 self._changed.wait_for(lambda: self._closing or child.dismissed, REASON_S)
             left_in_order = child.role == "executor" and not code  # its leader told it so, and is ending itself
-            if self._closing or child.dismissed or left_in_order:
+        if not left_in_order:
+            self._lose(child, child.describe_end(code))
+
+    def end_replica(self, dp_rank: int, reason: str) -> None:
+        """Of several: one that hangs. Nobody waits for its processes, which may not even die."""
+        for child in self.children:
+            if child.dp_rank == dp_rank:
+                self._lose(child, reason)
+
+    def _lose(self, child: Child, text: str) -> None:
+        with self._changed:
+            if self._closing or child.dismissed:
                 return
-            text, lost = child.describe_end(code), self._replica_of(child)
+            lost = self._replica_of(child)
             for each in lost:
                 each.dismissed = True
             self._changed.notify_all()
@@ -216,9 +228,10 @@ class Supervisor:
                 return
             self._closing, self.error = True, error
             self._changed.notify_all()
-        self.at_end(reason or str(error))
-        self.end_now()
-        self._on_death(EngineDeadError(reason or str(error)))
+        reason = reason or str(error)
+        self.at_end(reason)
+        self.end_now(reason)
+        self._on_death(EngineDeadError(reason))
 
     def _replica_of(self, child: Child) -> list[Child]:
         """The processes that end with a child; none: all do, because no other replica serves."""
@@ -227,9 +240,9 @@ class Supervisor:
         alive = {each.dp_rank for each in self.children if not each.dismissed} - {None, child.dp_rank}
         return [each for each in self.children if each.dp_rank == child.dp_rank] if alive else []
 
-    def end_now(self) -> None:
+    def end_now(self, reason: str = "") -> None:
         for child in list(self.children):
-            child.end_now()
+            child.end_now(reason)
 
     def _notify(self) -> None:
         with self._changed:

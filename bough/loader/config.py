@@ -24,9 +24,8 @@ from bough.models.family import ModelFamily
 from bough.models.fields import Fields, read_json
 from bough.models.registry import FALLBACK, find_family, runs_transformers, supported_architectures
 
-# What Mistral's params.json does not say: whose it is, and what it means where it has no window.
+# What Mistral's params.json does not say, such as what it means where it has no window.
 PARAMS_DEFAULTS = {
-    "architectures": ["MistralForCausalLM"],
     "sliding_window": None,
     "max_position_embeddings": 32_768,
     "rope_theta": 10_000.0,
@@ -77,7 +76,10 @@ def check_config(files: ModelFiles, overrides: Mapping[str, Any], impl: str, *, 
 
 def _stated(path: Path) -> dict[str, Any]:
     given = read_json(path)
-    return {**PARAMS_DEFAULTS, **given} if path.name == PARAMS_NAME else given
+    if path.name != PARAMS_NAME:
+        return given
+    architecture = "MixtralForCausalLM" if given.get("moe") else "MistralForCausalLM"
+    return {**PARAMS_DEFAULTS, "architectures": [architecture], **given}
 
 
 def read_sampling_defaults(files: ModelFiles) -> dict[str, float | int]:

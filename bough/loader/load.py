@@ -199,6 +199,22 @@ def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
             )
 
 
+def check_ends(slots: Iterable[WeightSlot], source: WeightSource) -> None:
+    """Raises if a tensor goes on behind what the slots read of it. They are those of a rank with the end of each."""
+    read: dict[str, list[int]] = {}
+    for slot in slots:
+        shape = source.shape(slot.name)
+        ends = [part.indices(size)[1] for part, size in zip(slot.index, shape, strict=False)]
+        ends += shape[len(ends) :]
+        read[slot.name] = list(map(max, ends, read.get(slot.name, ends)))
+    for name, ends in read.items():
+        if tuple(ends) != source.shape(name):
+            raise ModelError(
+                f"Tensor {name} has shape {list(source.shape(name))}, the model expects {ends}; the weights and the "
+                "configuration do not belong together."
+            )
+
+
 def _part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
     if len(index) > len(shape):
         return ()

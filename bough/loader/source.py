@@ -207,6 +207,22 @@ class NamedSource(WeightSource):
     def __init__(self, source: WeightSource, tensors: Mapping[str, Stored]) -> None:
         self._source = source
         self._tensors = tensors
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Raises if a tensor that holds several of the model's goes on behind them."""
+        read: dict[str, tuple[int, int]] = {}  # rows, and those that there are
+        for at in (part for each in self._tensors.values() for part in each.parts or (each,)):
+            if at.rows is not None:
+                last = at.rows.stop if isinstance(at.rows, slice) else max(at.rows) + 1
+                there = self._shape(at)[-1 if self._is_flipped(at) else 0]
+                read[at.name] = max(last, read.get(at.name, (0, 0))[0]), there
+        for name, (rows, there) in read.items():
+            if rows != there:
+                raise ModelError(
+                    f"Tensor {name} has shape {list(self._source.shape(name))}, and the model expects {rows} instead "
+                    f"of the {there}; the weights and the configuration do not belong together."
+                )
 
     def names(self) -> Sequence[str]:
         return list(self._tensors)

@@ -8,6 +8,7 @@ frame that cannot be decoded is a defect; where it concerns one request, the rec
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,11 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from bough.core.errors import SettingsError
+
 M = TypeVar("M")
 TCP = "tcp://"
+KEY_VARIABLE, KEY_LENGTH = "BOUGH_CLUSTER_KEY", 32
 CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second over nine years
 
 
@@ -55,6 +59,16 @@ def split_address(address: str) -> tuple[str, int]:
     """HOST and PORT of `HOST:PORT` or `[HOST]:PORT`, behind tcp:// or not."""
     host, _, port = address.removeprefix(TCP).rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def cluster_key() -> str:
+    key = os.environ.get(KEY_VARIABLE, "")
+    if len(key) < KEY_LENGTH:
+        raise SettingsError(
+            f"Hosts of one engine, and engines of one store, need the same secret of {KEY_LENGTH} characters or more "
+            f"in {KEY_VARIABLE}; make one with `python -c 'import secrets; print(secrets.token_hex(32))'`."
+        )
+    return key
 
 
 def use_key(socket: zmq.Socket[Any], key: str, *, listens: bool) -> None:

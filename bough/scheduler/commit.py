@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, ranks
+from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, positions_in_runs
 from bough.core.sampling_params import SamplingParams
 from bough.messages.outputs import WEIGHT_VERSION, DraftCounts, Ended, LogprobRun, Open, Started, StepOutput
 from bough.scheduler.assembly import Chunk, PlannedStep
@@ -166,7 +166,7 @@ class Committer:
         table, counts = self._table, np.maximum(end - first, 0)
         if (counts == 1).all():
             return table.handle[rows].tobytes(), table.tokens[rows, first].tobytes(), b""
-        tokens = table.tokens[rows.repeat(counts), first.repeat(counts) + ranks(counts)]
+        tokens = table.tokens[rows.repeat(counts), first.repeat(counts) + positions_in_runs(counts)]
         some = counts > 0
         return table.handle[rows[some]].tobytes(), tokens.tobytes(), counts[some].tobytes()
 

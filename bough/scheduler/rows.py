@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bough.core.errors import ResourceError
 from bough.core.model_config import FULL_ATTENTION, KVGroup
-from bough.core.plan import IntArray, ranks
+from bough.core.plan import IntArray, positions_in_runs
 from bough.scheduler.request import Request
 
 MAX_TABLE_BYTES = 2**36  # of address space; memory is taken only as rows are used
@@ -139,7 +139,7 @@ class RowTable:
             held = self.page_count[rows]
             receivers, places = rows, held
             if len(pages) != len(rows) or not counts.all():  # else one each: nothing to spread
-                receivers, places = rows.repeat(counts), held.repeat(counts) + ranks(counts)
+                receivers, places = rows.repeat(counts), held.repeat(counts) + positions_in_runs(counts)
             for table, new in zip((self.pages, *self.group_pages), (pages, *group_pages), strict=True):
                 if len(new):
                     table[receivers, places] = new
@@ -151,7 +151,7 @@ class RowTable:
         held = self.group_first[group][rows]
         counts = first - held
         self.group_first[group][rows] = first
-        passed: IntArray = self.group_pages[group][rows.repeat(counts), held.repeat(counts) + ranks(counts)]
+        passed: IntArray = self.group_pages[group][rows.repeat(counts), held.repeat(counts) + positions_in_runs(counts)]
         return passed
 
     def held_pages(self, group: int, row: int) -> IntArray:
@@ -217,7 +217,7 @@ class RowTable:
         """Lays the first `counts` tokens of each line of `tokens` behind what is known of these rows."""
         known = self.known[rows]
         held = np.arange(tokens.shape[1]) < counts[:, None]
-        self.tokens[rows.repeat(counts), known.repeat(counts) + ranks(counts)] = tokens[held]
+        self.tokens[rows.repeat(counts), known.repeat(counts) + positions_in_runs(counts)] = tokens[held]
         self.known[rows] = known + counts
 
     def append_one(self, rows: RowIndex, tokens: IntArray) -> None:

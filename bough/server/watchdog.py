@@ -1,7 +1,7 @@
 """Notices an engine that is alive but makes no progress.
 
 A ping takes the path of a request through all processes. While one does not return in time, `/health` returns a 503,
-and every process prints its stacks.
+and every process prints its stacks. Of several replicas, those that hang while others move are ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from bough.client.handle import EngineClient
 from bough.core.errors import EngineDeadError
-from bough.messages.requests import Ping
 
 log = logging.getLogger(__name__)
 
@@ -21,43 +20,54 @@ log = logging.getLogger(__name__)
 # interval between two pings and the timeout of one add up to the whole.
 PING_INTERVAL, PING_TIMEOUT = 0.25, 0.75
 MAX_PING_INTERVAL_S = 10.0
+STACKS_S = 1.0  # for a replica that is about to be ended
 
 
 class Watchdog:
-    """Owns whether the engine hangs. `on_stuck` prints the stacks."""
+    """Owns whether the engine hangs. `on_stuck` prints the stacks, `end_replica` ends one of several for a reason; None
+    where the engine has one, or several that cannot go on without each other."""
 
-    def __init__(self, client: EngineClient, timeout_s: float, on_stuck: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        timeout_s: float,
+        on_stuck: Callable[[], None],
+        end_replica: Callable[[int, str], None] | None = None,
+    ) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._on_stuck = on_stuck
+        self._end_replica = end_replica
         self.stuck = False
 
     @property
     def message(self) -> str:
-        return f"The engine has not moved for {self._timeout_s:g} s (--watchdog-timeout); the log shows where it is."
+        return self._still("The engine")
+
+    def _still(self, who: str) -> str:
+        return f"{who} has not moved for {self._timeout_s:g} s (--watchdog-timeout); the log shows where it is."
 
     async def run(self) -> None:
         """Watches until cancelled, or until the engine has died, which others report."""
         interval_s = min(self._timeout_s * PING_INTERVAL, MAX_PING_INTERVAL_S)
+        moved = time.monotonic()
         while True:
             await asyncio.sleep(interval_s)
             try:
-                await self._ping()
+                silent = await self._client.silent_replicas(self._timeout_s * PING_TIMEOUT)
             except EngineDeadError:
                 return
-
-    async def _ping(self) -> None:
-        sent = time.monotonic()
-        ping = asyncio.ensure_future(self._client.call(Ping))
-        try:
-            await asyncio.wait({ping}, timeout=self._timeout_s * PING_TIMEOUT)
-            if not ping.done():
+            if silent and (self._end_replica is None or len(silent) == self._client.replica_count):
+                if not self.stuck:
+                    log.error("%s", self.message)
+                    self._on_stuck()
                 self.stuck = True
-                log.error("%s", self.message)
+                continue
+            if self.stuck:
+                log.warning("the engine moves again, after %.1f s", time.monotonic() - moved)
+            self.stuck, moved = False, time.monotonic()
+            if silent and self._end_replica is not None:
                 self._on_stuck()
-            await ping
-        finally:
-            ping.cancel()
-        if self.stuck:
-            self.stuck = False
-            log.warning("the engine moves again, after %.1f s", time.monotonic() - sent)
+                await asyncio.sleep(STACKS_S)
+                for number in silent:
+                    self._end_replica(number, self._still(f"Replica {number}"))

@@ -58,7 +58,9 @@ def deterministic(config: ModelConfig) -> Forward:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("window", "side_by_side"), [(None, False), (20, False), (20, True)])
+@pytest.mark.parametrize(
+    ("window", "side_by_side"), [(None, False), (20, True), pytest.param(20, False, marks=pytest.mark.long)]
+)
 def test_bits_do_not_depend_on_chunks_cache_or_company(window: int | None, side_by_side: bool) -> None:
     config = replace(CONFIG, sliding_window=window, sliding_layers=(True,) if window else (), chunked=side_by_side)
     whole = deterministic(config).step({0: PROMPT})[0]

@@ -101,9 +101,16 @@ def weights(config: ModelConfig = CONFIG) -> dict[str, torch.Tensor]:
     return {slot.name: torch.randn(slot.target.shape, generator=generator) * 0.2 for slot in slots}
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+BACK_ENDS = [(triton_backend, 1), (triton_backend, 4), (invariant_backend, 4), (split_backend, 1)]
+
+
 @pytest.mark.parametrize(
-    ("make", "page_size"), [(triton_backend, 1), (triton_backend, 4), (invariant_backend, 4), (split_backend, 1)]
+    ("make", "page_size", "config"),
+    [
+        *((*each, CONFIG) for each in BACK_ENDS),
+        *(pytest.param(*each, SPARSE, marks=pytest.mark.slow) for each in BACK_ENDS[1:3]),
+        *(pytest.param(*each, SPARSE, marks=pytest.mark.long) for each in BACK_ENDS[::3]),
+    ],
 )
 def test_back_ends_agree(make: Callable[[], AttentionBackend], page_size: int, config: ModelConfig) -> None:
     plain, fast = (Forward(load_model(config, weights(config)), page_size) for _ in range(2))
@@ -114,8 +121,14 @@ def test_back_ends_agree(make: Callable[[], AttentionBackend], page_size: int, c
             torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("dtype", "config"),
+    [
+        (torch.float16, CONFIG),
+        (torch.float8_e4m3fn, CONFIG),
+        pytest.param(torch.float8_e4m3fn, SPARSE, marks=pytest.mark.slow),
+    ],
+)
 def test_a_pool_of_fewer_bits_costs_some_accuracy_and_nothing_else(dtype: torch.dtype, config: ModelConfig) -> None:
     model = load_model(config, weights(config))
     scales = [(0.02, 0.5)] * config.num_layers if dtype.itemsize == 1 else None

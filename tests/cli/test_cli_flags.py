@@ -10,7 +10,8 @@ import yaml
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings, settings_from
 from bough.core.errors import SettingsError
-from bough.core.settings import Settings, all_fields, field_type
+from bough.core.setting_checks import field_type
+from bough.core.settings import Settings, all_fields
 
 FIELDS = [f for group, f in all_fields() if group != "unbuilt"]
 Field = dataclasses.Field[Any]

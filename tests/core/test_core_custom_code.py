@@ -14,7 +14,7 @@ from bough.cli.main import main
 from bough.core.custom_code import check_server_code, load_dill
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.launch import replica, service
+from bough.launch import engine_processes, service
 
 FLAG = "--enable-custom-logit-processor"
 ON = {"enable_custom_logit_processor": True}
@@ -28,7 +28,7 @@ def without_dill(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "open_listener", lambda settings: pytest.fail("a port was opened"))
-    monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
 
 
 @pytest.mark.parametrize("keys", [(), ("--admin-api-key", "a")])
@@ -55,7 +55,7 @@ def test_a_server_without_dill_says_so_at_once(capsys: Any) -> None:
 @pytest.mark.usefixtures("nothing_starts", "without_dill")
 def test_an_engine_needs_no_key_but_dill_and_says_so_at_once() -> None:
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match=r"bough\[custom-logit-processor\]"):
-        replica.Replica(Settings.from_flat(ON), cleanup)
+        engine_processes.EngineProcesses(Settings.from_flat(ON), cleanup)
 
 
 @pytest.mark.usefixtures("without_dill")

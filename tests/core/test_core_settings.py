@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bough.core.errors import SettingsError
-from bough.core.settings import Settings, UnbuiltSettings, all_fields
+from bough.core.settings import ALIASES, Settings, UnbuiltSettings, all_fields
 
 
 def test_flat_and_grouped_forms_are_the_same() -> None:
@@ -58,6 +58,8 @@ def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
         ({"dtype": "float8"}, "float32"),
         ({"schedule_policy": "lpn"}, "Did you mean 'lpm'"),
         ({"model": "a", "model_path": "b"}, "same setting"),
+        ({"tp": 2, "tp_size": 4}, "tp and tp_size are the same setting"),
+        ({"tp": 2, "tensor_parallel_size": 4}, "and tp_size are the same setting"),
         ({"model_path": 5}, "a string"),
         ({"api_key": ""}, "api_key is empty"),
         ({"admin_api_key": " "}, "admin_api_key is empty"),
@@ -73,3 +75,12 @@ def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
 def test_what_cannot_be_used_is_refused_by_name(values: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         Settings.from_flat(values)
+
+
+def test_a_setting_has_the_same_other_names_as_a_keyword_and_as_a_flag() -> None:
+    given = {"tp": 2, "data_parallel_size": 3, "pp": None, "nccl_init_addr": "a:1", "ep_size": 2, "ep": 2}
+    parallel = Settings.from_flat(given).parallel
+    assert (parallel.tp_size, parallel.dp_size, parallel.pp_size, parallel.ep_size) == (2, 3, 1, 2)
+    assert parallel.dist_init_addr == "a:1"
+    names = {f.name for _, f in all_fields()}
+    assert not ALIASES.keys() & names and set(ALIASES.values()) <= names

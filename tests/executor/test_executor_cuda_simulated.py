@@ -127,7 +127,7 @@ def plans(lengths: list[int], decodes: int) -> Iterator[BatchPlan]:
         yield decode_plan(step, len(lengths))
 
 
-def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 4) -> list[list[int]]:
+def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 3) -> list[list[int]]:
     """What each step samples; each is launched before the one before it is looked at."""
     found, before = [], None
     for plan in plans(lengths, decodes):
@@ -145,7 +145,7 @@ def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 4) -> l
 @pytest.mark.parametrize("lengths", [[5], [9, 3, 20]])
 def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> None:
     eager = tokens_of(build(loaded, GraphSizes()), lengths)
-    assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 4
+    assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 3
     assert tokens_of(build(loaded, GRAPHS), lengths) == eager
 
 
@@ -170,7 +170,7 @@ def test_decodes_take_the_graphs_that_fit_their_keys(
 ) -> None:
     """Two rows of 22 tokens in all, which have two more with each step."""
     monkeypatch.setattr(projected, "MOST_KEYS", most_keys)
-    executor = build(loaded, GRAPHS)
+    executor = build(loaded, GraphSizes(decode=(2,), few_keys=(2,)))
     tokens_of(executor, [5, 17], decodes=2)
     kinds: list[Any] = [executor._few_keys_graphs, executor._decode_graphs]
     uses = [graphs._uses[2] for graphs in kinds]

@@ -29,10 +29,11 @@ from bough.executor.ranks import LOOK_IN_S, LeadingExecutor, follow
 from bough.loader.locate import locate
 from bough.messages.requests import Abort, Control, JoinStep, Pause, Resume, Shutdown, ToScheduler
 from bough.scheduler.loop import Scheduler
-from tests.executor.test_executor_ranks import FLAGS, Orders, alone
+from tests.executor.test_executor_ranks import FLAGS, PLACES, Orders, alone
 from tests.fakes.boxes import FakeOutbox, generate
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.executor import FakeExecutor
+from tests.fakes.grammars import EOS, PIECES, FakeGrammars, grammar
 from tests.fakes.ranks import MODELS, VOCAB, ThreadAttentionGroup, attention_groups
 from tests.fakes.scheduler_bench import Bench
 
@@ -296,6 +297,7 @@ def play(
     requests: int,
     size: int = 1,
     ep_size: int = 1,
+    constrained: bool = False,
     **flags: Any,
 ) -> list[Play]:
     """What groups of `size` ranks got: `sent` are their first messages, `cues` are the first one's. All leave when so
@@ -329,7 +331,8 @@ def play(
         lockstep = LockstepExecutor(leader, group, lambda message: [box.put(message) for box in others] and None)
         inbox, own = LockstepInbox(boxes[place.dp_rank].receive, lockstep), plays[place.dp_rank]
         scheduling = SchedulerSettings(schedule_conservativeness=0.0)
-        Scheduler(lockstep, inbox, own, memory=MemorySettings(), settings=scheduling).run()
+        shapes = {"grammars": FakeGrammars(), "eos_ids": (EOS,)} if constrained else {}
+        Scheduler(lockstep, inbox, own, memory=MemorySettings(), settings=scheduling, **shapes).run()
         lockstep.close()
 
     on_groups(groups, work)
@@ -362,6 +365,26 @@ def test_groups_with_different_loads_give_the_tokens_of_one_rank(
     assert sum(plays[0].retractions.values()) > 0 and 0 < len(plays[0].outputs.pop(10)) < 80
     assert set(plays[0].ended) == {*range(6), 10} and set(plays[1].ended) == set(range(6, 10))
     assert {**plays[0].outputs, **plays[1].outputs} == of_one_rank(folders[model])
+
+
+def test_grammars_of_one_group_hold_its_steps_up_and_no_token_of_another(folders: dict[str, Path]) -> None:
+    """Both groups have one, beside requests without; that of the second begins while the first is in the middle."""
+    shaped = {handle: {"regex": grammar(PLACES), "ignore_eos": False} for handle in (2, 7)}
+
+    def use(executor: Any) -> dict[int, list[int]]:
+        bench = Bench(executor, eos_ids=(EOS,), grammars=FakeGrammars())  # type: ignore[arg-type]
+        for handle in (1, 2, 6, 7):
+            bench.ask(handle, PROMPTS[handle], **{**GREEDY, **shaped.get(handle, {})})
+        bench.run()
+        return dict(bench.out.outputs)
+
+    cues = {4: [(1, request(7, **shaped[7])), (1, request(6))]}
+    plays = play(folders["moe"], [[request(1), request(2, **shaped[2])], []], cues, 4, constrained=True)
+    expected = alone(folders["moe"], use)
+    assert {**plays[0].outputs, **plays[1].outputs} == expected and set(plays[1].outputs) == {6, 7}
+    for handle in (2, 7):
+        text = b"".join(PIECES[token] for token in expected[handle])
+        assert len(text) == len(PLACES) and all(byte in place for byte, place in zip(text, PLACES, strict=True))
 
 
 def test_a_command_waits_for_the_requests_of_all_groups(folders: dict[str, Path], tmp_path: Path) -> None:

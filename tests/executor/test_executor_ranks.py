@@ -23,7 +23,7 @@ from bough.core.plan import BatchPlan, Executor, Limits, PageSwap, StepResult
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup
-from bough.executor import ranks
+from bough.executor import ranks, weights
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
 from bough.executor.load_model import LoadedModel, check_experts, check_split, resolve_config
@@ -179,6 +179,49 @@ def test_experts_move_between_steps_and_no_token_changes(
     assert found == of_one_rank(folders[model])
     told = [record.getMessage() for record in caplog.records if "rebalanced" in record.getMessage()]
     assert len(told) > 3 and any("has read" in text for text in told)
+
+
+@pytest.mark.parametrize("broken", ["check_weights", "load_weights"])
+def test_experts_that_cannot_move_stay_and_those_that_moved_in_part_end_the_engine(
+    folders: dict[str, Path], broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = getattr(weights, broken)
+
+    def break_experts(slots: Any, *rest: Any, **options: Any) -> None:
+        if all(".experts." in slot.name for slot in slots):  # those that move, if any do
+            raise ModelError("A file has gone.")
+        sound(slots, *rest, **options)
+
+    monkeypatch.setattr(weights, broken, break_experts)
+    flags: dict[str, Any] = {"enable_eplb": True, "ep_num_redundant_experts": 2, "ep_size": 2, "every": 5}
+    if broken == "check_weights":
+        assert with_ranks(folders["moe"], 2, mixed_load, **flags) == of_one_rank(folders["moe"])
+        assert "experts could not be rebalanced: A file has gone." in caplog.text
+        return
+    with pytest.raises(EngineDeadError, match="Experts have moved in part: A file has gone"):
+        with_ranks(folders["moe"], 2, mixed_load, **flags)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "smaller", "tensor"),
+    [
+        ("llama", {"intermediate_size": 48}, r"layers\.0\.mlp\.(gate|down)_proj"),
+        ("llama", {"num_key_value_heads": 2}, r"layers\.0\.self_attn\.k_proj"),
+        ("llama", {"vocab_size": VOCAB - 9}, "embed_tokens"),
+        ("moe", {"moe_intermediate_size": 16}, r"layers\.0\.mlp\.experts\.\d\.(gate|down)_proj"),
+    ],
+)
+def test_weights_that_are_larger_than_the_configuration_are_refused(
+    folders: dict[str, Path], size: int, model: str, smaller: dict[str, int], tensor: str
+) -> None:
+    flags = {"json_model_override_args": json.dumps(smaller)}
+    told = rf"Tensor model\.{tensor}\.weight has shape \[\d+, \d+\], the model expects \[\d+, \d+\]"
+    with pytest.raises(ModelError, match=told):
+        if size == 1:
+            build(folders[model], **flags)
+        else:  # the last rank sees it
+            build(folders[model], thread_groups(2)[1], **flags)
 
 
 def record_of(executor: Executor, count: int = 6) -> tuple[list[int], list[list[int]]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from bough.cli.commands import Parser
+from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.main import main
 from bough.core.model_config import ModelConfig
 from bough.core.settings import MemorySettings, Settings
 from bough.distributed.cost_model import Cluster
-from bough.executor.load_model import resolve_config
+from bough.executor.load_model import check_experts, check_split, resolve_config
 from bough.executor.splits import Outlook, outlooks, share_of, weight_bytes_of
+from bough.launch.engine_processes import EngineProcesses
+from bough.launch.nodes import KEY_LENGTH, KEY_VARIABLE
 from bough.loader.locate import SHAPES, locate
 
 LLAMA_70B, DEEPSEEK_V3 = (
@@ -78,6 +84,27 @@ def test_deepseek_v3_takes_a_host_of_h200_in_eight_bits(deepseek: ModelConfig) -
     assert spread.weight_bytes > plain.weight_bytes, "and attention's weights whole"
 
 
+def test_what_is_planned_can_be_started(deepseek: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "k" * KEY_LENGTH)
+    fit = planned(deepseek, "8xH200,2", 1.0)
+    for part in ("--enable-dp-attention", "--pp-size", "--nnodes", "--ep-size"):
+        assert any(part in each.flags for each in fit)
+    for flags in {each.flags for each in fit}:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        parser = Parser(program="bough serve", about="")
+        add_engine_flags(parser)
+        typed = flags.replace("RANK", "0").replace("HOST:PORT", address)
+        settings = Settings.from_flat(
+            given_settings(parser.parse(["--model-shape", "deepseek-v3", *typed.split()]), {})
+        )
+        with contextlib.ExitStack() as cleanup:
+            EngineProcesses(settings, cleanup)
+        parallel = settings.parallel
+        check_experts(deepseek, settings)
+        check_split(deepseek, parallel.tp_size, parallel.ep_size, groups=parallel.groups)
+
+
 def test_a_batch_that_does_not_fit_is_served_in_part(llama: ModelConfig) -> None:
     (each, *_) = [each for each in planned(llama, "8xH200", context=100_000) if each.split.tp == 8]
     assert [pace.requests for pace in each.paces] == [1, each.kv_tokens // 100_000, each.kv_tokens // 100_000]
@@ -133,3 +160,5 @@ def test_a_model_that_fits_with_fewer_bits_only_is_planned_so(
     assert "It does not fit" in capsys.readouterr().out
     assert main(["doctor", "--plan", str(tmp_path), "--gpus", "8xTPU"]) == 2
     assert "H200, L40S, MI300X" in capsys.readouterr().err
+    assert main(["doctor", str(tmp_path), "--gpus", "1xH200"]) == 2
+    assert "--gpus is what a plan is for: add --plan" in capsys.readouterr().err

@@ -1,12 +1,16 @@
-"""What Triton's interpreter gets wrong, put right: loop bounds that a kernel has loaded, and 8-bit floats.
+"""What Triton's interpreter gets wrong, put right: loop bounds that a kernel has loaded, and 8-bit floats. And what it
+does again and again, done once.
 
 The interpreter of triton 3.6 makes an int of a one-element array, which numpy 2.4 refuses, and cuts numbers off where a
-GPU rounds them to 8 bits. Importing this module gives it the conversions of numpy and torch. On a GPU nothing is
-interpreted and nothing changes.
+GPU rounds them to 8 bits. Importing this module gives it the conversions of numpy and torch. Each time one function of
+a kernel calls another, it looks through the whole language for what to replace, which takes longer than the functions
+do. On a GPU nothing is interpreted and nothing changes.
 """
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,8 +28,34 @@ TORCH_TYPES = {
 INTERPRETED_PROGRAMS = 8  # of decode attention: those that find nothing to do cost a device nothing, and us the most
 BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
+# The parts of the language whose functions a launch replaces.
+BUILTINS = {
+    part: [name for name, member in inspect.getmembers(part) if tl.core.is_builtin(member)]
+    for part in (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
+}
+
+_patch_all = interpreter._patch_lang
 _patch = interpreter._patch_lang_tensor
 _convert = interpreter._convert_float
+_numpy_type = cache(interpreter._get_np_dtype)
+
+
+def _patch_lang(fn: Any) -> Any:
+    """Nothing is left to do for a function that a running kernel calls."""
+    parts = [part for part in fn.__globals__.values() if part is tl or part is tl.core]
+    if not any(tl.core.is_builtin(part.load) for part in parts):
+        return interpreter._LangPatchScope()
+    return _patch_all(fn)
+
+
+def _patch_builtin(part: Any, builder: Any, scope: Any) -> None:
+    for name in BUILTINS[part]:
+        if tl.core.is_builtin(member := getattr(part, name)):
+            interpreter._patch_attr(part, name, member, builder, scope)
+
+
+def _get_np_dtype(kind: tl.dtype) -> np.dtype:
+    return np.dtype(np.uint64) if isinstance(kind.scalar, tl.pointer_type) else _numpy_type(kind.scalar)
 
 
 def _patch_with_index(tensor: type[tl.tensor], scope: Any) -> None:
@@ -43,5 +73,8 @@ def _convert_float(values: np.ndarray, source: tl.dtype, target: tl.dtype, round
     return converted.view(BYTES[converted.element_size()]).view(values.shape).numpy()
 
 
+interpreter._patch_lang = _patch_lang
+interpreter._patch_builtin = _patch_builtin
 interpreter._patch_lang_tensor = _patch_with_index
 interpreter._convert_float = _convert_float
+interpreter._get_np_dtype = _get_np_dtype

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,10 @@ import pytest
 from bough.core.errors import EngineDeadError, ModelError, SettingsError
 from bough.core.settings import ParallelSettings, Settings
 from bough.launch import nodes
+from bough.launch.engine_processes import EngineProcesses
 from bough.launch.head import Head
 from bough.launch.nodes import NodeLink, check_nodes, facts_of, fingerprint
-from bough.launch.replica import Replica
+from bough.launch.ray_nodes import RayNodes
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles
 from bough.messages.channels import Addresses, split_address
@@ -220,7 +223,7 @@ def test_noise_on_the_port_disturbs_nobody(first: FirstHost, files: ModelFiles) 
 def test_another_host_than_the_first_has_no_engine(cleanup: contextlib.ExitStack) -> None:
     there = {"nnodes": 2, "tp_size": 2, "node_rank": 1, "dist_init_addr": "a:1"}
     with pytest.raises(SettingsError, match="start the others with `bough serve --node-rank N`"):
-        Replica(Settings.from_flat(there), cleanup)
+        EngineProcesses(Settings.from_flat(there), cleanup)
 
 
 def test_a_host_that_speaks_another_version_ends_the_engine(first: FirstHost, files: ModelFiles) -> None:
@@ -274,3 +277,26 @@ def test_the_key_is_in_nothing_that_is_shown(files: ModelFiles) -> None:
 def test_addresses_of_both_kinds() -> None:
     assert split_address("node-0.local:5000") == ("node-0.local", 5000)
     assert split_address("[fd00::1]:5000") == ("fd00::1", 5000)
+
+
+@pytest.mark.parametrize("stated", [None, "192.0.2.9:6379"])
+def test_a_ray_cluster_that_has_ended_is_told_at_once(
+    stated: str | None, cleanup: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own search is played: it finds an address where nobody listens any more."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    parts = {
+        "ray": {"is_initialized": lambda: False, "init": lambda **options: pytest.fail("it would try for minutes")},
+        "ray.util": {},
+        "ray.util.scheduling_strategies": {"PlacementGroupSchedulingStrategy": None},
+        "ray._private": {},
+        "ray._private.services": {"canonicalize_bootstrap_address": lambda found: address},
+    }
+    for name, members in parts.items():
+        monkeypatch.setitem(sys.modules, name, module := types.ModuleType(name))
+        vars(module).update(members)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False) if stated is None else monkeypatch.setenv("RAY_ADDRESS", stated)
+    with pytest.raises(SettingsError, match=f"--use-ray: no Ray cluster answers at {address} .*refused") as told:
+        RayNodes(Settings.from_flat({"use_ray": True, "nnodes": 2, "tp_size": 2}), cleanup)
+    assert ("`ray stop` removes that" in str(told.value)) == (stated is None)

@@ -121,15 +121,17 @@ class FakeChild:
         self.over.wait(60.0)
         return 1
 
-    def end_now(self) -> None:
+    def end_now(self, reason: str = "") -> None:
+        self.reason = reason
         self.over.set()
 
     def describe_end(self, code: int) -> str:
         return f"The {self.title} process ended with exit code {code}."
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 def test_a_replica_ends_alone_and_the_last_one_ends_the_engine(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     monkeypatch.setattr(module, "Child", FakeChild)
     lost: list[tuple[int, str]] = []
@@ -151,11 +153,12 @@ def test_a_replica_ends_alone_and_the_last_one_ends_the_engine(
     assert [child.title for child in supervisor.children] == titles
     assert supervisor.wait_until_ready(60.0)["scheduler DP1"] == {"title": "scheduler DP1"}
     first, *_, last, server = supervisor.children
-    last.end_now()
+    supervisor.end_replica(1, "Replica 1 hangs.") if hangs else last.end_now()
     assert news.acquire(timeout=60.0)
-    assert lost == [(1, "The detokenizer DP1 process ended with exit code 1.")] and supervisor.error is None
+    reason = "Replica 1 hangs." if hangs else "The detokenizer DP1 process ended with exit code 1."
+    assert lost == [(1, reason)] and supervisor.error is None
     assert [child.over.is_set() for child in supervisor.children] == [False, False, True, True, False]  # type: ignore[attr-defined]
     first.end_now()
     assert news.acquire(timeout=60.0)
     assert deaths == ["The scheduler DP0 process ended with exit code 1."] and len(lost) == 1
-    assert server.over.is_set() and str(supervisor.error) == deaths[0]  # type: ignore[attr-defined]
+    assert server.reason == deaths[0] and str(supervisor.error) == deaths[0]  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.weights import WeightSlot
 from bough.loader import load
 from bough.loader.config import read_config
-from bough.loader.load import load_weights, open_source
+from bough.loader.load import check_ends, load_weights, open_source
 from bough.loader.locate import ModelFiles
 from bough.loader.source import DummySource, SafetensorsSource
 
@@ -80,6 +80,13 @@ def test_wrong_shapes_are_spelled_out(
 ) -> None:
     with pytest.raises(ModelError, match=text):
         load_weights([WeightSlot("m", torch.empty(shape), index)], source, progress=False, device=CPU)
+
+
+def test_what_is_read_of_a_tensor_goes_to_its_end(source: SafetensorsSource) -> None:
+    parts = [WeightSlot("m", torch.empty(rows.stop - rows.start, 4), (rows,)) for rows in (slice(4, 10), slice(0, 4))]
+    check_ends([*parts, WeightSlot("v", torch.empty(4))], source)
+    with pytest.raises(ModelError, match=r"Tensor m has shape \[10, 4\], the model expects \[4, 4\]; the weights and"):
+        check_ends(parts[1:], source)
 
 
 def test_sources_by_format(source: SafetensorsSource, tmp_path: Path, tiny_config: ModelConfig) -> None:

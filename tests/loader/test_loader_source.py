@@ -11,7 +11,8 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.loader.load import open_source
 from bough.loader.locate import ModelFiles
-from bough.loader.source import DUMMY_BLOCK, DummySource, SafetensorsSource
+from bough.loader.source import DUMMY_BLOCK, DummySource, NamedSource, SafetensorsSource, TensorSource
+from bough.models.names import Stored
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -93,3 +94,15 @@ def test_dummy_names_follow_the_configuration(tiny_config: ModelConfig) -> None:
         *(f"model.layers.0.{place}_feedforward_layernorm.weight" for place in ("pre", "post")),
     }
     assert DummySource(tiny_config, torch.bfloat16).read(NAME).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_tensor_of_several_must_be_read_to_its_end(transposed: bool) -> None:
+    rows = torch.zeros(10, 4)
+    held = TensorSource({"qkv": rows.T if transposed else rows})
+    parts = {
+        name: Stored("qkv", held, transposed) for name, held in (("q", slice(0, 4)), ("k", tuple(range(8, 3, -1))))
+    }
+    with pytest.raises(ModelError, match=r"Tensor qkv has shape \[(10, 4|4, 10)\], .* expects 9 instead of the 10;"):
+        NamedSource(held, parts)
+    NamedSource(held, parts | {"v": Stored("qkv", slice(9, 10), transposed)})

@@ -13,14 +13,8 @@ LIBRARY = load_library()
 SETS = [] if LIBRARY is None else instruction_sets(LIBRARY)
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the CPU kernels are not compiled")
 
-PROMPTS = [
-    "The capital of France is",
-    "Write a story about a dragon who could not fly:",
-    "def fib(n):",
-    "Q: What is 17 + 25? A:",
-    "The three primary colours are",
-]
-NEW_TOKENS = 40
+PROMPTS = ["The capital of France is", "Write a story about a dragon who could not fly:", "def fib(n):"]
+NEW_TOKENS = 16
 
 
 def outputs(engine: Engine, prompts: list[str], tokens: int = NEW_TOKENS) -> list[tuple[list[int], list[float]]]:
@@ -48,7 +42,7 @@ def test_alone_together_chunked_and_cached_are_the_same_to_the_last_bit(instruct
 @pytest.mark.slow
 def test_with_determinism_an_answer_has_the_same_bits_as_part_of_a_prompt() -> None:
     with Engine(max_total_tokens=8192, enable_deterministic_inference=True) as engine:
-        for prompt in PROMPTS[:3]:
+        for prompt in PROMPTS:
             [(tokens, logprobs)] = outputs(engine, [prompt])
             engine.flush_cache()
             assert engine.tokenizer is not None

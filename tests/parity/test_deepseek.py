@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import bough
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.load_model import resolve_config
@@ -23,6 +22,7 @@ from bough.models.base import CausalLM
 from bough.models.registry import build_model
 from tests.fakes.forward import Forward
 from tests.fakes.ranks import ThreadGroup, on_ranks
+from tests.parity.engines import LocalEngine
 
 VOCAB = 211
 TOLERANCE = 1e-4
@@ -210,10 +210,8 @@ def test_the_engine_says_what_they_say(checkpoint: tuple[transformers.PreTrained
             theirs.generate(torch.tensor([text]), max_new_tokens=new, do_sample=False)[0, len(text) :].tolist()
             for text in texts
         ]
-    settings = {"chunked_prefill_size": 32, "max_total_tokens": 1024, "dtype": "float32", "skip_tokenizer_init": True}
-    sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
-    with bough.Engine(model_path=str(folder), **settings) as engine:
-        first = engine.generate(input_ids=texts[0], sampling_params=sampling)
-        others = engine.generate(input_ids=texts[1:], sampling_params=sampling)
-    assert [output["output_ids"] for output in (first, *others)] == expected
-    assert others[0]["meta_info"]["cached_tokens"] >= 44
+    settings = {"chunked_prefill_size": 32, "max_total_tokens": 1024, "dtype": "float32", "cpu_threads": 1}
+    engine = LocalEngine(folder, new=new, device="cpu", **settings)
+    answers = [*engine.ask(texts[0]), *engine.ask(*texts[1:])]
+    assert [output for output, _ in answers] == expected
+    assert answers[1][1] >= 44, "from the cache"

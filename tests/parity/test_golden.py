@@ -68,7 +68,7 @@ def test_few_at_once_then_again_from_the_cache(engine: bough.Engine, golden: Gol
     assert_at_once_and_cached(engine, few_of(golden))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_at_once_then_again_from_the_cache(engine: bough.Engine, golden: Golden) -> None:
     assert_at_once_and_cached(engine, golden.samples)
 
@@ -104,10 +104,11 @@ def assert_each_alone(engine: bough.Engine, samples: Sequence[Sample]) -> None:
 
 @pytest.mark.slow
 def test_retraction(golden: Golden) -> None:
+    samples = golden.samples[::2]
     with fp32_engine(**CRAMPED) as engine:
-        outputs = generate(engine, golden.samples)
+        outputs = generate(engine, samples)
         assert retractions(outputs) > 0
-        assert_golden(outputs, golden.samples)
+        assert_golden(outputs, samples)
 
 
 @pytest.mark.long

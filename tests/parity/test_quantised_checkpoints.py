@@ -3,6 +3,7 @@ the format stands for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -281,11 +282,16 @@ def test_weights_of_another_configuration_are_refused(tmp_path: Path) -> None:
         load(tmp_path, kept=True)
 
 
-def test_mistrals_own_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("experts", [False, True])
+def test_mistrals_own_files(tmp_path: Path, experts: bool) -> None:
     """`params.json` and `consolidated.safetensors`, whose heads rotate neighbouring coordinates."""
     torch.manual_seed(2)
-    shape = transformers.MistralConfig(**SIZES, sliding_window=None, attn_implementation="eager")
-    theirs = random_model(transformers.MistralForCausalLM(shape))
+    plain = {**SIZES, "sliding_window": None, "attn_implementation": "eager"}
+    if experts:
+        mixture = transformers.MixtralConfig(**plain, num_local_experts=6, num_experts_per_tok=3)
+        theirs = random_model(transformers.MixtralForCausalLM(mixture))
+    else:
+        theirs = random_model(transformers.MistralForCausalLM(transformers.MistralConfig(**plain)))
     names = {
         "model.embed_tokens": "tok_embeddings",
         "model.norm": "norm",
@@ -297,6 +303,7 @@ def test_mistrals_own_files(tmp_path: Path) -> None:
         "mlp.gate_proj": "feed_forward.w1",
         "mlp.down_proj": "feed_forward.w2",
         "mlp.up_proj": "feed_forward.w3",
+        "mlp.gate.": "feed_forward.gate.",
         "input_layernorm": "attention_norm",
         "post_attention_layernorm": "ffn_norm",
         "model.layers": "layers",
@@ -308,15 +315,40 @@ def test_mistrals_own_files(tmp_path: Path) -> None:
             name = name.replace(old, new)
         if heads is not None:  # from halves to neighbours
             weight = weight.view(heads, 2, 16, -1).transpose(1, 2).reshape(weight.shape)
-        held[name] = weight.contiguous()
+        if name.endswith("mlp.experts.gate_up_proj"):
+            halves = zip(("w1", "w3"), weight.chunk(2, dim=1), strict=True)
+        else:
+            halves = [("w2", weight)] if name.endswith("mlp.experts.down_proj") else []  # type: ignore[assignment]
+        module = name.partition(".mlp.")[0] + ".feed_forward.experts"
+        parts = {f"{module}.{n}.{part}.weight": row for part, rows in halves for n, row in enumerate(rows)}
+        held |= {key: part.contiguous() for key, part in (parts or {name: weight}).items()}
     save_file(held, tmp_path / "consolidated.safetensors")
-    (tmp_path / "params.json").write_text(
-        '{"dim": 192, "n_layers": 2, "head_dim": 32, "hidden_dim": 320, "n_heads": 6, "n_kv_heads": 2, '
-        '"norm_eps": 1e-6, "vocab_size": 211, "rope_theta": 10000.0, "max_seq_len": 256}'
-    )
+    params: dict[str, Any] = {
+        "dim": 192, "n_layers": 2, "head_dim": 32, "hidden_dim": 320, "n_heads": 6, "n_kv_heads": 2,
+        "norm_eps": 1e-6, "vocab_size": 211, "rope_theta": 10000.0, "max_seq_len": 256,
+    }  # fmt: skip
+    if experts:
+        params |= {"rope_theta": 1e6, "norm_eps": 1e-5, "moe": {"num_experts": 6, "num_experts_per_tok": 3}}
+    (tmp_path / "params.json").write_text(json.dumps(params))
     model, config = load(tmp_path)
-    assert (config.architecture, config.context_length, config.sliding_window) == ("MistralForCausalLM", 256, None)
+    assert (config.architecture, config.context_length, config.sliding_window) == (type(theirs).__name__, 256, None)
     compare(theirs, model)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"moe": {"num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 1}}, "num_shared_experts is not"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantization is not supported"),
+        ({"yarn": {"factor": 8.0}}, "yarn is not supported"),
+    ],
+)
+def test_what_mistrals_own_files_say_and_is_not_read(tmp_path: Path, section: dict[str, Any], told: str) -> None:
+    sizes = {"dim": 192, "n_layers": 2, "head_dim": 32, "hidden_dim": 320, "n_heads": 6, "n_kv_heads": 2}
+    (tmp_path / "params.json").write_text(json.dumps({**sizes, "vocab_size": 211, "norm_eps": 1e-6, **section}))
+    save_file({"norm.weight": torch.ones(192)}, tmp_path / "consolidated.safetensors")
+    with pytest.raises(ModelError, match=f"{told}.*use the model's Hugging Face files"):
+        read_config(locate(str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["awq", *WIDE_FORMATS])

@@ -471,6 +471,13 @@ def test_every_replica_shows_its_load_and_the_dead_their_reason() -> None:
             for route, body in (("/generate", {"text": "a"}), ("/v1/completions", {"prompt": "a"})):
                 refused = await http.post(route, json={**body, "data_parallel_rank": 2})
                 assert refused.status_code == 400 and "one of this engine's 2 replicas" in refused.text
+            one = (await http.get("/v1/loads?dp_rank=1")).json()
+            assert one["dp_rank_count"] == 2 and [load["dp_rank"] for load in one["loads"]] == [1]
+            page = (await http.get("/v1/loads?dp_rank=1&format=prometheus")).text
+            assert 'dp_rank="1"' in page and 'dp_rank="0"' not in page
+            for wrong in ("2", "-1", "one", ""):
+                refused = await http.get(f"/v1/loads?dp_rank={wrong}")
+                assert refused.status_code == 400 and "0 to 1; got" in refused.text
             engine.busy = 1
             flushed = await http.post("/flush_cache")
             assert flushed.status_code == 400 and "Replica 0: busy Of the 2 replicas, 1 did it." in flushed.text
@@ -478,7 +485,9 @@ def test_every_replica_shows_its_load_and_the_dead_their_reason() -> None:
             info = (await http.get("/server_info")).json()
             assert [state["dp_rank"] for state in info["internal_states"]] == [1]
             assert info["dead_replicas"] == {"0": "It was killed."}
-            assert (await http.get("/v1/loads")).json()["dp_rank_count"] == 1
+            loads = (await http.get("/v1/loads")).json()
+            assert loads["dp_rank_count"] == 1 and [load["dp_rank"] for load in loads["loads"]] == [1]
+            assert (await http.get("/v1/loads?dp_rank=0")).json()["loads"] == []
             assert (await http.get("/health")).status_code == 200
             refused = await http.post("/generate", json={"text": "a", "routed_dp_rank": 0})
             assert refused.status_code == 503 and "It was killed. It was replica 0" in refused.text

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bough import Engine
-from tests.system.serving import running
+from tests.system.serving import Server, running
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,12 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def model_url() -> Iterator[str]:
-    """Where the default model is served. Modules share its cache."""
+def model_server() -> Iterator[Server]:
+    """Serves the default model. Modules share its cache."""
     with running("--max-total-tokens", "20000") as server:
-        yield server.url
+        yield server
+
+
+@pytest.fixture(scope="session")
+def model_url(model_server: Server) -> str:
+    return model_server.url

@@ -93,6 +93,21 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"never: {what}")
 
 
+def until_idle(processes: list[psutil.Process]) -> None:
+    """Until they use next to no CPU time, of which a busy loop would use two seconds each time. It does not depend on
+    the machine's load."""
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    def idle() -> bool:
+        before = used()
+        time.sleep(2.0)
+        return used() - before < 0.2
+
+    until(idle, "processes that burn no CPU")
+
+
 def load_of(url: str) -> dict[str, Any]:
     load: dict[str, Any] = httpx.get(f"{url}/v1/loads").json()["loads"][0]
     return load

@@ -44,7 +44,7 @@ def kill_when_busy(server: Server) -> None:
     server.child("scheduler").kill()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_what_a_dead_engine_left_is_answered_by_the_next(tmp_path: Path, workers: int) -> None:
     flags = ("--max-total-tokens", "20000", "--tokenizer-worker-num", str(workers))
     with running(*flags, "--crash-dump-folder", str(tmp_path / "dumps")) as server:
@@ -64,10 +64,10 @@ def test_what_a_dead_engine_left_is_answered_by_the_next(tmp_path: Path, workers
         done = replay(everything, server.url)
         assert done.returncode == 0 and "4 of 4 requests answered." in done.stdout, done.stdout + done.stderr
         for path, _ in FINISHED:
-            assert f"POST {path} 200 in " in server.log()
+            until(lambda path=path: f"POST {path} 200 in " in server.log(), f"a line of {path}")
         done = replay(everything, server.url, "--unfinished")
         assert done.returncode == 0 and "1 of 1 requests answered." in done.stdout, done.stdout + done.stderr
-        assert server.log().count("POST /generate 200 in ") == 3
+        until(lambda: server.log().count("POST /generate 200 in ") == 3, "a line of each answer")
         threading.Thread(target=kill_when_busy, args=(server,), daemon=True).start()
         done = replay(everything, server.url, "--unfinished")
         assert done.returncode == 1 and "1 /generate: 200, with an error" in done.stdout, done.stdout + done.stderr

@@ -13,7 +13,7 @@ import pytest
 from bough import Engine, EngineDeadError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS
-from tests.system.test_engine_ranks import GREEDY, PATIENCE_S, PROMPTS, engine_of, mixed_load, wait_gone
+from tests.system.test_engine_ranks import GREEDY, PATIENCE_S, PROMPTS, engine_of, mixed_load, of_one_rank, wait_gone
 from tests.system.test_engine_replicas import SMALL, own_replicas
 
 A2A = {"moe_a2a_backend": "torch"}
@@ -25,15 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("moe", "latent"):
         write_checkpoint(base / name, 3, **MODELS[name])
     return base
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> dict[str, list[list[int]]]:
-    found = {}
-    for name in ("moe", "latent"):
-        with engine_of(folder / name, attention_backend="torch", **SMALL) as engine:
-            found[name] = mixed_load(engine)
-    return found
 
 
 def grouped(model: Path, tp_size: int, **settings: Any) -> Engine:
@@ -48,16 +39,16 @@ def one_by_one(engine: Engine, prompt: list[int], rank: int) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "tp_size", "flags"),
     [
-        ("moe", 2, {}),
         ("moe", 2, {"ep_size": 2}),
+        pytest.param("moe", 2, {}, marks=pytest.mark.long),
         ("latent", 2, {"ep_size": 2, **A2A}),
         ("latent", 4, {"check_ranks": True}),
     ],
 )
 def test_groups_give_the_tokens_of_one_rank_whichever_has_work(
-    folder: Path, expected: dict[str, list[list[int]]], name: str, tp_size: int, flags: dict[str, Any]
+    folder: Path, name: str, tp_size: int, flags: dict[str, Any]
 ) -> None:
-    wanted = expected[name]
+    wanted = of_one_rank(folder / name)
     with grouped(folder / name, tp_size, **SMALL, **flags) as engine:
         processes = own_replicas()
         titles = {f"{role} DP{rank}" for role in ("scheduler", "detokenizer") for rank in (0, 1)}
@@ -120,7 +111,9 @@ def disturbed(engine: Engine, title: str, blow: signal.Signals) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("title", "tp_size"), [("scheduler DP1", 2), ("executor DP1 TP1", 4)])
+@pytest.mark.parametrize(
+    ("title", "tp_size"), [("scheduler DP1", 2), pytest.param("executor DP1 TP1", 4, marks=pytest.mark.long)]
+)
 def test_a_killed_rank_of_another_group_ends_the_engine_with_the_reason(folder: Path, title: str, tp_size: int) -> None:
     with grouped(folder / "latent", tp_size) as engine:
         told = disturbed(engine, title, signal.SIGKILL)

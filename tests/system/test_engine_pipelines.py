@@ -30,8 +30,8 @@ from tests.system.test_engine_ranks import (  # noqa: F401 (fixtures)
     ("name", "tp_size", "ep_size"),
     [
         ("llama", 1, 1),
-        ("llama", 2, 1),
         ("moe", 2, 2),
+        pytest.param("llama", 2, 1, marks=LONG),
         pytest.param("moe", 1, 1, marks=LONG),
         pytest.param("latent", 1, 1, marks=LONG),
         pytest.param("latent", 2, 1, marks=LONG),

@@ -42,7 +42,7 @@ def own_replicas() -> dict[str, psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.long)])  # ranks: in the test below
 def test_two_replicas_give_the_tokens_of_one_engine(model: Path, expected: list[list[int]], tp_size: int) -> None:
     with engine_of(model, attention_backend="torch", dp_size=2, tp_size=tp_size, **SMALL) as engine:
         processes = own_replicas()
@@ -100,7 +100,7 @@ def ask(url: str, **body: Any) -> httpx.Response:
 @pytest.mark.slow
 def test_a_request_that_waits_for_its_answer_is_moved(model: Path) -> None:
     flags = [*TINY, "--device", "cpu", "--dp-size", "2", "--tokenizer-worker-num", "2", "--log-level", "error"]
-    body = {"input_ids": [5, 6, 7], "sampling_params": {**GREEDY, "max_new_tokens": 400}}
+    body: dict[str, Any] = {"input_ids": [5, 6, 7], "sampling_params": {**GREEDY, "max_new_tokens": 400}}
     with running("--model-path", str(model), *flags) as server:
         alone = ask(server.url, **body).json()["output_ids"]
         answers: list[httpx.Response] = []
@@ -118,14 +118,30 @@ def test_a_request_that_waits_for_its_answer_is_moved(model: Path) -> None:
         assert [answer.status_code for answer in answers] == [200] * 12
         assert [answer.json()["output_ids"] for answer in answers] == [alone] * 12
         assert httpx.get(f"{server.url}/health").status_code == 200
-        assert len(loads()) == 1 and httpx.get(f"{server.url}/v1/loads").json()["dp_rank_count"] == 1
-        for _ in range(8):  # by either HTTP process
+        until(lambda: all(len(loads()) == 1 for _ in range(8)), "a death that either HTTP process knows of")
+        assert httpx.get(f"{server.url}/v1/loads").json()["dp_rank_count"] == 1
+        body["sampling_params"] = {"max_new_tokens": 1}
+        for _ in range(8):
             assert ask(server.url, **body, routed_dp_rank=0).status_code == 200
             assert ask(server.url, **body, routed_dp_rank=1).status_code == 503
         assert "Replica 1 is dead; the others serve on." in server.log()
         titled(server.process.pid)["detokenizer DP0"].send_signal(signal.SIGKILL)
         assert server.wait() != 0
         assert "The detokenizer DP0 process" in server.log()
+
+
+@pytest.mark.slow
+def test_a_replica_that_hangs_is_taken_out(model: Path) -> None:
+    flags = [*TINY, "--device", "cpu", "--dp-size", "2", "--watchdog-timeout", "2", "--log-level", "error"]
+    body = {"input_ids": [5, 6, 7], "sampling_params": GREEDY}
+    with running("--model-path", str(model), *flags) as server:
+        titled(server.process.pid)["scheduler DP1"].send_signal(signal.SIGSTOP)
+        assert [ask(server.url, **body).status_code for _ in range(4)] == [200] * 4
+        refused = ask(server.url, **body, routed_dp_rank=1)
+        assert refused.status_code == 503 and "Replica 1 has not moved for 2 s" in refused.text
+        assert httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).status_code == 200
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        until(lambda: "scheduler DP1" not in titled(server.process.pid), "its processes are gone")
 
 
 @pytest.mark.slow

@@ -98,6 +98,5 @@ def test_several_processes_look_like_one(tiny_model: Path) -> None:
         counted = 'path="/generate",status="200"} 10.0'
         until(lambda: counted in httpx.get(f"{gateway.url}/metrics").text, "all requests counted")
         httpx.post(f"{gateway.url}/workers", json={"url": "http://127.0.0.1:9"})
-        for _ in range(6):
-            assert len(gateway.workers()) == 2
+        until(lambda: all(len(gateway.workers()) == 2 for _ in range(6)), "the worker known to both")
         assert gateway.stop() == 0

@@ -15,7 +15,6 @@ import bough as sgl
 from tests.fakes.vendor_server import Reply, vendor
 from tests.lang.test_lang_vendors import openai_reply
 from tests.system.foreign import HERE, PATIENCE_S, PYTHON, require, what_it_saw
-from tests.system.serving import running
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +31,10 @@ def what_ours_saw(python: str | Path, program: str, *words: str) -> dict[str, An
 
 
 @pytest.mark.slow
-def test_a_program_of_sglang_writes_the_same_after_changing_one_import() -> None:
+def test_a_program_of_sglang_writes_the_same_after_changing_one_import(model_url: str) -> None:
     require("sglang")
-    with running("--max-total-tokens", "20000") as server:
-        theirs = what_it_saw("lang_programs", server.url)
-        ours = what_ours_saw(sys.executable, "lang_programs", server.url, "bough")
+    theirs = what_it_saw("lang_programs", model_url)
+    ours = what_ours_saw(sys.executable, "lang_programs", model_url, "bough")
     for name, seen in theirs.items():
         assert ours[name] == seen, name
 

@@ -14,27 +14,21 @@ import httpx
 import pytest
 
 from tests.fakes.certificates import make_certificate
-from tests.system.serving import PATIENCE_S, TINY, Server, load_of, running
+from tests.system.serving import PATIENCE_S, TINY, Server, load_of, running, until
 
 PROMPT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running("--max-total-tokens", "20000") as started:
-        yield started
-
-
 @pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+def http(model_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=model_url, timeout=PATIENCE_S) as client:
         yield client
 
 
-def test_the_call_to_paste_works_as_it_stands(server: Server) -> None:
-    assert "SmolLM2-135M-Instruct" in server.welcome
-    command = server.welcome.split("Try:\n")[1]
+def test_the_call_to_paste_works_as_it_stands(model_server: Server) -> None:
+    assert "SmolLM2-135M-Instruct" in model_server.welcome
+    command = model_server.welcome.split("Try:\n")[1]
     if shutil.which("curl") is None:
         pytest.skip("there is no curl here")
     done = subprocess.run(command, shell=True, capture_output=True, check=True)
@@ -95,10 +89,10 @@ def test_too_long_a_prompt_is_told_both_numbers(http: httpx.Client) -> None:
         assert reply.status_code == 400 and "9000" in message and "8192" in message
 
 
-def test_health_and_load(http: httpx.Client, server: Server) -> None:
+def test_health_and_load(http: httpx.Client, model_url: str) -> None:
     assert http.get("/health_generate").status_code == 200
-    assert http.get("/server_info").json()["internal_states"][0]["num_running_reqs"] == 0
-    assert load_of(server.url)["max_total_num_tokens"] == 20000
+    until(lambda: http.get("/server_info").json()["internal_states"][0]["num_running_reqs"] == 0, "an idle server")
+    assert load_of(model_url)["max_total_num_tokens"] == 20000
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from bough.core.settings import ModelSettings
 from bough.launch.parts import open_tokenizer
 from bough.loader.locate import locate
 from tests.system.foreign import require, what_it_saw
-from tests.system.serving import Server, running
+from tests.system.serving import Server, running, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +65,8 @@ def answers(server: Server) -> list[tuple[str, str]]:
     ("path", "flags"),
     [
         ("/generate", ("--backend", "sglang", "--tokenize-prompt", "--flush-cache")),
-        ("/generate", ("--backend", "sglang", "--disable-stream", *LOGPROBS)),
-        ("/v1/completions", ("--backend", "sglang-oai")),
+        pytest.param("/generate", ("--backend", "sglang", "--disable-stream", *LOGPROBS), marks=pytest.mark.long),
+        pytest.param("/v1/completions", ("--backend", "sglang-oai"), marks=pytest.mark.long),
         ("/v1/completions", ("--backend", "vllm", *LOGPROBS, "--max-concurrency", "2", "--request-rate", "50")),
         ("/v1/chat/completions", ("--backend", "vllm-chat", "--disable-stream")),
         ("/v1/chat/completions", ("--backend", "sglang-oai-chat", *CHATS)),
@@ -77,6 +77,13 @@ def test_every_request_of_the_benchmark_is_answered(
 ) -> None:
     before, seen_before = counted(server), len(answers(server))
     seen = what_it_saw("sglang_bench", server.url, "--tokenizer", str(tokenizer), *RANDOM, *flags)
+    warm_up = 2 if CHATS[1] in flags else 1  # a conversation of two requests
+    asked = PROMPTS + warm_up
+
+    def asked_for() -> list[str]:
+        return [path for path, _ in answers(server)[seen_before:]]
+
+    until(lambda: asked_for().count(path) >= asked, "the last answer in the log")
     after, statuses = counted(server), answers(server)[seen_before:]
 
     assert seen["completed"] == PROMPTS and seen["errors"] == [""] * PROMPTS and all(seen["generated_texts"])
@@ -86,10 +93,8 @@ def test_every_request_of_the_benchmark_is_answered(
     streamed = "--disable-stream" not in flags
     assert all(streamed == bool(gaps) for gaps in seen["itls"])
 
-    warm_up = 2 if CHATS[1] in flags else 1  # a conversation of two requests
-    asked = PROMPTS + warm_up
     assert {status for _, status in statuses} == {"200"}
-    assert [asked_for for asked_for, _ in statuses].count(path) == asked
+    assert asked_for().count(path) == asked
     assert after["num_requests_total"] - before["num_requests_total"] == asked
     assert after["generation_tokens_total"] - before["generation_tokens_total"] == asked * OUTPUT
     if "--tokenize-prompt" in flags:

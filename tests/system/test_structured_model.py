@@ -25,7 +25,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[bough.Engine]:
         yield running
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(160, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [12, pytest.param(160, marks=pytest.mark.long)])
 def test_tools_of_a_leaderboard(engine: bough.Engine, count: int) -> None:
     schemas = list({json.dumps(schema): schema for schema in tool_schemas()}.values())
     if not schemas:
@@ -47,11 +47,12 @@ def test_tools_of_a_leaderboard(engine: bough.Engine, count: int) -> None:
     assert whole > count / 2 and refused < count / 5, (whole, refused)
 
 
-def test_the_official_suite(engine: bough.Engine) -> None:
+@pytest.mark.parametrize("step", [12, pytest.param(3, marks=pytest.mark.long)])
+def test_the_official_suite(engine: bough.Engine, step: int) -> None:
     groups = [group for group in suite_groups() if "localhost" not in json.dumps(group.schema)]
     if not groups:
         pytest.skip("the schemas are not there: `make schemas` fetches them")
-    chosen = [group.schema for group in groups[::3] if not refusal(group.schema)]
+    chosen = [group.schema for group in groups[::step] if not refusal(group.schema)]
     sampling = [{"json_schema": schema, "max_new_tokens": 48, "temperature": 1.0} for schema in chosen]
     whole = 0
     for schema, output in zip(chosen, engine.generate(["A value: "] * len(chosen), sampling), strict=True):

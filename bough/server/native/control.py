@@ -18,7 +18,8 @@ from starlette.responses import Response
 
 from bough.core.control import ProfileStart
 from bough.core.errors import RequestError, SettingsError
-from bough.core.settings import LIVE_SETTINGS, all_fields, check_value
+from bough.core.setting_checks import check_value
+from bough.core.settings import LIVE_SETTINGS, all_fields
 from bough.messages.outputs import Reply
 from bough.messages.requests import ChangeSettings, FlushCache, Pause, ProcessCommand, Resume, StartProfile, StopProfile
 from bough.server.bodies import given_fields, refuse_unsupported

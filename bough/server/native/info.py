@@ -40,6 +40,7 @@ PAGE: dict[str, Any] = {"methods": GET, "access": "open", "tag": "pages", "media
 LOAD_QUERIES = (
     Query("include", str, "accepted for SGLang's clients; everything is always included"),
     Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),
+    Query("dp_rank", int, "one replica alone"),
 )
 
 
@@ -96,13 +97,16 @@ async def loads(context: ServerContext, request: Request) -> Response:
     form = request.query_params.get("format", "json")
     if form not in ("json", "prometheus"):
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
-    states = await known_states(context)
+    replicas, rank = context.settings.parallel.dp_size, request.query_params.get("dp_rank")
+    if rank is not None and rank not in map(str, range(replicas)):
+        raise RequestError(f"dp_rank must be a replica's number, 0 to {replicas - 1}; got {rank!r}.", field="dp_rank")
+    states = [each for each in await known_states(context) if rank in (None, str(each.get("dp_rank", 0)))]
     if form == "prometheus":
         return Response(
             metrics_page(None, states, context.model.name, context.settings.server.metrics_names),
             headers={"content-type": CONTENT_TYPE},
         )
-    return json_response(Loads(time.time(), __version__, len(states), list(map(_load_of, states))))
+    return json_response(Loads(time.time(), __version__, context.client.replica_count, list(map(_load_of, states))))
 
 
 def _load_of(state: State) -> Load:

@@ -366,11 +366,11 @@ class Load(msgspec.Struct):
 
 
 class Loads(msgspec.Struct):
-    """The loads of all replicas of this server."""
+    """The loads of all replicas of this server, or of one."""
 
     timestamp: float
     version: str
-    dp_rank_count: int
+    dp_rank_count: int  # replicas that live
     loads: list[Load]
 
 

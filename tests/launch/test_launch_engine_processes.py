@@ -8,15 +8,15 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.launch import replica
-from bough.launch.replica import Replica
+from bough.launch import engine_processes
+from bough.launch.engine_processes import EngineProcesses
 
 
 @pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ messages[0 }}", "no/such/template.jinja"])
 def test_a_chat_template_that_cannot_be_parsed(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="--chat-template"):
-        Replica(Settings.from_flat({"chat_template": template}), cleanup)
+        EngineProcesses(Settings.from_flat({"chat_template": template}), cleanup)
 
 
 @pytest.mark.parametrize("given", ["[]", "{"])
@@ -25,25 +25,25 @@ def test_defaults_of_a_template_that_are_no_object(given: str) -> None:
         contextlib.ExitStack() as cleanup,
         pytest.raises(SettingsError, match="--default-chat-template-kwargs must be a JSON object"),
     ):
-        Replica(Settings.from_flat({"default_chat_template_kwargs": given}), cleanup)
+        EngineProcesses(Settings.from_flat({"default_chat_template_kwargs": given}), cleanup)
 
 
 def test_cache_events_of_several_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave it out with --dp-size"):
-        Replica(Settings.from_flat({"dp_size": 2, "kv_events_config": "{}"}), cleanup)
+        EngineProcesses(Settings.from_flat({"dp_size": 2, "kv_events_config": "{}"}), cleanup)
 
 
 @pytest.mark.parametrize("flags", [{"tp_size": 2, "dp_size": 4}, {"tp_size": 4, "dp_size": 3}, {"dp_size": 2}])
 def test_attention_groups_that_ranks_cannot_be_cut_into(flags: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
     sizes = flags["dp_size"], flags.get("tp_size", 1)
     words = "in --dp-size {} groups of ranks; use a number that divides --tp-size {},".format(*sizes)
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match=words):
-        Replica(Settings.from_flat({**flags, "enable_dp_attention": True}), cleanup)
+        EngineProcesses(Settings.from_flat({**flags, "enable_dp_attention": True}), cleanup)
 
 
 def test_attention_groups_of_a_pipeline() -> None:
     flags = {"tp_size": 2, "dp_size": 2, "pp_size": 2, "enable_dp_attention": True}
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="and leave out --pp-size"):
-        Replica(Settings.from_flat(flags), cleanup)
+        EngineProcesses(Settings.from_flat(flags), cleanup)

@@ -37,7 +37,7 @@ FOLDER_PREFIX = "bough-"
 FOLDER_NAME = re.compile(rf"{FOLDER_PREFIX}(\d+)-\w+")  # its owner: one that was killed could not remove it
 
 
-class Replica:
+class EngineProcesses:
     """Finds the model (and fetches it, where it must) when made; `start` begins the processes."""
 
     def __init__(

@@ -1,0 +1,74 @@
+"""One setting: what its field says of it, and whether a value can be used. `settings` has them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import PurePath
+from typing import Any
+
+from bough.core.errors import SettingsError
+
+SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    instead: Mapping[Any, str] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """A field with what the command line and the checks need to know of it; `instead` are hints for other choices."""
+    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high}
+    return field(default=default, metadata=meta)
+
+
+def field_type(f: dataclasses.Field[Any]) -> tuple[type, bool]:
+    """The plain type of a setting, and whether None is allowed."""
+    name, _, more = str(f.type).partition(" | ")  # annotations are text, because their modules postpone them
+    return {"str": str, "int": int, "float": float, "bool": bool}[name], more == "None"
+
+
+def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the setting's own type, or an error that names the setting and what it takes."""
+    plain, optional = field_type(f)
+    if value is None:
+        return f.default if not optional else None
+    meta = f.metadata
+    if meta["choices"] == (f.default,) and value != f.default:
+        raise SettingsError(
+            f"{f.name}: this engine does not have it yet; leave it out or at {f.default!r}, got {value!r}."
+        )
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if plain is str and isinstance(value, PurePath):
+        value = str(value)
+    if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
+        raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
+    if f.name in SECRETS and not str(value).strip():
+        raise SettingsError(f"{f.name} is empty, which would guard nothing; give a key, or leave it out.")
+    if meta["choices"] is not None and value not in meta["choices"]:
+        near = difflib.get_close_matches(value, meta["choices"], n=1) if plain is str else []
+        hint = meta["instead"].get(value) or (f"Did you mean {near[0]!r}?" if near else "")
+        known = ", ".join(map(str, meta["choices"]))
+        raise SettingsError(f"{f.name} must be one of {known}; got {value!r}. {hint}".rstrip())
+    if meta["low"] is not None and not value >= meta["low"]:  # written so that NaN is refused as well
+        raise SettingsError(f"{f.name} must be at least {meta['low']}, got {value}.")
+    if meta["high"] is not None and value > meta["high"]:
+        raise SettingsError(f"{f.name} must be at most {meta['high']}, got {value}.")
+    return value
+
+
+def unknown_setting_text(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
+    return f"There is no setting {name!r}.{hint}"
+
+
+def _type_word(plain: type) -> str:
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[plain]

@@ -264,7 +264,7 @@ class Engine:
         self._client = self._link.connect(self._tokenizer, method, tokens)
         from bough.client.vectors import Vectors
 
-        self._vectors = Vectors(self._client, self._read_vectors, self._tokenizer, self._replica.limits)
+        self._vectors = Vectors(self._client, self._read_vectors, self._tokenizer, self._processes.limits)
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 

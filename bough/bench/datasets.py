@@ -75,6 +75,13 @@ def _multi_turn(options: argparse.Namespace, draw: random.Random, tokenizer: Tok
     return conversations
 
 
+def _mixed(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+    """Short chats, and every eighth prompt as long as a system prompt: what delays whom."""
+    lengths = [_lengths(options, draw) for _ in range(options.num_prompts)]
+    sizes = [(options.gsp_system_prompt_len if i % 8 == 7 else n, output) for i, (n, output) in enumerate(lengths)]
+    return [_single(_text(draw, tokenizer, length), length, output) for length, output in sizes]
+
+
 def _sharegpt(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     found = _read_sharegpt(_path(options), _counter(tokenizer), options.sharegpt_output_len)
     return draw.sample(found, min(options.num_prompts, len(found)))
@@ -91,6 +98,7 @@ DATASETS: dict[str, Callable[[argparse.Namespace, random.Random, Tokenizer | Non
     "random-ids": _random_ids,
     "generated-shared-prefix": _shared_prefix,
     "multi-turn": _multi_turn,
+    "mixed": _mixed,
     "sharegpt": _sharegpt,
     "custom": _custom,
 }

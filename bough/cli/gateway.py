@@ -13,7 +13,7 @@ from typing import Any
 from bough.cli.commands import Parser
 from bough.cli.flags import add_setting, checked
 from bough.core.errors import SettingsError
-from bough.core.gateway_settings import GatewaySettings, gateway_fields
+from bough.core.gateway_settings import BOOTSTRAP_PORT, GatewaySettings, gateway_fields
 
 ENVIRONMENT_PREFIX = "BOUGH_GATEWAY_"
 KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
@@ -99,6 +99,11 @@ def _parser() -> Parser:
         "--worker-urls", nargs="+", action="extend", default=[], metavar="URL", help="engines that run already"
     )
     section.add_argument(
+        "--prefill", nargs="+", action="append", default=[], metavar=("URL", "BOOTSTRAP_PORT"),
+        help="a prefill engine, and the port where it meets decode engines (default: 8998); may be given repeatedly",
+    )  # fmt: skip
+    section.add_argument("--decode", nargs="+", action="extend", default=[], metavar="URL", help="decode engines")
+    section.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="key that opens the API; may be given repeatedly"
     )
     section.add_argument(
@@ -129,15 +134,26 @@ def settings_from(
             "add --launch N, or leave it out."
         )
     in_file = settings.pop("selector", ())
+    prefill = tuple(_prefill(words) for words in parsed.prefill)
+    if (prefill or parsed.decode) and not settings.get("pd_disaggregation"):
+        raise SettingsError("--prefill and --decode are for --pd-disaggregation; add it, or use --worker-urls.")
     return GatewaySettings(
         **settings,
-        worker_urls=tuple(parsed.worker_urls) or _words(environ, "WORKER_URLS"),
+        worker_urls=(*parsed.decode, *parsed.worker_urls) or _words(environ, "WORKER_URLS"),
+        prefill=prefill,
         api_keys=keys,
         selector=tuple(parsed.selector) or _words(environ, "SELECTOR") or in_file,
         config=config,
         given=tuple(given),
         engine_flags=engine_flags,
     )
+
+
+def _prefill(words: Sequence[str]) -> tuple[str, int]:
+    url, *port = words
+    if len(port) > 1 or not all(word == "none" or (word.isdecimal() and 0 < int(word) < 65536) for word in port):
+        raise SettingsError(f"--prefill takes a URL and perhaps a port; repeat it. Got {' '.join(words)}.")
+    return url, int(port[0]) if port and port[0] != "none" else BOOTSTRAP_PORT
 
 
 def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:

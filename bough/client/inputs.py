@@ -22,7 +22,7 @@ from bough.core.pooling import Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
-from bough.messages.requests import LogprobRequest, Thinking
+from bough.messages.requests import Bootstrap, LogprobRequest, Thinking
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -53,6 +53,7 @@ class Prompt:
     warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
     dp_rank: int | None = None  # the replica that the caller chose
     pooling: Pooling | None = None  # the answer is a vector
+    bootstrap: Bootstrap | None = None  # the engine that computes the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,9 @@ class InputReader:
         pooling: Pooling | Sequence[Pooling] | None = None,
         routed_dp_rank: int | None = None,
         data_parallel_rank: int | None = None,
+        bootstrap_host: str | Sequence[str] | None = None,
+        bootstrap_port: int | Sequence[int | None] | None = None,
+        bootstrap_room: int | Sequence[int] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
@@ -137,6 +141,7 @@ class InputReader:
             "extra_key": _column(extra_key, count, many, "extra_key"),
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
             "pooling": _column(pooling, count, many, "pooling"),
+            "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -190,6 +195,7 @@ class InputReader:
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
                         pooling=columns["pooling"][i],
+                        bootstrap=_of_sample(columns["bootstrap"][i], sample),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -329,6 +335,23 @@ def _column(value: Any, count: int, many: bool, name: str, *, shared: bool = Fal
             raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", field=name)
         return list(value)
     return [value] * count
+
+
+def _bootstraps(host: Any, port: Any, room: Any, count: int, many: bool) -> list[Bootstrap | None]:
+    """One place for each prompt; a single room for many prompts is that of the first, and the others follow."""
+    named = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
+    hosts, ports, rooms = (_column(value, count, many, name) for name, value in named.items())
+    if many and _is_int(room):
+        rooms = [room + i for i in range(count)]
+    places = zip(hosts, ports, rooms, strict=True)
+    return [Bootstrap(h or "", p or 8998, r) if h or r is not None else None for h, p, r in places]
+
+
+def _of_sample(place: Bootstrap | None, sample: int) -> Bootstrap | None:
+    """Each of several samples has a room of its own; both engines find it."""
+    if place is None or place.room is None or not sample:
+        return place
+    return Bootstrap(place.host, place.port, derive_seed(place.room, sample))
 
 
 def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequest | None:

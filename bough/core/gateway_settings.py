@@ -14,6 +14,7 @@ from bough.core.setting_checks import setting
 from bough.core.settings import EdgeSettings
 
 UNLIMITED = -1
+BOOTSTRAP_PORT = 8998  # of a prefill engine that does not name another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class GatewaySettings(EdgeSettings):
         None, "the `key_file` of workers whose cache events are closed to who does not hold it; policy kv_events"
     )
     worker_urls: tuple[str, ...] = ()
+    prefill: tuple[tuple[str, int], ...] = ()  # URLs and bootstrap ports of prefill engines
     config: str | None = None  # a YAML file; its values hold where no flag is given
     engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts
     launched: tuple[tuple[str, str], ...] = ()  # URLs and keys of those that the gateway's first process has started
@@ -50,6 +52,9 @@ class GatewaySettings(EdgeSettings):
         "how a worker is chosen, for models without a policy of their own: random, round_robin, power_of_two, "
         "least_loaded, consistent_hashing, prefix_hash, cost, cache_aware or kv_events; cost when left out",
     )
+    pd_disaggregation: bool = setting(False, "prompts are computed by the engines of --prefill, answers by --decode")
+    prefill_policy: str | None = setting(None, "how a prefill engine is chosen; as --policy when left out")
+    decode_policy: str | None = setting(None, "the --policy for decode engines")
     launch: int = setting(0, "start this many engines on this machine; flags after -- are theirs", low=0)
     processes: int = setting(1, "processes that serve on the one port", low=1, high=64)
     service_discovery: bool = setting(False, "take Kubernetes pods with the labels of --selector as workers")
@@ -103,7 +108,7 @@ class GatewaySettings(EdgeSettings):
 
     @property
     def default_policy(self) -> str:
-        return self.policy or "cost"
+        return self.decode_policy or self.policy or "cost"
 
     @property
     def default_policy_options(self) -> dict[str, Any]:

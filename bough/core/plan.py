@@ -211,6 +211,7 @@ class Limits:
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
+    cache_dtype: str = ""  # the number format of what pages hold
     shares_reads: bool = False  # the executor makes use of `BatchPlan.common`
     ranks: int = 1
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token

@@ -308,7 +308,7 @@ class ParallelSettings:
         "auto",
         "which replica gets a request; auto goes by what each has cached and by their loads",
         choices=("auto", "round_robin", "total_requests", "total_tokens"),
-        instead={"follow_bootstrap_room": "This engine does not split prompts from answers, so there are no rooms."},
+        instead={"follow_bootstrap_room": "Rooms say nothing of what a replica has cached; auto goes by that."},
     )
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
@@ -350,6 +350,36 @@ class ParallelSettings:
     @property
     def on_ray(self) -> bool:
         return self.use_ray or self.distributed_executor_backend == "ray"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregationSettings:
+    """Prompts and answers on different engines."""
+
+    disaggregation_mode: str = setting(
+        "null",
+        "prefill: compute prompts for other engines; decode: have them computed by prefill engines; null: do both here",
+        choices=("null", "prefill", "decode"),
+    )
+    disaggregation_transfer_backend: str = setting(
+        "auto",
+        "how pages travel: shm between engines of one user on one host, tcp between hosts; auto takes shm where it can",
+        choices=("auto", "shm", "tcp"),
+        instead=dict.fromkeys(
+            ("mooncake", "nixl", "mori", "ascend", "cuda_ipc"), "Bough has no such transport; auto takes shm or tcp."
+        ),
+    )
+    disaggregation_bootstrap_port: int = setting(
+        8998, "port where a prefill engine meets decode engines; of --prefill-url, the port there", low=1, high=65535
+    )
+    prefill_url: str | None = setting(
+        None, "URL of the prefill engine of requests that name none; a prompt that it cannot compute is computed here"
+    )
+    disaggregation_claim_timeout_s: float = setting(120.0, "for a router's request to reach both engines", low=0.1)
+    disaggregation_peer_timeout_s: float = setting(5.0, "silence after which another engine counts as gone", low=2.0)
+    disaggregation_transfer_timeout_s: float = setting(60.0, "for the next pages of a transfer that has begun", low=0.1)
+    disaggregation_decode_enable_radix_cache: bool = setting(False, "accepted for SGLang's users; it is always on")
+    disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,6 +477,7 @@ class Settings:
     scheduler: SchedulerSettings = SchedulerSettings()
     speculative: SpeculativeSettings = SpeculativeSettings()
     parallel: ParallelSettings = ParallelSettings()
+    disaggregation: DisaggregationSettings = DisaggregationSettings()
     process: ProcessSettings = ProcessSettings()
     server: ServerSettings = ServerSettings()
     unbuilt: UnbuiltSettings = UnbuiltSettings()

@@ -209,6 +209,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         note=size.note,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        cache_dtype=str(loaded.cache_dtype),
         shares_reads=library is not None,
         ranks=topology.tp_size,
         stages=topology.pp_size,

@@ -94,6 +94,7 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         late_plans=loaded.topology.pp_size == 1,
         groups=config.kv_groups,
         page_bytes=shape.page_bytes(settings.memory.page_size),
+        cache_dtype=str(loaded.cache_dtype),
         shares_reads=shares_reads(loaded, settings),
         ranks=loaded.topology.tp_size,
         stages=loaded.topology.pp_size,

@@ -33,6 +33,7 @@ class Call:
     began_s: float = field(default_factory=time.perf_counter)
     admitted: bool = False  # it counts against the gateway's limit on requests at once
     tried: set[str] = field(default_factory=set)  # workers that failed it
+    tried_prefills: set[str] = field(default_factory=set)  # prefill engines that failed it
     unable: set[str] = field(default_factory=set)  # workers that cannot go on with its stream
     faults: Faults = field(default_factory=Faults)
     worker: Worker | None = None  # the last one it was sent to

@@ -19,6 +19,7 @@ from bough.gateway.health import HealthChecks
 from bough.gateway.http_client import Upstream
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
+from bough.gateway.pairing import Pairing
 from bough.gateway.policy_table import PolicyTable, default_choice
 from bough.gateway.proxy import Proxy, StickyResponses
 from bough.gateway.registry import LAUNCHED, Registry
@@ -45,12 +46,14 @@ class Gateway:
         self.registry.listen(self.policies)
         self.dispatch = Dispatch(self.registry, self.policies, settings)
         self.metrics = GatewayMetrics(self.registry, self.dispatch)
+        self.pairing = Pairing(self.registry, settings) if settings.pd_disaggregation else None
         self.health = HealthChecks(self.registry, self.upstream, settings)
         self.sticky = StickyResponses()
         self.log = AccessLog(settings.access_log)
         self.clients = Clients(settings)
         self._proxy = Proxy(
-            self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky
+            *(self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky),
+            self.pairing,
         )
         self._traces = traces_to(settings.otlp_endpoint)
         self._running: dict[asyncio.Timeout, float] = {}  # the scope of each call, and when its time is up
@@ -60,6 +63,8 @@ class Gateway:
     async def open(self) -> None:
         for url in self.settings.worker_urls:
             self.registry.add(url, source="flag")
+        for url, port in self.settings.prefill:
+            self.registry.add(url, source="flag", bootstrap_port=port)
         for url, key in self.settings.launched:
             self.registry.add(url, key, source=LAUNCHED)
         self._ticking = asyncio.create_task(self._tick())
@@ -134,6 +139,8 @@ class Gateway:
                     self._look_at_times(time.monotonic())
                     self.dispatch.serve_waiting()
                 self.policies.tick(time.monotonic())
+                if self.pairing is not None:
+                    self.pairing.policies.tick(time.monotonic())
             except Exception:  # not swallowed: logged with its traceback, and the next tick comes
                 log.exception("the gateway's housekeeping failed")
 

@@ -9,12 +9,13 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from bough.core.errors import RequestError, SettingsError
+from bough.core.gateway_settings import BOOTSTRAP_PORT
 from bough.gateway.call import Call
 from bough.gateway.core import Gateway
 from bough.gateway.metrics import CONTENT_TYPE
@@ -45,6 +46,8 @@ class Route(NamedTuple):
 class NewWorker(msgspec.Struct):
     url: str
     api_key: str | None = None
+    worker_type: Literal["regular", "prefill", "decode"] = "regular"
+    bootstrap_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
 
 
 class NewPolicy(msgspec.Struct):
@@ -118,7 +121,8 @@ class Management:
         try:
             checked_key(new.api_key)
             field = "url"
-            worker = self.gateway.registry.add(new.url, new.api_key)
+            port = (new.bootstrap_port or BOOTSTRAP_PORT) if new.worker_type == "prefill" else None
+            worker = self.gateway.registry.add(new.url, new.api_key, bootstrap_port=port)
             if worker.source != LAUNCHED:  # those are let in again by a restart
                 self.gateway.registry.drain(worker, draining=False)
         except SettingsError as error:
@@ -173,7 +177,7 @@ class Management:
 
     def _to_all(self, path: str) -> Handler:
         async def fan_out(parameter: str, body: bytes) -> Response:
-            workers = self.gateway.registry.available(None)
+            workers = [worker for worker in self.gateway.registry if worker.available]
             statuses = await asyncio.gather(*(self._ask(worker, "POST", path, body) for worker in workers))
             results = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
             return json_response({"workers": results}, 200 if all(status == 200 for status in statuses) else 502)
@@ -242,6 +246,8 @@ def worker_json(worker: Worker) -> dict[str, Any]:
         "url": worker.url,
         "model_id": known.models[0] if known.models else None,
         "models": list(known.models),
+        "worker_type": "regular" if worker.bootstrap_port is None else "prefill",
+        "bootstrap_port": worker.bootstrap_port,
         "is_healthy": worker.in_rotation,
         "state": worker.state.value,
         "load": worker.load,

@@ -126,7 +126,7 @@ class SharedManagement(Management):
         """What was changed at run time, for a process that starts."""
         gateway = self.gateway
         workers = [
-            {"url": worker.url, "api_key": worker.api_key, "source": worker.source, "draining": worker.draining}
+            {name: getattr(worker, name) for name in ("url", "api_key", "source", "bootstrap_port", "draining")}
             for worker in gateway.registry
         ]
         policies = {model: dataclasses.asdict(choice) for model, choice in gateway.policies.chosen.items()}
@@ -144,7 +144,7 @@ class SharedManagement(Management):
             if worker.url not in urls and worker.source != DISCOVERED:  # it was removed at run time
                 gateway.registry.remove(worker)
         for known in state["workers"]:
-            worker = gateway.registry.add(known["url"], known["api_key"], known["source"])
+            worker = gateway.registry.add(*(known[name] for name in ("url", "api_key", "source", "bootstrap_port")))
             gateway.registry.drain(worker, known["draining"])
         gateway.policies.set_default(PolicyChoice(**state["default"]))
         for model, choice in state["policies"].items():

@@ -24,6 +24,7 @@ from bough.gateway.health import nobody_listens, refuses_connections
 from bough.gateway.http_client import Upstream, describe
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
+from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response, scrubbed
@@ -83,6 +84,7 @@ class Proxy:
     settings: GatewaySettings
     metrics: GatewayMetrics
     sticky: StickyResponses
+    pairing: Pairing | None = None
     budget: TokenBucket = field(default_factory=retry_budget)
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
@@ -184,6 +186,10 @@ class Proxy:
         resumable = call.peek.streams and call.path in RESUMABLE_PATHS
         headers = [*call.headers, RESUME_HEADER] if resumable else call.headers
         response: UpstreamResponse | None = None
+        prefill: Lease | None = None
+        if self.pairing is not None and call.path in PAIRED_PATHS and call.peek.not_json is None:
+            prefill = self.pairing.lease(call, lease)
+            body = paired_body(body, prefill)
         try:
             async with lease.bounded(self.settings.attempt_timeout_secs):
                 response = await self.upstream.send(worker, call.method, call.target, headers, body)
@@ -196,7 +202,11 @@ class Proxy:
             failure = _failure_of(error)
             if failure is None:  # the client has left
                 lease.abandon()
+                if prefill is not None:
+                    prefill.abandon()
                 raise
+            if prefill is not None and self.pairing is not None:
+                failure = self.pairing.failed(call, prefill, failure)
             call.tried.add(worker.id)
             self.metrics.attempt_failed(worker, failure)
             if failure.blames_worker and failure.answered:
@@ -208,6 +218,8 @@ class Proxy:
             await self._note_end(call, worker, error)
             raise failure from None
         call.worker = worker
+        if prefill is not None:
+            prefill.succeed()
         if isinstance(result, Response):
             lease.succeed()
         else:

@@ -56,7 +56,9 @@ class Registry:
     def get(self, identity: str) -> Worker | None:
         return self._workers.get(identity)
 
-    def add(self, url: str, api_key: str | None = None, source: str = MANAGEMENT) -> Worker:
+    def add(
+        self, url: str, api_key: str | None = None, source: str = MANAGEMENT, bootstrap_port: int | None = None
+    ) -> Worker:
         """The worker at that URL, known or new. The fleet's key never goes to a URL from the management routes."""
         url = normal_url(url)
         key = checked_key(api_key or (self._settings.worker_api_key if source != MANAGEMENT else None))
@@ -69,7 +71,8 @@ class Registry:
             return known
         limit = self._settings.max_concurrent_per_worker
         breaker = Breaker(self._settings)
-        worker = Worker(url, breaker, key, source, limit=None if limit == UNLIMITED else limit)
+        most = None if limit == UNLIMITED else limit
+        worker = Worker(url, breaker, key, source, limit=most, bootstrap_port=bootstrap_port)
         self._workers[worker.id] = worker
         log.info("worker %s at %s is known (%s)", worker.id, url, source)
         for listener in self._listeners:
@@ -135,8 +138,14 @@ class Registry:
         if kept is None:
             if len(self._available) >= MOST_MODELS:  # any name, where workers do not say which models they have
                 self._available.clear()
-            kept = self._available[model] = [worker for worker in self.serving(model) if worker.available]
+            ready = [worker for worker in self.serving(model) if worker.available]
+            kept = self._available[model] = [worker for worker in ready if worker.bootstrap_port is None]
         return kept
+
+    def prefills(self, model: str | None) -> list[Worker]:
+        """Those that compute prompts for others."""
+        ready = [worker for worker in self._workers.values() if worker.available and worker.serves(model)]
+        return [worker for worker in ready if worker.bootstrap_port is not None]
 
 
 def normal_url(url: str) -> str:

@@ -69,6 +69,12 @@ class AttemptFailedError(Exception):
         return self._response is not None
 
     @property
+    def error_type(self) -> object:
+        """The worker's own word for it."""
+        fields = None if self._response is None else read_response_fields(self._response.body)
+        return fields.error.get("type") if fields is not None and isinstance(fields.error, dict) else None
+
+    @property
     def settled(self) -> bool:
         """Whether only another worker could do better."""
         return self.status == NOT_IMPLEMENTED

@@ -62,6 +62,12 @@ def _raw(content: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(content))
 
 
+def with_fields(original: bytes, fields: bytes) -> bytes:
+    """A request with fields behind those that are there, which may be many: the last of two with one name counts."""
+    before = original.rstrip()[:-1].rstrip()
+    return b"%s%s%s}" % (before, b"" if before.endswith(b"{") else b",", fields)
+
+
 # ---- the stream
 
 
@@ -76,7 +82,7 @@ ERRORS = (b'data: {"error"', b"event: error")
 # What a worker says when it, and not the request, is the reason for the end of a stream.
 WORKER_ERRORS = frozenset(
     {"server_error", "EngineDeadError", "ServiceUnavailableError", "InternalServerError"}
-    | {"overloaded_error", "api_error"}
+    | {"overloaded_error", "api_error", "PrefillUnavailableError"}
 )
 
 
@@ -150,10 +156,7 @@ class ResumableText:
             resume["id"] = self._first.name
         if self._first is not None and isinstance(self._first.created, int):
             resume["created"] = self._first.created
-        # Written behind the fields that are there, which may be many: the last of two with one name counts.
-        fields = original.rstrip()[:-1].rstrip()
-        comma = b"" if fields.endswith(b"{") else b","
-        return b'%s%s"resume":%s}' % (fields, comma, msgspec.json.encode(resume))
+        return with_fields(original, b'"resume":%s' % msgspec.json.encode(resume))
 
     def _next_group(self) -> bytes | None:
         buffer = self._buffer

@@ -64,6 +64,7 @@ class Worker:
     api_key: str | None = None
     source: str = "api"
     limit: int | None = None  # requests at once that the gateway sends there
+    bootstrap_port: int | None = None  # where a prefill engine meets decode engines; other engines have none
     capabilities: Capabilities = field(default_factory=Capabilities)
     reported_load: float = 0.0
     other_load: float = 0.0  # of the reported load, what this gateway process has not sent

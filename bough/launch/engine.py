@@ -45,9 +45,6 @@ UNBUILT_ARGUMENTS = frozenset(
         "return_hidden_states",
         "session_params",
         "input_embeds",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
     }
 )
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
+from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_model, check_ranks, input_reader, open_tokenizer
@@ -61,6 +62,7 @@ class EngineProcesses:
                 f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
             )
         check_nodes(parallel)
+        check_disaggregation(settings)
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor

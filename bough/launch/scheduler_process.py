@@ -15,6 +15,7 @@ import zmq
 from bough.core.garbage import settle_garbage
 from bough.core.plan import Limits
 from bough.core.settings import ProcessSettings, Settings
+from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, has_text, open_tokenizer
@@ -28,7 +29,7 @@ from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
 
 if TYPE_CHECKING:
-    from bough.scheduler.ports import Inbox
+    from bough.scheduler.ports import Inbox, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +113,14 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)
     grammars = open_grammars(spec, settings, eos_ids, limits.vocab_size)
+    handover = None
+    way_out: Outbox = outbox
+    if settings.disaggregation.disaggregation_mode != "null":
+        handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
     scheduler = Scheduler(
         loaded.executor,
         inbox,
-        outbox,
+        way_out,
         memory=settings.memory,
         settings=settings.scheduler,
         eos_ids=eos_ids,
@@ -124,6 +129,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         grammars=grammars,
         proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
+        handover=handover,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     settle_garbage()

@@ -157,7 +157,7 @@ class Receiver(Generic[M]):
         listeners: Mapping[str, int] | None = None,
         key: str = "",
     ) -> None:
-        self._socket = context.socket(zmq.PULL)
+        self._socket = self.socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
             if not _open_tcp(self._socket, address, listeners or {}, key):

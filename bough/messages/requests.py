@@ -38,6 +38,14 @@ class Thinking(msgspec.Struct, frozen=True):
     budget: int | None = None  # most tokens
 
 
+class Bootstrap(msgspec.Struct, frozen=True):
+    """Which prefill engine computes the prompt, and by which number both engines know the request."""
+
+    host: str = ""
+    port: int = 0
+    room: int | None = None  # None: the decode engine brings the request there itself
+
+
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One prompt to continue. `handle` names the request between processes, `rid` to the user. A request whose stream
     broke elsewhere is resumed: it comes with the tokens that it has generated already."""
@@ -57,6 +65,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each
     custom_logit_processor: str | None = None
     pooling: Pooling | None = None  # ends with a vector; `sampling` then has no new tokens
+    bootstrap: Bootstrap | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -106,6 +106,11 @@ REQUEST_METRICS = (
     NUM_RETRACTIONS,
 )
 
+
+def _transfers(name: str, about: str) -> Metric:
+    return Metric(f"disaggregation_{name}_total", "counter", about, read=lambda s: s[name])
+
+
 STATE_METRICS = (
     _gauge("num_running_reqs", "Requests that are running."),
     _gauge("num_queue_reqs", "Requests that wait for their turn.", lambda s: s["num_waiting_reqs"]),
@@ -166,6 +171,10 @@ STATE_METRICS = (
         "Tokens that left the prefix cache to make room.",
         read=lambda s: s["num_evicted_tokens"],
     ),
+    # Of prefill and decode engines.
+    _transfers("transfers", "Prompts whose pages were handed over."),
+    _transfers("transferred_bytes", "Bytes of those pages."),
+    _transfers("failed_transfers", "Prompts that were not handed over: an engine or a client was lost, or refused."),
 )
 
 REALTIME_TOKENS = Metric(

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn, assert_never
 
+from bough.constrained.interface import Ticket
 from bough.core.errors import BoughError, RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, InFlight
@@ -45,6 +46,7 @@ from bough.scheduler.commit import Committer
 from bough.scheduler.control import ControlQueue, Recording
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
+from bough.scheduler.handover import Handover
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.planner import Planner
@@ -82,6 +84,7 @@ class Scheduler:
         grammars: Grammars | None = None,
         load_processor: Callable[[str], object] | None = None,
         proposer: Proposer | None = None,
+        handover: Handover | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -109,6 +112,8 @@ class Scheduler:
         facts = self._control.facts
         sinks = outbox, eos_ids, self._forget, clock, facts
         self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=proposer is not None)
+        self._handover = Handover() if handover is None else handover
+        self._handover.attach(self._batch, facts, self._committer.drop)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
@@ -157,10 +162,11 @@ class Scheduler:
             return self._inbox.receive(POLL_S)
         if self._paused and self._requests:
             return self._inbox.receive(QUIET_S)  # and no longer: their time may run out meanwhile
-        if self._in_flight or len(self._requests) > len(self._gate) or self._control.message is not None:
+        if self._in_flight or len(self._requests) > self._held or self._control.message is not None:
             return self._inbox.receive(0.0)
-        if self._requests:
-            return self._inbox.receive(POLL_S)
+        if self._requests or self._handover.busy:
+            soon = len(self._gate) or self._handover.busy  # else they wait for another engine, whose message wakes
+            return self._inbox.receive(POLL_S if soon else QUIET_S)
         with self._timeline.phase("idle"):
             return self._rest()
 
@@ -201,12 +207,13 @@ class Scheduler:
                 self._commit_oldest()
             elif held:
                 time.sleep(POLL_S)
-            elif len(self._requests) > len(self._gate):
+            elif len(self._requests) > self._held:
                 self._stuck()
             return
         with self._timeline.phase("launch", planned.plan.step):
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
             self._step_time.launched(planned, begun_at, self._clock())
+        self._handover.launched(planned)
         self._dirty = True
         self._supply_masks()
 
@@ -265,12 +272,20 @@ class Scheduler:
         self._dirty = False
 
     def _expire(self) -> None:
-        waiting = itertools.chain(self._queue, self._gate)
+        waiting = itertools.chain(self._queue, self._gate, self._handover)
         for request, reason in self._timeouts.due(self._clock(), waiting, self._table):
             self._end(request, reason)
 
     def _open_gate(self) -> None:
-        """Requests whose grammars have been compiled join the queue; those that were refused end."""
+        """Requests that another engine was waited for, and those whose grammars have been compiled, go on; those that
+        were refused end."""
+        for request, ticket, failure in self._handover.passed():
+            if self._requests.get(request.handle) is not request:
+                continue  # it has just ended by itself
+            if failure is not None:
+                self._end(request, failure)
+            else:
+                self._queue_up(request, ticket)
         for request, reason in self._gate.passed():
             if reason is not None:
                 self._committer.end(request, reason)
@@ -329,7 +344,8 @@ class Scheduler:
     def _take(self, message: Generate) -> None:
         try:
             self._control.check()
-            request = self._intake.request(message, len(self._queue) + len(self._gate), self._clock())
+            self._handover.check(message)
+            request = self._intake.request(message, len(self._queue) + self._held, self._clock())
             ticket = self._gate.ticket(message.sampling)
         except RequestError as error:
             self._committer.refuse(message.handle, FinishAbort.because(error))
@@ -339,6 +355,10 @@ class Scheduler:
         if opened.ended is not None:  # it was resumed and had nothing more to generate
             return
         self._requests[request.handle] = request
+        if not self._handover.enter(request, message, ticket):
+            self._queue_up(request, ticket)
+
+    def _queue_up(self, request: Request, ticket: Ticket | None) -> None:
         if ticket is not None:
             self._gate.enter(request, ticket)
             return
@@ -368,6 +388,8 @@ class Scheduler:
     def _dequeue(self, request: Request) -> None:
         if request in self._gate:
             self._gate.leave(request)
+        elif request in self._handover:
+            self._handover.leave(request)
         elif request.row < 0:
             self._queue.remove(request)
 
@@ -426,6 +448,11 @@ class Scheduler:
         return f"{self._busy} requests run or wait; {until}"
 
     @property
+    def _held(self) -> int:
+        """Requests that wait for something else than their turn."""
+        return len(self._gate) + len(self._handover)
+
+    @property
     def _busy(self) -> int:
         """Requests that hold pages or could take some at any moment: while the engine is paused, only running ones."""
         return self._table.running if self._paused else len(self._requests)
@@ -452,7 +479,7 @@ class Scheduler:
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue) + len(self._gate) + len(self._control),
+            "num_waiting_reqs": len(self._queue) + self._held + len(self._control),
             "num_grammar_queue_reqs": len(self._gate),
             "forward_seconds": self._stats.forward_s,
             "realtime_tokens": {
@@ -476,6 +503,7 @@ class Scheduler:
             "spec_verify_ct": self._planner.drafting.verified,
             "spec_num_proposed_drafts": self._planner.drafting.proposed,
             "spec_num_correct_drafts": self._planner.drafting.held,
+            **self._handover.counts,
             "device_busy_share": self._stats.busy.share,
             "prefill_tokens_per_s": self._planner.prefill_tokens_per_s,
             **self._control.facts,

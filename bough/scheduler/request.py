@@ -99,6 +99,15 @@ class Request:
         self.tokens = np.concatenate([self.tokens, np.array(tokens, dtype=np.int32)])
         self.unsent = len(tokens)
 
+    def end_after_one(self) -> None:
+        """Another engine goes on behind the next token."""
+        self.max_new = min(self.max_new, self.generated + 1)
+
+    def take_over(self, output: IntArray) -> None:
+        """Another engine has computed the prompt, and these tokens behind it."""
+        self.tokens, self.started = np.concatenate([self.tokens, output]), True
+        self.logprob_next = self.logprob_end
+
     def count_drafts(self, proposed: int, held: int) -> None:
         self.proposed_drafts += proposed
         self.held_drafts += [0] * (held + 1 - len(self.held_drafts))

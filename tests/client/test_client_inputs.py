@@ -176,3 +176,18 @@ def test_marks_of_thinking_become_tokens() -> None:
 
 def byte_reader() -> InputReader:
     return InputReader(byte_level_tokenizer(), {}, None)
+
+
+def test_the_place_where_a_prompt_is_computed() -> None:
+    def places(**fields: Any) -> list[Any]:
+        inputs = READER.read(input_ids=[[1], [2]], **fields)
+        return [None if p.bootstrap is None else (p.bootstrap.port, p.bootstrap.room) for p in inputs.prompts]
+
+    assert places() == [None, None]
+    assert places(bootstrap_host="a", bootstrap_port=[1, None]) == [(1, None), (8998, None)]
+    assert places(bootstrap_host=["a", "b"], bootstrap_room=[7, 9]) == [(8998, 7), (8998, 9)]
+    assert places(bootstrap_host="a", bootstrap_room=7) == [(8998, 7), (8998, 8)]
+    samples = places(bootstrap_room=[7, 9], sampling_params={"n": 2})
+    assert samples == places(bootstrap_room=[7, 9], sampling_params={"n": 2}) and len({r for _, r in samples}) == 4
+    with pytest.raises(RequestError, match="bootstrap_room has 3 entries for 2 prompts"):
+        places(bootstrap_room=[7, 8, 9])

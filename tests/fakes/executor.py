@@ -183,7 +183,7 @@ class FakeExecutor:
         self._limits = Limits(
             *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
             groups=(FULL_ATTENTION, *(group for group, _ in groups)),
-            page_bytes=(4 * page_size,),
+            page_bytes=(4 * page_size, *(8 if group.kind == "state" else 4 * page_size for group, _ in groups)),
             shares_reads=True,
         )
         self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
@@ -232,7 +232,6 @@ class FakeExecutor:
         return self.tickets[-1]
 
     def _obey(self, command: Command) -> CommandResult:
-        pages = self.slots.reshape(-1, self.page_size)
         match command:
             case SwapWeights():
                 if command.model_path == "missing":
@@ -245,12 +244,30 @@ class FakeExecutor:
             case Wake():
                 self.asleep -= {*command.tags}
             case CopyPagesOut():
-                command.buffer[:] = pages[command.pages].view(np.uint8)
+                command.buffer[:] = self._content(command.group, command.pages).view(np.uint8)
             case CopyPagesIn():
-                pages[command.pages] = command.buffer.view(np.int32)
+                self._fill(command.group, command.pages, command.buffer.view(np.int32))
             case ProfileStart() | ProfileStop():
                 pass
         return CommandResult("done", "asleep" if self.asleep else "")
+
+    def _of_group(self, index: int) -> WindowGroup | StateGroup | None:
+        return next((group for group in (*self.windows, *self.states) if group.index == index), None)
+
+    def _content(self, index: int, pages: np.ndarray) -> np.ndarray:
+        """What pages of a group hold. [pages, numbers]"""
+        group = self._of_group(index)
+        if isinstance(group, StateGroup):
+            return np.array([group.content[page] for page in pages.tolist()], dtype=np.uint32).view(np.int32)
+        return (self if group is None else group).slots.reshape(-1, self.page_size)[pages]
+
+    def _fill(self, index: int, pages: np.ndarray, content: np.ndarray) -> None:
+        group = self._of_group(index)
+        if isinstance(group, StateGroup):
+            for page, (length, checksum) in zip(pages.tolist(), content.view(np.uint32).tolist(), strict=True):
+                group.content[page] = length, checksum
+        else:
+            (self if group is None else group).slots.reshape(-1, self.page_size)[pages] = content
 
     def launch(self, plan: BatchPlan) -> Done:
         assert self.unmasked is None, "masks come before the next launch"

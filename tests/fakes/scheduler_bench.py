@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from bough.core.plan import Executor
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
 from bough.observability.step_trace import Timeline
+from bough.scheduler.handover import Handover
 from bough.scheduler.loop import Scheduler
-from bough.scheduler.ports import CacheEvents, Grammars, Proposer
+from bough.scheduler.ports import CacheEvents, Grammars, Outbox, Proposer
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
 from tests.fakes.executor import FakeExecutor
 
@@ -26,15 +29,17 @@ class Bench:
         timeline: Timeline | None = None,
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
+        handover: Callable[[Executor, Outbox], tuple[Handover, Outbox]] | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
         self.inbox, self.out = FakeInbox(), FakeOutbox()
         self.now = 0.0
+        side, outbox = (None, self.out) if handover is None else handover(self.executor, self.out)
         self.scheduler = Scheduler(
             self.executor,
             self.inbox,
-            self.out,
+            outbox,
             memory=memory or MemorySettings(),
             settings=SchedulerSettings(**settings),
             eos_ids=eos_ids,
@@ -42,6 +47,7 @@ class Bench:
             timeline=timeline,
             grammars=grammars,
             proposer=proposer,
+            handover=side,
             clock=lambda: self.now,
         )
 

@@ -50,6 +50,9 @@ STATE = {
     "spec_num_proposed_drafts": 8,
     "spec_num_correct_drafts": 2,
     "num_evicted_tokens": 7,
+    "transfers": 5,
+    "transferred_bytes": 640,
+    "failed_transfers": 1,
 }
 
 

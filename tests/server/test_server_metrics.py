@@ -68,6 +68,7 @@ def test_the_counters_say_what_was_done() -> None:
             "gen_throughput": 9.5,
             "num_retracted_requests_total": 3,
             "evicted_tokens_total": 7,
+            "disaggregation_transferred_bytes_total": 640,
         }
         assert expected.items() <= found.items()
         assert "device_busy_share" not in found

@@ -72,6 +72,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     container: Annotated[str | dict[str, Any] | None, UNSUPPORTED] = None
     diagnostics: dict[str, Any] | None = None
     return_timings: bool | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
     resume: Resume | None = None
 
 
@@ -183,6 +186,9 @@ def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
     schema, _ = output_schema(request)
     return {
         "rid": rid,
+        "bootstrap_host": request.bootstrap_host,
+        "bootstrap_port": request.bootstrap_port,
+        "bootstrap_room": request.bootstrap_room,
         "sampling_params": {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,

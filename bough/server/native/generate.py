@@ -41,6 +41,9 @@ OPTIONS = (
     "custom_logit_processor",
     "routed_dp_rank",
     "data_parallel_rank",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
 )
 
 

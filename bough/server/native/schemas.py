@@ -69,8 +69,7 @@ NOT_HERE = (
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_path", "lora_id", "session_id",
     "session_params", "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
     "return_hidden_states", "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
-    "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port",
-    "bootstrap_room", "bootstrap_pair_key", "decode_tp_size",
+    "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
 # other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
@@ -111,6 +110,9 @@ class GenerateBody(OtherFields, kw_only=True):
     custom_logit_processor: str | list[str | None] | None = None
     routed_dp_rank: int | None = None  # the replica that gets it
     data_parallel_rank: int | None = None  # the same by its older name
+    bootstrap_host: str | list[str | None] | None = None  # the prefill engine, for a decode engine
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int | None] | None = None  # None: the decode engine brings the request there itself
     ignore_eos: bool | None = None  # of every prompt whose sampling_params do not say
     log_metrics: bool | None = None  # false: the request does not count in the metrics
     no_logs: bool | None = None  # true: the request is neither logged nor traced

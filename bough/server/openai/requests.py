@@ -104,6 +104,9 @@ class EngineFields(SamplingFields, kw_only=True):
     custom_logit_processor: str | None = None
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
+    bootstrap_host: str | list[str | None] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int | None] | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     return_timings: bool | None = None
@@ -131,9 +134,6 @@ class EngineFields(SamplingFields, kw_only=True):
     thinking_token_budget: Annotated[int | None, unsupported(None)] = None
     add_special_tokens: Annotated[bool | None, unsupported(True, None)] = None
     custom_labels: Annotated[dict[str, str] | None, UNSUPPORTED] = None
-    bootstrap_host: Annotated[Any, UNSUPPORTED] = None
-    bootstrap_port: Annotated[Any, UNSUPPORTED] = None
-    bootstrap_room: Annotated[Any, UNSUPPORTED] = None
     disagg_prefill_dp_rank: Annotated[int | None, UNSUPPORTED] = None
 
 
@@ -347,6 +347,9 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
         "custom_logit_processor": request.custom_logit_processor,
         "routed_dp_rank": request.routed_dp_rank,
         "data_parallel_rank": request.data_parallel_rank,
+        "bootstrap_host": request.bootstrap_host,
+        "bootstrap_port": request.bootstrap_port,
+        "bootstrap_room": request.bootstrap_room,
     }
 
 

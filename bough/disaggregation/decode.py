@@ -1,0 +1,225 @@
+"""A decode engine as its scheduler sees it: a request waits until a prefill engine has computed its prompt.
+
+Pages that arrive enter the radix tree like those of any other prompt, so nothing else knows where they were computed.
+They are not locked. What memory has no room for, or an eviction takes before the request has its row, is computed here.
+Then the request goes on behind its first token as one that was retracted does.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bough.constrained.interface import Ticket as GrammarTicket
+from bough.core.control import CopyPagesIn, Ticket
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort, FinishLength
+from bough.core.plan import IntArray
+from bough.disaggregation import wire
+from bough.disaggregation.link import Side
+from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
+from bough.messages.outputs import Ended, StepOutput
+from bough.messages.requests import Bootstrap, Generate
+from bough.scheduler.handover import Passing
+from bough.scheduler.intake import ending_of
+from bough.scheduler.request import Request
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Receiving:
+    request: Request
+    peer: str
+    own_choice: bool  # nobody named the prefill engine, so the prompt may be computed here as well
+    progress_s: float | None = None  # when the last pages came
+
+
+class DecodeSide(Side):
+    """`home` is the prefill engine of requests that name none (--prefill-url)."""
+
+    def __init__(self, *parts: Any, home: Bootstrap | None = None) -> None:
+        super().__init__(*parts)
+        self._home = home
+        self._rooms: dict[int, Receiving] = {}
+        self._copies: list[tuple[Ticket, Buffer]] = []  # whose memory is still read
+
+    def waits(self) -> bool:
+        return bool(self._rooms)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def check(self, message: Generate) -> None:
+        if message.bootstrap is not None and not message.bootstrap.host and self._home is None:
+            raise RequestError("bootstrap_host is missing: it names the prefill engine.", field="bootstrap_host")
+
+    def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:
+        given, home = message.bootstrap, self._home
+        where = given if given is not None and given.host else home
+        if where is None:
+            return False
+        routed = None if given is None else given.room  # then a router has sent the request there
+        room = secrets.randbits(63) if routed is None else routed
+        if room in self._rooms:
+            return False
+        self[request] = ticket
+        host = f"[{where.host}]" if ":" in where.host else where.host
+        receiving = self._rooms[room] = Receiving(request, f"{host}:{where.port}", own_choice=given is None)
+        claim = Claim(
+            room,
+            self._identity,
+            self._batch.cache.tree.match_length(request.tokens, request.namespace),
+            wire.digest_of(request.tokens, request.namespace),
+            msgspec.structs.replace(message, bootstrap=None, names=()) if routed is None else None,
+            wire.neighbours(),
+            self._settings.disaggregation_transfer_backend,
+        )
+        if not self._link.send(receiving.peer, claim):
+            self._fail(room, Failed(room, f"There is no prefill engine at {receiving.peer}."))
+        return True
+
+    def leave(self, request: Request) -> None:
+        super().leave(request)
+        for room, known in [each for each in self._rooms.items() if each[1].request is request]:
+            del self._rooms[room]
+            self._link.send(known.peer, wire.Cancel(room))
+
+    def passed(self) -> list[Passing]:
+        self._copies = [copy for copy in self._copies if not copy[0].ready()]
+        return super().passed()
+
+    # -- prefill engines -----------------------------------------------------------------------------------------------
+
+    def receive(self, peer: str, message: Any, payload: Buffer | None, now: float) -> None:
+        known = self._rooms.get(getattr(message, "room", -1))
+        if known is None:
+            return
+        if isinstance(message, Pages):
+            known.progress_s = now
+            self._take_pages(known, message, payload)
+        elif isinstance(message, Done):
+            if message.started is not None and message.started.weight_version != self.weight_version:
+                self._fail(message.room, Failed(message.room, "The prefill engine has other weights."))
+                return
+            del self._rooms[message.room]
+            if not self._finish(known.request, message):
+                self._passing.append((known.request, None))
+        elif isinstance(message, Failed):
+            self._fail(message.room, message)
+
+    def lost(self, peer: str) -> None:
+        for room in [room for room, known in self._rooms.items() if known.peer == peer]:
+            self._fail(room, Failed(room, f"The prefill engine at {peer} is gone."))
+
+    def tick(self, now: float) -> None:
+        patience_s = self._settings.disaggregation_transfer_timeout_s
+        for room, known in list(self._rooms.items()):
+            if known.progress_s is not None and now - known.progress_s > patience_s:
+                self._link.send(known.peer, wire.Cancel(room))
+                self._fail(room, Failed(room, "The transfer has stalled (--disaggregation-transfer-timeout-s)."))
+
+    def _fail(self, room: int, failed: Failed) -> None:
+        self.counts["failed_transfers"] += 1
+        known = self._rooms.pop(room)
+        if known.own_choice and failed.status_code >= 500:
+            log.warning("a prompt is computed here: %s", failed.reason)
+            self._passing.append((known.request, None))
+            return
+        self._passing.append((known.request, FinishAbort(failed.reason, failed.status_code, failed.err_type)))
+
+    def _finish(self, request: Request, done: Done) -> bool:
+        """The caller gets the first token as from any engine. Whether the request is over with it."""
+        self.counts["transfers"] += 1
+        output = np.frombuffer(done.tokens, dtype=np.int32)
+        request.take_over(output)
+        reason = ending_of(request.tokens[request.prompt_len :], request)
+        if not request.max_new:
+            reason = FinishLength(0)
+        handle = np.array([request.handle], dtype=np.int64).tobytes()
+        started = [] if done.started is None else [msgspec.structs.replace(done.started, handle=request.handle)]
+        self._outbox.tokens(
+            StepOutput(
+                handle if len(output) else b"",
+                done.tokens,
+                np.array([len(output)], dtype=np.int32).tobytes() if len(output) else b"",
+                started,
+                [] if reason is None else [Ended(request.handle, reason, 0)],
+                {} if done.logprobs is None else {request.handle: done.logprobs},
+            )
+        )
+        if reason is not None:
+            super().leave(request)
+            self._drop(request)
+        return reason is not None
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    def _take_pages(self, known: Receiving, pages: Pages, payload: Buffer | None) -> None:
+        if pages.fd >= 0:
+            try:
+                payload = wire.open_shared(pages)
+            except OSError as error:
+                self._link.send(known.peer, wire.Cancel(pages.room))
+                self._fail(pages.room, Failed(pages.room, f"Shared memory cannot be read ({error}); use tcp."))
+                return
+            self._link.send(known.peer, wire.Mapped(pages.fd))
+        if payload is None or pages.weight_version != self.weight_version:
+            return  # computed with other weights
+        self.counts["transferred_bytes"] += len(payload)
+        request, at = known.request, 0
+        for part in pages.parts:
+            width = self._limits.copied_bytes(part.group)
+            content = payload[at : at + part.count * width].reshape(part.count, width)
+            at += content.size
+            if part.group:
+                self._store_in_group(request, part, content)
+            else:
+                self._store_prefix(request, part, content)
+
+    def _store_prefix(self, request: Request, part: Part, content: Buffer) -> None:
+        cache, end = self._batch.cache, part.first + part.count
+        known = self._known(request, end)
+        if not part.first <= known < end:
+            return  # the tokens before these are gone, or these are here
+        size, tree = cache.page_size, cache.tree
+        none = np.zeros(known, dtype=np.int32)
+        node = tree.insert(request.tokens[: known * size], none, request.namespace).node if known else None
+        if node is not None:
+            tree.lock(node)  # while pages are taken, which may evict
+        pages = cache.take(end - known) if cache.available >= end - known else None
+        if node is not None:
+            tree.unlock(node)
+        if pages is not None:
+            self._copy_in(pages, content[known - part.first :], 0)
+            key = request.tokens[: end * size]
+            tree.insert(key, np.concatenate([none, pages]), request.namespace, priority=request.priority)
+
+    def _store_in_group(self, request: Request, part: Part, content: Buffer) -> None:
+        cache, index, end = self._batch.cache, part.group - 1, part.first + part.count
+        group, key = cache.groups[index], request.tokens[: end * cache.page_size]
+        spared = self._batch.table.free_rows if group.is_state else 0  # each row needs one
+        if self._known(request, end) < end or group.available - spared < part.count:
+            return
+        pages = group.take(part.count)
+        self._copy_in(pages, content, part.group)
+        if group.is_state:
+            cache.tree.attach(key, request.namespace, index, int(pages[0]))
+        else:
+            offered = [np.zeros(end, dtype=np.int32) for _ in cache.groups]
+            offered[index][part.first :] = pages
+            cache.tree.insert(key, np.zeros(end, dtype=np.int32), request.namespace, group_pages=offered)
+        group.release(pages)
+
+    def _known(self, request: Request, end: int) -> int:
+        """How many of the first `end` pages the tree has, whatever further groups lack."""
+        cache = self._batch.cache
+        match = cache.tree.match(request.tokens[: end * cache.page_size], request.namespace)
+        return max(match.length, match.known) // cache.page_size
+
+    def _copy_in(self, pages: IntArray, content: Buffer, group: int) -> None:
+        self._copies.append((self._executor.control(CopyPagesIn(pages, content, group)), content))

@@ -1,0 +1,264 @@
+"""A prefill engine: requests end with their first token, and their pages go out chunk by chunk.
+
+A request runs once a decode engine has claimed its room. Pages are copied out in plan order, right behind the step that
+computes them, so they need not be held: whoever gets them next writes later. Answers pass through here on their way to
+the detokenizer, which does not hear of requests that decode engines have brought.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bough.constrained.interface import Ticket as GrammarTicket
+from bough.core.control import CopyPagesOut, Ticket
+from bough.core.errors import RequestError
+from bough.core.finish import FinishAbort
+from bough.core.plan import IntArray
+from bough.disaggregation import wire
+from bough.disaggregation.link import TICK_S, Side
+from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
+from bough.messages.channels import client_of, first_handle
+from bough.messages.outputs import Ended, Open, Reply, StepOutput
+from bough.messages.requests import Bootstrap, Generate, Ping, ProcessCommand
+from bough.scheduler.assembly import Chunk, PlannedStep
+from bough.scheduler.handover import Passing
+from bough.scheduler.request import Request
+
+FOREIGN = 1 << 14  # the client number of requests that decode engines bring
+OTHER_PROMPT = "The two engines have got different prompts for one bootstrap_room."
+
+
+@dataclass(slots=True, eq=False)
+class Room:
+    number: int
+    until_s: float  # when claim and request must have met
+    claim: Claim | None = None
+    peer: Any = None
+    shared: bool = False  # pages go through shared memory
+    request: Request | None = None
+    next_page: int = 0  # the first that has not been sent
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Goes out when its copies are done, in order."""
+
+    room: Room
+    message: Pages | Done | Failed
+    tickets: tuple[Ticket, ...] = ()
+    content: Buffer | None = None
+
+
+class PrefillSide(Side):
+    """Stands between the scheduler and its outbox as well."""
+
+    def __init__(self, *parts: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(*parts)
+        self._clock = clock
+        self._rooms: dict[int, Room] = {}
+        self._of: dict[int, Room] = {}  # by handle
+        self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
+        self._parcels: deque[Parcel] = deque()
+        self._shared: dict[int, tuple[float, wire.SharedMemory]] = {}  # until when decode engines may open it
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._parcels)
+
+    def waits(self) -> bool:
+        return bool(self._rooms or self._shared)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def check(self, message: Generate) -> None:
+        if message.bootstrap is None:
+            return
+        room = self._rooms.get(-1 if message.bootstrap.room is None else message.bootstrap.room)
+        left = room is None and client_of(message.handle) == FOREIGN  # who has brought it does not wait any more
+        if message.bootstrap.room is None or left or (room is not None and room.request is not None):
+            raise RequestError("bootstrap_room must name one request, for both engines.", field="bootstrap_room")
+
+    def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:
+        if message.bootstrap is None or message.bootstrap.room is None:
+            return False
+        request.end_after_one()
+        room = self._of[request.handle] = self._room(message.bootstrap.room)
+        room.request, self[request] = request, ticket
+        self._begin(room)
+        return True
+
+    def passed(self) -> list[Passing]:
+        while self._parcels and all(ticket.ready() for ticket in self._parcels[0].tickets):
+            parcel = self._parcels.popleft()
+            for ticket in parcel.tickets:
+                ticket.wait()
+            self._deliver(parcel)
+        return super().passed()
+
+    def _room(self, number: int) -> Room:
+        until_s = self._clock() + self._settings.disaggregation_claim_timeout_s
+        return self._rooms.setdefault(number, Room(number, until_s))
+
+    def _begin(self, room: Room) -> None:
+        """Once both are there, claim and request."""
+        request, claim = room.request, room.claim
+        if request is None or claim is None:
+            return
+        if claim.digest != wire.digest_of(request.tokens, request.namespace):
+            self._passing.append((request, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
+            return
+        room.next_page = claim.have // self._limits.page_size
+        self._passing.append((request, None))
+
+    # -- decode engines ------------------------------------------------------------------------------------------------
+
+    def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None:
+        if isinstance(message, Claim):
+            self._claim(peer, message)
+        elif isinstance(message, wire.Cancel):
+            self._let_go(self._rooms.get(message.room), "The decode engine does not wait for it any more.")
+        else:
+            self._close_shared([message.fd])
+
+    def tick(self, now: float) -> None:
+        if now - self._ticked_s < TICK_S:
+            return
+        self._ticked_s = now
+        self._close_shared([fd for fd, (until, _) in self._shared.items() if now > until])
+        for room in list(self._rooms.values()):
+            if room.claim is not None and not self._link.send(room.peer, wire.Beat()):
+                self._let_go(room, "The decode engine is gone.")
+            elif now > room.until_s and (room.claim is None or room.request is None):
+                reason = "Only one of the two engines has got it in time (--disaggregation-claim-timeout-s)."
+                self._link.send(room.peer, Failed(room.number, reason))
+                self._let_go(room, reason)
+
+    def _claim(self, peer: Any, claim: Claim) -> None:
+        objection = self._identity.objection(claim.identity)
+        choices = {self._settings.disaggregation_transfer_backend, claim.backend} - {"auto"}
+        shared = choices != {"tcp"} and claim.neighbours == wire.neighbours()
+        if len(choices) > 1:
+            objection = "The two engines were told to use different --disaggregation-transfer-backend."
+        elif "shm" in choices and not shared:
+            objection = "The two engines cannot share memory (another host or user); use the transfer backend tcp."
+        if objection:
+            self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
+            return
+        room = self._room(claim.room)
+        room.claim, room.peer, room.shared = msgspec.structs.replace(claim, request=None), peer, shared
+        if claim.request is not None:
+            self._handle += 1
+            self._of[self._handle] = room
+            place = {"handle": self._handle, "stream": False, "bootstrap": Bootstrap(room=room.number)}
+            self._link.requests.append(msgspec.structs.replace(claim.request, **place))
+        self._begin(room)
+
+    def _let_go(self, room: Room | None, reason: str) -> None:
+        if room is None:
+            return
+        del self._rooms[room.number]
+        self.counts["failed_transfers"] += 1
+        if room.request is not None:
+            self._passing.append((room.request, FinishAbort(reason, 504, "AbortError")))
+
+    def _deliver(self, parcel: Parcel) -> None:
+        room, message = parcel.room, parcel.message
+        if self._rooms.get(room.number) is not room:
+            return
+        self._link.send(room.peer, message, parcel.content)
+        if not isinstance(message, Pages):
+            del self._rooms[room.number]
+
+    def _close_shared(self, descriptors: Sequence[int]) -> None:
+        for fd in descriptors:
+            if self._shared.pop(fd, None) is not None:
+                os.close(fd)
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    def launched(self, step: PlannedStep) -> None:
+        for chunk in step.chunks if self._of else ():
+            room = self._of.get(chunk.request.handle)
+            if room is not None:
+                self._send_chunk(room, chunk)
+
+    def _send_chunk(self, room: Room, chunk: Chunk) -> None:
+        """Whole pages. What a window or a state holds behind the whole prompt goes with its last chunk."""
+        table, row, end = self._batch.table, chunk.request.row, chunk.first + chunk.count
+        first, whole = room.next_page, end // self._limits.page_size
+        found: list[tuple[Part, IntArray]] = []
+        if whole > first:
+            found.append((Part(0, first, whole - first), table.pages[row, first:whole].copy()))
+            room.next_page = whole
+        for index, group in enumerate(self._batch.cache.groups if chunk.final else ()):
+            if group.is_state:
+                found.append((Part(index + 1, whole - 1, 1), table.group_pages[index][row, :1].copy()))
+                continue
+            needed = int(group.first_needed(np.array([end], dtype=np.int32))[0])
+            begin = max(needed, int(table.group_first[index][row]))
+            if begin < whole:
+                pages = table.group_pages[index][row, begin:whole].copy()
+                found.append((Part(index + 1, begin, whole - begin), pages))
+        if found:
+            self._pack(room, found)
+
+    def _pack(self, room: Room, found: Sequence[tuple[Part, IntArray]]) -> None:
+        size = sum(part.count * self._limits.copied_bytes(part.group) for part, _ in found)
+        memory = wire.SharedMemory(size) if room.shared else None
+        buffer: Buffer = np.empty(size, dtype=np.uint8) if memory is None else memory.array
+        tickets, at = [], 0
+        for part, pages in found:
+            width = self._limits.copied_bytes(part.group)
+            view = buffer[at : at + part.count * width].reshape(part.count, width)
+            tickets.append(self._executor.control(CopyPagesOut(pages, view, part.group)))
+            at += view.size
+        place: tuple[int, ...] = ()
+        if memory is not None:
+            place = os.getpid(), memory.fd, size
+            self._shared[memory.fd] = self._clock() + self._settings.disaggregation_transfer_timeout_s, memory
+        message = Pages(room.number, [part for part, _ in found], self.weight_version, *place)
+        self._parcels.append(Parcel(room, message, tuple(tickets), buffer if memory is None else None))
+        self.counts["transferred_bytes"] += size
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def tokens(self, message: Open | StepOutput | Ping | ProcessCommand) -> None:
+        if isinstance(message, Open) and client_of(message.handle) == FOREIGN:
+            return
+        if isinstance(message, StepOutput):
+            for end in message.ended:
+                room = self._of.pop(end.handle, None)
+                if room is not None and self._rooms.get(room.number) is room:
+                    self._hand_over(room, end, message)
+        self._outbox.tokens(message)
+
+    def reply(self, message: Reply) -> None:
+        self._outbox.reply(message)
+
+    def _hand_over(self, room: Room, end: Ended, step: StepOutput) -> None:
+        last: Done | Failed
+        if isinstance(end.reason, FinishAbort):
+            last = Failed(room.number, end.reason.message, end.reason.status_code, end.reason.err_type)
+        else:
+            started = next((each for each in step.started if each.handle == end.handle), None)
+            last = Done(room.number, _tokens_of(end.handle, step), started, step.logprobs.get(end.handle))
+        self.counts["transfers" if isinstance(last, Done) else "failed_transfers"] += 1
+        if room.claim is None:  # nobody waits for it yet
+            del self._rooms[room.number]
+        else:
+            self._parcels.append(Parcel(room, last))
+
+
+def _tokens_of(handle: int, step: StepOutput) -> bytes:
+    handles = np.frombuffer(step.handles, dtype=np.int64)
+    counts = np.frombuffer(step.counts, dtype=np.int32) if step.counts else np.ones(len(handles), dtype=np.int32)
+    tokens: IntArray = np.frombuffer(step.tokens, dtype=np.int32)[(handles == handle).repeat(counts)]
+    return tokens.tobytes()

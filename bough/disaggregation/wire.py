@@ -1,0 +1,128 @@
+"""What a decode engine and a prefill engine say to each other, and the memory in which pages travel.
+
+The decode engine claims a room: one prompt. It says which tokens it has already, and usually brings the request itself;
+where a router has sent that to both, the room's number brings the two together. The prefill engine sends pages as
+chunks are computed, then what else the request is. Each room ends with `Done` or `Failed`, or with `Cancel`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bough.core.plan import IntArray
+from bough.messages.outputs import LogprobRun, Started
+from bough.messages.requests import Generate
+
+UNAVAILABLE = "PrefillUnavailableError"  # another pair of engines may do better
+Buffer = npt.NDArray[np.uint8]
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What must be equal for pages of one engine to mean the same in another."""
+
+    model: str  # a fingerprint of its files
+    cache_dtype: str
+    page_size: int
+    page_bytes: tuple[int, ...]  # of each group, on one rank
+    groups: tuple[str, ...]
+    tp_size: int  # ranks whose parts of a page stand side by side
+
+    def objection(self, other: Identity) -> str:
+        """Why pages cannot go from one to the other; empty: they can."""
+        pairs = {field: (getattr(self, field), getattr(other, field)) for field in self.__struct_fields__}
+        unlike = [f"{field} ({ours} and {theirs})" for field, (ours, theirs) in pairs.items() if ours != theirs]
+        return f"The two engines differ in {', '.join(unlike)}; start both alike." if unlike else ""
+
+
+class Claim(msgspec.Struct, frozen=True, tag=True):
+    room: int
+    identity: Identity
+    have: int  # tokens that the decode engine has cached
+    digest: bytes  # of the prompt
+    request: Generate | None = None  # None: a router sends it
+    neighbours: str = ""  # whose memory it can share; empty: pages go over the connection
+    backend: str = "auto"
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for the room any more."""
+
+    room: int
+
+
+class Mapped(msgspec.Struct, frozen=True, tag=True):
+    """The memory of some pages is in use, and needs no name any more."""
+
+    fd: int
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Only shows whether it can be sent."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    group: int
+    first: int  # page of the sequence
+    count: int
+
+
+class Pages(msgspec.Struct, frozen=True, tag=True):
+    """The parts stand back to back in the second frame, or in shared memory."""
+
+    room: int
+    parts: list[Part]
+    weight_version: str
+    pid: int = 0
+    fd: int = -1
+    size: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The prompt is computed. Seeds, penalties and grammars follow from the tokens."""
+
+    room: int
+    tokens: bytes  # int32: the first one of the answer
+    started: Started | None = None
+    logprobs: LogprobRun | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    room: int
+    reason: str
+    status_code: int = 503
+    err_type: str = UNAVAILABLE
+
+
+ToPrefill = Claim | Cancel | Mapped
+ToDecode = Beat | Pages | Done | Failed
+
+
+def digest_of(tokens: IntArray, namespace: str) -> bytes:
+    return hashlib.blake2b(tokens.tobytes() + namespace.encode(), digest_size=16).digest()
+
+
+class SharedMemory:
+    """Memory without a name in any file system, so a process that dies leaves none behind."""
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("bough-pages")
+        os.ftruncate(self.fd, size)
+        self.array: Buffer = np.frombuffer(mmap.mmap(self.fd, size), dtype=np.uint8)
+
+
+def open_shared(pages: Pages) -> Buffer:
+    """The memory that another process has filled. It lives until the array is dropped."""
+    with open(f"/proc/{pages.pid}/fd/{pages.fd}", "r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), pages.size), dtype=np.uint8)
+
+
+def neighbours() -> str:
+    """The same for processes that can open each other's memory: of one user, on one host, in one container."""
+    return f"{os.getuid()} {Path('/proc/sys/kernel/random/boot_id').read_text()} {Path('/proc/self/ns/pid').readlink()}"

@@ -1,0 +1,95 @@
+"""The start of an engine that computes prompts for others, or has them computed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from bough.core.errors import SettingsError
+from bough.core.settings import Settings
+from bough.launch.nodes import fingerprint
+from bough.launch.spec import ChildSpec
+from bough.messages.channels import KEY_VARIABLE, TCP, cluster_key
+from bough.messages.requests import Bootstrap
+
+if TYPE_CHECKING:
+    import zmq
+
+    from bough.core.plan import Executor
+    from bough.messages.channels import Receiver
+    from bough.scheduler.handover import Handover
+    from bough.scheduler.ports import Inbox, Outbox
+
+    Ends = tuple[Receiver[Any], Outbox]
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def check_disaggregation(settings: Settings) -> None:
+    """Refuses what cannot work, before anything is loaded."""
+    chosen, parallel = settings.disaggregation, settings.parallel
+    mode = chosen.disaggregation_mode
+    if chosen.prefill_url is not None and mode != "decode":
+        raise SettingsError("--prefill-url is for --disaggregation-mode decode.")
+    if mode == "null":
+        return
+    if parallel.dp_size > 1 or parallel.pp_size > 1 or parallel.nnodes > 1:
+        raise SettingsError(
+            f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes; run several "
+            "behind `bough gateway --pd-disaggregation`."
+        )
+    if mode == "decode" and settings.memory.disable_radix_cache:
+        raise SettingsError("--disaggregation-mode decode keeps what arrives in the radix cache; leave it on.")
+    home_of(settings)
+    if mode == "prefill" and settings.server.host not in LOCAL:
+        key_of(settings.server.host)
+
+
+def key_of(host: str) -> str | None:
+    """The cluster's key. Between processes of one host it may be missing."""
+    if host in LOCAL and not os.environ.get(KEY_VARIABLE):
+        return None
+    try:
+        return cluster_key()
+    except SettingsError as error:
+        raise SettingsError(f"Engines that hand over pages at {host} need a key. {error}") from None
+
+
+def home_of(settings: Settings) -> Bootstrap | None:
+    """The prefill engine of `--prefill-url`."""
+    url = settings.disaggregation.prefill_url
+    if url is None:
+        return None
+    host = urlsplit(url if "://" in url else f"http://{url}").hostname
+    if not host:
+        raise SettingsError(f"--prefill-url looks like http://host:port; got {url!r}.")
+    return Bootstrap(host, settings.disaggregation.disaggregation_bootstrap_port)
+
+
+def open_handover(
+    spec: ChildSpec, settings: Settings, executor: Executor, context: zmq.Context[Any], ends: Ends
+) -> tuple[Handover, Inbox, Outbox]:
+    """This engine's side of a pair, and between what its scheduler stands then."""
+    chosen, (inbox, outbox) = settings.disaggregation, ends
+    from bough.disaggregation.decode import DecodeSide
+    from bough.disaggregation.link import Link, PairInbox
+    from bough.disaggregation.prefill import PrefillSide
+    from bough.disaggregation.wire import Identity, ToDecode, ToPrefill
+
+    limits = executor.limits()
+    if limits.page_size > 1 and any(group.kind == "state" for group in limits.groups):
+        raise SettingsError("Recurrent states are handed over behind whole prompts; use --page-size 1 with this model.")
+    kinds = tuple(f"{group.kind} {group.window or ''}".strip() for group in limits.groups)
+    model = settings.model.model_shape or fingerprint(spec.files)
+    layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
+    identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
+    if chosen.disaggregation_mode == "prefill":
+        host = "127.0.0.1" if settings.server.host == "localhost" else settings.server.host
+        where = f"{TCP}{f'[{host}]' if ':' in host else host}:{chosen.disaggregation_bootstrap_port}"
+        link = Link(context, ToPrefill, silence_s, key_of(host), where)
+        side = PrefillSide(executor, outbox, link, identity, chosen)
+        return side, PairInbox(inbox, link, side), side
+    link = Link(context, ToDecode, silence_s, os.environ.get(KEY_VARIABLE) or None)
+    taker = DecodeSide(executor, outbox, link, identity, chosen, home=home_of(settings))
+    return taker, PairInbox(inbox, link, taker), outbox

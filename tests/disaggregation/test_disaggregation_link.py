@@ -1,0 +1,128 @@
+"""Two links over real sockets, on one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from bough.core.errors import SettingsError
+from bough.disaggregation.link import Link
+from bough.disaggregation.wire import Beat, Cancel, Failed, Mapped, Pages, ToDecode, ToPrefill
+from tests.system.pairs import free_port
+
+KEY = "k" * 32
+PATIENCE_S = 20.0
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, Any, bytes | None]] = []
+        self.missing: list[str] = []
+
+    def receive(self, peer: Any, message: Any, payload: np.ndarray | None, now: float) -> None:
+        self.heard.append((peer, message, None if payload is None else payload.tobytes()))
+
+    def lost(self, peer: str) -> None:
+        self.missing.append(peer)
+
+    def tick(self, now: float) -> None:
+        pass
+
+
+class Ends:
+    def __init__(self, keys: tuple[str | None, str | None] = (None, None), silence_s: float = 2.0) -> None:
+        self.contexts: list[zmq.Context[Any]] = [zmq.Context(), zmq.Context()]
+        self.where = f"127.0.0.1:{free_port()}"
+        self.prefill = Link(self.contexts[0], ToPrefill, silence_s, keys[0], f"tcp://{self.where}")
+        self.decode = Link(self.contexts[1], ToDecode, silence_s, keys[1])
+        self.sides = Listener(), Listener()
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            for link, side in zip((self.prefill, self.decode), self.sides, strict=True):
+                link.poller.poll(5)
+                link.turn(side)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        for context in self.contexts:
+            context.destroy(linger=0)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def test_messages_and_pages_go_both_ways(ends: Ends) -> None:
+    prefill, decode = ends.sides
+    ends.decode.send(ends.where, Cancel(7))
+    ends.until(lambda: prefill.heard)
+    peer, message, _ = prefill.heard[0]
+    assert message == Cancel(7)
+    pages = Pages(7, [], "default")
+    assert ends.prefill.send(peer, pages, np.arange(200, dtype=np.uint8))
+    assert ends.prefill.send(peer, Failed(7, "why"))
+    ends.until(lambda: len(decode.heard) == 2)
+    assert decode.heard == [(ends.where, pages, bytes(range(200))), (ends.where, Failed(7, "why"), None)]
+    assert not decode.missing
+
+
+def test_an_engine_that_ends_is_missed_and_one_that_comes_back_is_found(ends: Ends) -> None:
+    prefill, decode = ends.sides
+    ends.decode.send(ends.where, Cancel(1))
+    ends.until(lambda: prefill.heard)
+    ends.contexts[0].destroy(linger=0)
+    deadline = time.monotonic() + PATIENCE_S
+    while not decode.missing and time.monotonic() < deadline:
+        ends.decode.turn(decode)  # type: ignore[arg-type]
+    assert decode.missing == [ends.where]
+    ends.contexts[0] = zmq.Context()
+    ends.prefill = Link(ends.contexts[0], ToPrefill, 2.0, None, f"tcp://{ends.where}")
+    ends.decode.send(ends.where, Cancel(2))
+    ends.until(lambda: len(prefill.heard) == 2)
+    assert prefill.heard[-1][1] == Cancel(2)
+
+
+def test_a_listening_engine_finds_out_when_it_sends(ends: Ends) -> None:
+    prefill, _ = ends.sides
+    ends.decode.send(ends.where, Mapped(3))
+    ends.until(lambda: prefill.heard)
+    peer = prefill.heard[0][0]
+    assert ends.prefill.send(peer, Beat())
+    ends.contexts[1].destroy(linger=0)
+    deadline = time.monotonic() + PATIENCE_S
+    while ends.prefill.send(peer, Beat()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("keys", "heard"), [((KEY, KEY), True), ((KEY, None), False), ((KEY, "x" * 32), False)])
+def test_nobody_gets_through_without_the_key(keys: tuple[str | None, str | None], heard: bool) -> None:
+    ends = Ends(keys, silence_s=0.6)
+    prefill, decode = ends.sides
+    ends.decode.send(ends.where, Cancel(1))
+    ends.until(lambda: prefill.heard or decode.missing)
+    assert bool(prefill.heard) == heard
+    ends.close()
+
+
+def test_an_engine_that_is_not_there_is_missed() -> None:
+    ends = Ends(silence_s=0.4)
+    ends.decode.send("127.0.0.1:1", Cancel(1))
+    ends.until(lambda: ends.sides[1].missing == ["127.0.0.1:1"])
+    assert not ends.decode.send("not an address", Cancel(1))
+    ends.close()
+
+
+def test_a_port_that_is_taken_is_a_clear_error(ends: Ends) -> None:
+    with pytest.raises(SettingsError, match="give another --disaggregation-bootstrap-port"):
+        Link(ends.contexts[0], ToPrefill, 2.0, None, f"tcp://{ends.where}")

@@ -1,0 +1,304 @@
+"""Two schedulers over fake executors, whose tokens depend on every page that is read; both page accounts are audited
+after every turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.core.settings import DisaggregationSettings
+from bough.disaggregation import wire
+from bough.messages.requests import Abort, Bootstrap, LogprobRequest
+from tests.fakes.engine_pair import HERE, EnginePair
+from tests.fakes.executor import VOCAB, FakeExecutor, make_groups, oracle
+from tests.fakes.scheduler_bench import Bench
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return [(seed * 31 + i * 7 + i * i * seed) % VOCAB for i in range(length)]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_answers_are_those_of_one_engine(page_size: int, overlap: bool) -> None:
+    pair = EnginePair(
+        lambda: FakeExecutor(rows=4, pages=512 // page_size, page_size=page_size, chunk_tokens=16),
+        disable_overlap_schedule=not overlap,
+    )
+    prompts = {handle: prompt_of(handle, 3 + 5 * handle % 40) for handle in range(12)}
+    for handle, prompt in prompts.items():
+        pair.ask(handle, prompt, max_new_tokens=1 + handle % 9)
+    pair.run()
+    for handle, prompt in prompts.items():
+        assert pair.decode.out.outputs[handle] == oracle(prompt, 1 + handle % 9)
+        assert pair.decode.out.ended[handle] == FinishLength(1 + handle % 9)
+        assert pair.decode.out.started[handle].prompt_tokens == len(prompt)
+    assert pair.prefill.out.outputs == {}  # nobody there has asked
+    # Of each prompt the decode engine computes no more than what does not fill a page, and the tokens it answers with.
+    most = sum(len(prompt) % page_size for prompt in prompts.values()) + sum(handle % 9 for handle in range(12))
+    assert pair.decode.executor.computed_tokens <= most
+    assert pair.used_pages() == (0, 0)
+    assert pair.decode.scheduler._state()["transfers"] == pair.prefill.scheduler._state()["transfers"] == 12
+
+
+def test_pages_come_chunk_by_chunk_and_only_those_that_are_missing() -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8))
+    prompt = prompt_of(1, 40)
+    pair.ask(1, prompt, max_new_tokens=2)
+    pair.run()
+    assert pair.to_decode.sent == 4 * 40
+    assert pair.prefill.executor.order.count("CopyPagesOut") == 5
+    pair.ask(2, [*prompt[:30], *prompt_of(2, 10)], max_new_tokens=2)
+    pair.run()
+    assert pair.to_decode.sent == 4 * (40 + 10)
+    assert pair.decode.out.outputs[2] == oracle([*prompt[:30], *prompt_of(2, 10)], 2)
+
+
+@pytest.mark.parametrize("kind", ["window", "state"])
+def test_pages_of_every_group_travel(kind: str) -> None:
+    groups = make_groups(1, 8, [(6, 64)] if kind == "window" else [], [8] if kind == "state" else [])
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8, groups=groups))
+    for handle in range(4):
+        pair.ask(handle, prompt_of(handle, 30 + handle), max_new_tokens=5)
+    pair.run()
+    for handle in range(4):
+        assert pair.decode.out.outputs[handle] == oracle(prompt_of(handle, 30 + handle), 5)
+    assert pair.decode.executor.computed_tokens == 4 * 4  # no token of a prompt
+
+
+def test_logprobs_of_the_prompt_and_of_the_first_token_travel() -> None:
+    pair, alone = EnginePair(), Bench()
+    wants = {"max_new_tokens": 4, "logprobs": LogprobRequest(start=2, top=2)}
+    pair.ask(1, prompt_of(3, 12), **wants)
+    alone.ask(1, prompt_of(3, 12), **wants)
+    pair.run()
+    alone.run()
+    assert pair.decode.out.scored[1] == alone.out.scored[1]
+    assert pair.decode.out.scores[1] == alone.out.scores[1]
+    assert pair.decode.out.started[1].input_logprobs == alone.out.started[1].input_logprobs
+
+
+def test_an_answer_may_end_with_its_first_token() -> None:
+    pair, prompt = EnginePair(), prompt_of(5, 9)
+    first = oracle(prompt, 1)[0]
+    pair.ask(1, prompt, max_new_tokens=5, stop_token_ids=(first,))
+    pair.ask(2, prompt, max_new_tokens=1)
+    pair.ask(3, prompt, max_new_tokens=0, logprobs=LogprobRequest(start=0))
+    pair.run()
+    assert pair.decode.out.ended == {1: FinishStop(first), 2: FinishLength(1), 3: FinishLength(0)}
+    assert pair.decode.out.outputs == {1: [first], 2: [first]}
+    assert pair.decode.out.started[3].input_logprobs is not None
+
+
+def test_a_resumed_request_goes_on_where_it_was() -> None:
+    pair, prompt = EnginePair(), prompt_of(6, 9)
+    answer = oracle(prompt, 8)
+    pair.ask(1, prompt, max_new_tokens=8, output_ids=np.array(answer[:3], dtype=np.int32).tobytes())
+    pair.run()
+    assert pair.decode.out.outputs[1] == answer[3:]
+
+
+def test_a_router_may_send_the_request_to_both() -> None:
+    pair, prompt = EnginePair(), prompt_of(7, 20)
+    for handle, first in ((1, pair.prefill), (2, pair.decode)):
+        room, both = Bootstrap("prefill", 8998, 100 + handle), (pair.prefill, pair.decode)
+        for bench in sorted(both, key=lambda bench, first=first: bench is not first):  # type: ignore[misc]
+            bench.ask(handle, prompt, max_new_tokens=6, bootstrap=room)
+            pair.turn(3)
+    pair.run()
+    assert [pair.decode.out.outputs[handle] for handle in (1, 2)] == [oracle(prompt, 6)] * 2
+    assert [pair.prefill.out.outputs[handle] for handle in (1, 2)] == [oracle(prompt, 1)] * 2
+
+
+def test_different_prompts_for_one_room_are_refused_on_both_sides() -> None:
+    pair = EnginePair()
+    pair.prefill.ask(1, prompt_of(1, 9), bootstrap=Bootstrap(room=5))
+    pair.ask(1, prompt_of(2, 9), bootstrap=Bootstrap("prefill", 8998, 5))
+    pair.run()
+    for bench in (pair.prefill, pair.decode):
+        assert isinstance(bench.out.ended[1], FinishAbort) and "different prompts" in bench.out.ended[1].message
+
+
+@pytest.mark.parametrize(
+    ("unlike", "word"),
+    [({"page_size": 2}, "page_size (1 and 2)"), ({"cache_dtype": "fp8"}, "cache_dtype"), ({"tp_size": 2}, "tp_size")],
+)
+def test_engines_that_do_not_fit_are_refused_before_anything_is_computed(unlike: dict[str, object], word: str) -> None:
+    pair = EnginePair(unlike=unlike)
+    pair.ask(1, prompt_of(1, 9))
+    pair.run()
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and reason.status_code == 400 and word in reason.message
+    assert pair.prefill.executor.computed_tokens == 0
+
+
+def test_pages_of_other_weights_are_not_used() -> None:
+    pair = EnginePair()
+    pair.prefill.scheduler._control.facts["weight_version"] = "2"
+    pair.ask(1, prompt_of(1, 9))
+    pair.run()
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "other weights" in reason.message and reason.status_code == 503
+    assert pair.decode.scheduler._cache.tree.total_pages == 0
+
+
+def test_what_the_prefill_engine_refuses_is_refused() -> None:
+    pair = EnginePair(lambda: FakeExecutor(context_length=16), decode_executor=FakeExecutor(context_length=64))
+    pair.ask(1, prompt_of(1, 30))
+    pair.run()
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "context length of 16" in reason.message
+
+
+def test_memory_that_is_too_small_for_what_arrives_costs_time_and_no_answer() -> None:
+    small = FakeExecutor(rows=4, pages=70, chunk_tokens=16)
+    pair = EnginePair(lambda: FakeExecutor(pages=512, chunk_tokens=16), decode_executor=small)
+    for handle in range(8):
+        pair.ask(handle, prompt_of(handle, 40), max_new_tokens=10)
+    pair.run()
+    for handle in range(8):
+        assert pair.decode.out.outputs[handle] == oracle(prompt_of(handle, 40), 10)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_frees_both_engines() -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))
+    pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
+    pair.turn(4)
+    assert pair.used_pages()[0] > 0  # it is in the middle of the prompt
+    pair.decode.submit(Abort(1))
+    pair.run()
+    assert isinstance(pair.decode.out.ended[1], FinishAbort)
+    assert pair.used_pages() == (0, 0) and pair.prefill.executor.computed_tokens < 40
+
+
+def test_a_client_that_leaves_at_once_leaves_nothing() -> None:
+    pair = EnginePair()
+    pair.ask(1, prompt_of(1, 9))
+    pair.decode.turn()
+    pair.decode.submit(Abort(1))
+    pair.decode.turn()
+    pair.carry()  # the claim and its end arrive together
+    pair.run()
+    assert pair.prefill.executor.computed_tokens == 0
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_a_client_may_leave_at_any_moment(turns: int) -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8))
+    pair.ask(1, prompt_of(1, 20), max_new_tokens=5)
+    pair.prefill.ask(2, prompt_of(2, 20), bootstrap=Bootstrap(room=5))
+    pair.ask(2, prompt_of(2, 20), max_new_tokens=5, bootstrap=Bootstrap("prefill", 8998, 5))
+    pair.turn(turns)
+    for bench in (pair.prefill, pair.decode):
+        bench.submit(Abort())  # after whatever has just come from the other engine
+    pair.run()
+    assert {1, 2} <= pair.decode.out.ended.keys() and pair.used_pages() == (0, 0)
+
+
+def test_a_decode_engine_that_dies_frees_the_prefill_engine() -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))
+    pair.ask(1, prompt_of(1, 60), max_new_tokens=2)
+    pair.turn(4)
+    pair.prefill.submit()
+    pair.kill("decode")
+    pair.wait(6.0)
+    assert not pair.left("prefill") and pair.used_pages()[0] == 0
+
+
+def test_a_prefill_engine_that_dies_is_an_honest_error_within_seconds() -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))
+    pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
+    pair.turn(4)
+    pair.kill("prefill")
+    pair.wait(6.0)
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and reason.err_type == "PrefillUnavailableError"
+    assert reason.status_code == 503 and not pair.left("decode") and pair.used_pages()[1] == 0
+
+
+def test_with_a_prefill_engine_of_its_own_choice_a_decode_engine_helps_itself() -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4), home=HERE)
+    pair.ask(1, prompt_of(1, 40), max_new_tokens=5, bootstrap=None)
+    pair.turn(4)
+    pair.kill("prefill")
+    pair.run()
+    assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 40), 5)
+
+
+def test_a_transfer_that_stalls_has_failed() -> None:
+    pair = EnginePair(
+        lambda: FakeExecutor(pages=256, chunk_tokens=4),
+        settings=DisaggregationSettings(disaggregation_transfer_timeout_s=2.0),
+    )
+    pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
+    pair.turn(6)
+    pair.alive["prefill"] = False  # it hangs; its connection does not
+    pair.wait(3.0)
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "stalled" in reason.message
+
+
+def test_a_room_that_nobody_claims_ends() -> None:
+    pair = EnginePair(settings=DisaggregationSettings(disaggregation_claim_timeout_s=3.0))
+    pair.prefill.ask(1, prompt_of(1, 9), bootstrap=Bootstrap(room=5))
+    pair.wait(2.0)
+    assert 1 not in pair.prefill.out.ended
+    pair.wait(2.0)
+    reason = pair.prefill.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "Only one of the two" in reason.message and not pair.left("prefill")
+
+
+def test_hours_of_silence_do_no_harm() -> None:
+    pair = EnginePair()
+    pair.ask(1, prompt_of(1, 9), max_new_tokens=3)
+    pair.run()
+    pair.now += 10_000.0
+    pair.wait(1.0)
+    pair.ask(2, prompt_of(2, 9), max_new_tokens=3)
+    pair.run()
+    assert pair.decode.out.outputs[2] == oracle(prompt_of(2, 9), 3)
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_pages_go_through_shared_memory_and_leave_nothing_behind() -> None:
+    pair, before = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8), shared=True), open_files()
+    prompt = prompt_of(1, 40)
+    pair.ask(1, prompt, max_new_tokens=4)
+    pair.run()
+    assert pair.decode.out.outputs[1] == oracle(prompt, 4)
+    assert pair.to_decode.sent == 0 and open_files() == before
+    pair.ask(2, prompt_of(2, 50), max_new_tokens=4)
+    pair.turn(4)
+    pair.kill("decode")
+    pair.wait(61.0)
+    assert open_files() == before
+
+
+def test_transports_that_contradict_each_other_are_refused() -> None:
+    pair = EnginePair(settings=DisaggregationSettings(disaggregation_transfer_backend="shm"))
+    pair.ask(1, prompt_of(1, 9))
+    pair.run()
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "different --disaggregation-transfer-backend" in reason.message
+
+
+def test_shared_memory_that_cannot_be_had_is_refused_where_it_was_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = EnginePair(settings=DisaggregationSettings(disaggregation_transfer_backend="shm"), shared=True)
+    hosts = iter(["one host", "another"])
+    monkeypatch.setattr(wire, "neighbours", lambda: next(hosts))
+    pair.ask(1, prompt_of(1, 9))
+    pair.run()
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "cannot share memory" in reason.message

@@ -1,0 +1,42 @@
+"""What cannot be split between engines is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bough.core.errors import SettingsError
+from bough.core.settings import Settings
+from bough.launch.disaggregation import check_disaggregation, home_of
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"disaggregation_mode": "decode", "dp_size": 2}, "run several behind"),
+        ({"disaggregation_mode": "prefill", "pp_size": 2}, "run several behind"),
+        ({"disaggregation_mode": "decode", "disable_radix_cache": True}, "leave it on"),
+        ({"prefill_url": "http://a:1"}, "is for --disaggregation-mode decode"),
+        ({"disaggregation_mode": "decode", "prefill_url": "http://"}, "looks like http://host:port"),
+        ({"disaggregation_mode": "prefill", "host": "0.0.0.0"}, "at 0.0.0.0 need a key.*BOUGH_CLUSTER_KEY"),
+    ],
+)
+def test_what_cannot_work_is_refused(flags: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BOUGH_CLUSTER_KEY", raising=False)
+    with pytest.raises(SettingsError, match=words):
+        check_disaggregation(Settings.from_flat(flags))
+
+
+def test_what_can_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOUGH_CLUSTER_KEY", "k" * 32)
+    check_disaggregation(Settings.from_flat({"disaggregation_mode": "prefill", "host": "0.0.0.0"}))
+    settings = Settings.from_flat({"disaggregation_mode": "decode", "prefill_url": "far:30000"})
+    check_disaggregation(settings)
+    home = home_of(settings)
+    assert home is not None and (home.host, home.port) == ("far", 8998)
+
+
+def test_transports_that_are_not_built_are_refused_with_the_way_out() -> None:
+    with pytest.raises(SettingsError, match="no such transport; auto takes shm or tcp"):
+        Settings.from_flat({"disaggregation_transfer_backend": "mooncake"})

@@ -38,6 +38,9 @@ MENU = Menu(
         "speculation": Command(
             "what drafts are worth, on and off in turns (in a checkout)", "tests.bench.speculation", starts_engine=True
         ),
+        "tiers": Command(
+            "what the host's memory is worth to long chats (in a checkout)", "tests.bench.tiers", starts_engine=True
+        ),
         "edge": Command("what HTTP costs, without a model (in a checkout)", "tests.bench.edge"),
         "tree": Command("the radix tree alone (in a checkout)", "tests.bench.tree"),
     },

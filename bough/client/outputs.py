@@ -23,6 +23,7 @@ from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
+LOWER_TIERS = {"storage": 0, "storage_backend": None, "disk": 0, "store": 0}  # than the host's memory: there is none
 Entry = tuple[float | None, int, str | None]  # logprob (None where there is none), token id, its text if asked for
 
 
@@ -356,6 +357,9 @@ class RequestOutput:
             "queue_time": self._started.queue_time_s,
             "e2e_latency": end - self._received_at,
         }
+        if (host := self._started.host_tokens) is not None:
+            device = self.cached_tokens - host
+            meta["cached_tokens_details"] = {"device": device, "host": host} | LOWER_TIERS
         if self.dp_rank is not None:
             meta["dp_rank"] = self.dp_rank
         if self.warnings:

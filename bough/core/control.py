@@ -36,6 +36,9 @@ class CopyPagesOut(msgspec.Struct, frozen=True, tag=True):
     pages: npt.NDArray[np.int32]  # [n]
     buffer: npt.NDArray[np.uint8]  # [n, Limits.copied_bytes of the group], written until the ticket is ready
     group: int = 0
+    slots: npt.NDArray[np.int32] | None = None  # [n] where in a longer buffer each page goes; None: in their order
+    # Later plans need not wait: they leave the pages as they are until the ticket is ready.
+    beside: bool = False
 
 
 class CopyPagesIn(msgspec.Struct, frozen=True, tag=True):
@@ -44,6 +47,7 @@ class CopyPagesIn(msgspec.Struct, frozen=True, tag=True):
     pages: npt.NDArray[np.int32]  # [n]
     buffer: npt.NDArray[np.uint8]  # [n, Limits.copied_bytes of the group], read until the ticket is ready
     group: int = 0
+    slots: npt.NDArray[np.int32] | None = None  # [n] where in a longer buffer each page stands
 
 
 class SwapWeights(msgspec.Struct, frozen=True, tag=True):
@@ -106,6 +110,7 @@ Command = GroupCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop
 class CommandResult(msgspec.Struct, frozen=True):
     message: str = ""
     obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
+    seconds: float | None = None  # that a copy of pages took, waiting left out; None: not measured
 
 
 class Ticket(Protocol):

@@ -29,6 +29,7 @@ LOAD_INSTEAD = {
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 # The formats of `bough.parsers`, by the names that SGLang gives them.
 TOOL_CALL_PARSERS = (
@@ -178,6 +179,24 @@ class MemorySettings:
         None, 'JSON object that turns on the publishing of cache events, such as {"endpoint": "tcp://127.0.0.1:5557"}'
     )
     radix_eviction_policy: str = setting("lru", "which cached prefix goes first", choices=EVICTION_POLICIES)
+    enable_hierarchical_cache: bool = setting(
+        False, "keep copies of cached prefixes in memory of the host, for when the KV cache has no room for them"
+    )
+    hicache_ratio: float = setting(2.0, "size of that memory, as a multiple of the KV cache's", low=0.01)
+    hicache_size: float = setting(0.0, "its size in GB, for each replica, instead of a multiple", low=0.0)
+    hicache_write_policy: str = setting(
+        "write_through",
+        "when prefixes are copied there: at once, when they have been found again, or when they leave the KV cache",
+        choices=WRITE_POLICIES,
+    )
+    hicache_io_backend: str = setting(
+        "kernel", "accepted for SGLang's users; there is one way to copy", choices=("kernel", "direct")
+    )
+    hicache_mem_layout: str = setting(
+        "page_first",
+        "accepted for SGLang's users; all layers of a page always stand together",
+        choices=("page_first", "layer_first", "page_first_direct", "page_first_kv_split", "page_head"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

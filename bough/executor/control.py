@@ -86,7 +86,7 @@ class ModelControl:
         return result
 
     def _run(self, command: Command) -> CommandResult:
-        message = ""
+        message, began = "", time.monotonic()
         match command:
             case SwapWeights():
                 message = self._swap(command)
@@ -98,9 +98,15 @@ class ModelControl:
                 content = self._pool.groups[command.group].read_pages(torch.from_numpy(command.pages))
                 content = self._group.all_gather(content)
                 if command.buffer.size:  # the first rank has one
-                    torch.from_numpy(command.buffer).copy_(content)
+                    buffer = torch.from_numpy(command.buffer)
+                    if command.slots is None:
+                        buffer.copy_(content)
+                    else:
+                        buffer.index_copy_(0, torch.from_numpy(command.slots).long(), content)
             case CopyPagesIn():
                 pages, content = torch.from_numpy(command.pages).long(), torch.from_numpy(command.buffer)
+                if command.slots is not None:
+                    content = content.index_select(0, torch.from_numpy(command.slots).long())
                 self._pool.groups[command.group].write_pages(pages, self._group.own_columns(content))
             case ProfileStart():
                 self._profiler.start(command)
@@ -116,7 +122,7 @@ class ModelControl:
                 message = self._weights.experts.obey(command)
             case _:
                 assert_never(command)
-        return CommandResult(message, self._obstacle())
+        return CommandResult(message, self._obstacle(), time.monotonic() - began)
 
     def _swap(self, command: SwapWeights) -> str:
         if "weights" in self._asleep:

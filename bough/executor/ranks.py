@@ -103,6 +103,7 @@ class LeadingExecutor:
         self._results = results
         self._steps = 0
         self._rebalancing: Ticket | None = None
+        self._copied_out: Ticket | None = None  # the last
 
     def limits(self) -> Limits:
         return self._own.limits()
@@ -137,8 +138,13 @@ class LeadingExecutor:
         match command:
             case CopyPagesOut():
                 self._send(CopyPages(command.pages, command.group))
+                self._copied_out = self._own.control(command)
+                return self._copied_out
             case CopyPagesIn():
-                self._send(CopyPages(command.pages, command.group, command.buffer))
+                if self._copied_out is not None:  # what is sent must have been written
+                    self._copied_out.wait()
+                content = command.buffer if command.slots is None else command.buffer[command.slots]
+                self._send(CopyPages(command.pages, command.group, content))
             case _:
                 self._send(RunCommand(command))
         return self._own.control(command)

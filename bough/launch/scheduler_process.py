@@ -113,6 +113,11 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)
     grammars = open_grammars(spec, settings, eos_ids, limits.vocab_size)
+    host = None
+    if settings.memory.enable_hierarchical_cache:
+        from bough.executor.host_memory import host_memory
+
+        host = host_memory(limits, settings)
     handover = None
     way_out: Outbox = outbox
     if settings.disaggregation.disaggregation_mode != "null":
@@ -129,6 +134,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         grammars=grammars,
         proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
+        host=host,
         handover=handover,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )

@@ -55,6 +55,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     prefill_time_s: float = 0.0  # from when it was admitted
     warnings: tuple[str, ...] = ()  # what of its grammar is not enforced
     weight_version: str = WEIGHT_VERSION
+    host_tokens: int | None = None  # of the cached ones, those that came from the host; None: there is no such tier
 
 
 class DraftCounts(msgspec.Struct, frozen=True, array_like=True):

@@ -64,6 +64,10 @@ def _gauge(name: str, about: str, read: Callable[[State], float | None] | None =
     return Metric(name, "gauge", about, read=read)
 
 
+def _counter(name: str, about: str) -> Metric:
+    return Metric(name, "counter", about)
+
+
 PROMPT_TOKENS_TOTAL = Metric("prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
 GENERATION_TOKENS_TOTAL = Metric("generation_tokens_total", "counter", "Tokens generated.")
 CACHED_TOKENS_TOTAL = Metric("cached_tokens_total", "counter", "Prompt tokens that were found in the prefix cache.")
@@ -165,6 +169,13 @@ STATE_METRICS = (
         "Times that a request lost its place for want of memory.",
         read=lambda s: s["num_retractions"],
     ),
+    # Of --enable-hierarchical-cache alone.
+    _gauge("hicache_host_used_tokens", "Tokens whose keys and values the host's memory holds."),
+    _gauge("hicache_host_total_tokens", "Tokens that the host's memory can hold."),
+    _counter("load_back_tokens_total", "Tokens that were found in the host's memory and copied to the device."),
+    _counter("hicache_bytes_in_total", "Bytes of pages that were copied from the host to the device."),
+    _counter("hicache_bytes_out_total", "Bytes of pages that were copied from the device to the host."),
+    _counter("hicache_evicted_tokens_total", "Tokens that left the host's memory to make room."),
     Metric(
         "evicted_tokens_total",
         "counter",

@@ -225,6 +225,7 @@ class Committer:
                         request.ran_s + self._clock() - request.since,
                         request.warnings + (() if request.constraint is None else request.constraint.warnings),
                         self._facts.get("weight_version", WEIGHT_VERSION),
+                        request.fetched_tokens if self._batch.cache.tiered else None,
                     )
                 )
         return started

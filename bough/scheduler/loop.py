@@ -47,6 +47,7 @@ from bough.scheduler.control import ControlQueue, Recording
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.handover import Handover
+from bough.scheduler.host_tier import HostMemory, TieredCache
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.planner import Planner
@@ -84,13 +85,18 @@ class Scheduler:
         grammars: Grammars | None = None,
         load_processor: Callable[[str], object] | None = None,
         proposer: Proposer | None = None,
+        host: HostMemory | None = None,
         handover: Handover | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
         self._executor, self._inbox, self._outbox, self._clock = executor, inbox, outbox, clock
         self._settings = settings
-        self._cache = PrefixCache(limits, memory, None if events is None else events.add)
+        tell = None if events is None else events.add
+        if host is None:
+            self._cache = PrefixCache(limits, memory, tell)
+        else:
+            self._cache = TieredCache(limits, memory, tell, executor, host)
         self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups)
         self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
@@ -506,5 +512,6 @@ class Scheduler:
             **self._handover.counts,
             "device_busy_share": self._stats.busy.share,
             "prefill_tokens_per_s": self._planner.prefill_tokens_per_s,
+            **self._cache.figures,
             **self._control.facts,
         }

@@ -154,7 +154,7 @@ class Planner:
             if chunk is None:
                 break
             chunks.append(chunk)
-            budget -= chunk.count
+            budget -= chunk.count + int(self._cache.take_load_s() * (self.prefill_tokens_per_s or 0.0))
         return chunks
 
     def _budget(self, now: float, decoding: RowIndex) -> int:
@@ -172,16 +172,22 @@ class Planner:
 
     def _admit(self, request: Request, budget: int, now: float) -> Chunk | None:
         """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
-        match = self._cache.match_and_lock(request.tokens[: request.match_cap], request.namespace)
+        known = request.tokens[: request.match_cap]
+        match = self._cache.match_and_lock(known, request.namespace)
+        # With nobody else in memory the request always fits: its length was checked when it was taken.
+        if self._table.running and not self._forecast.fits(request, match.length):
+            self._cache.unlock(match)
+            return None
+        found = match.length
+        match = self._cache.fetch(match, known, request.namespace, self.prefill_tokens_per_s)
         request.branch_off(self._batch.branch(match))
         count = self._chunk_size(request, match.length, len(request.tokens), budget)
-        # With nobody else in memory the request always fits: its length was checked when it was taken.
-        if count <= 0 or (self._table.running and not self._forecast.fits(request, match.length)):
+        if count <= 0:
             self._cache.unlock(match)
             return None
         self._queue.remove(request)
         request.begin_running(now)
-        self._setups.append(self._batch.admit(request, match))
+        self._setups.append(self._batch.admit(request, match, match.length - found))
         return self._extend(request, count)
 
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:

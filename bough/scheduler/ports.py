@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from bough.constrained.interface import GrammarSpec, Ticket
 from bough.core.plan import IntArray
 from bough.memory.tree.events import KVEvent
@@ -35,6 +38,22 @@ class CacheEvents(Protocol):
 
     def flush(self) -> None:
         """A turn of the loop is over: what was added belongs together."""
+        ...
+
+
+class LowerTier(Protocol):
+    """What lies below the host's memory, such as a disk or a shared store. Calls return at once: they come between
+    plans. What it brings up it hands to `TieredCache.adopt`, on the scheduler's thread."""
+
+    def offer(
+        self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
+        """The host has these tokens: of each group in these pages of its buffer, 0 where it has none. They may change
+        after the call."""
+        ...
+
+    def ask(self, tokens: IntArray, namespace: str, known: int) -> None:
+        """A request begins with these tokens, of which the upper tiers have the first `known`."""
         ...
 
 

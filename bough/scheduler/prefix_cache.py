@@ -13,7 +13,7 @@ import numpy as np
 from bough.core.plan import IntArray, Limits
 from bough.core.settings import MemorySettings
 from bough.memory.tree.audit import Audit, audit_pages
-from bough.memory.tree.events import KVEvent
+from bough.memory.tree.events import DEVICE, KVEvent
 from bough.memory.tree.groups import GroupPages
 from bough.memory.tree.pool import PagePool
 from bough.memory.tree.tree import Match, RadixTree
@@ -24,15 +24,21 @@ NO_PAGES = np.zeros(0, dtype=np.int32)
 class PrefixCache:
     """Counts are in pages, of full attention where nothing else is said."""
 
+    tiered = False
+
     def __init__(
-        self, limits: Limits, memory: MemorySettings, on_event: Callable[[KVEvent], None] | None = None
+        self,
+        limits: Limits,
+        memory: MemorySettings,
+        on_event: Callable[[KVEvent], None] | None = None,
+        medium: str = DEVICE,
     ) -> None:
         self.page_size = limits.page_size
         self.share = not (memory.disable_radix_cache or limits.whole_prompts)
         self.pool = PagePool(limits.pages[0])
         further = zip(limits.groups[1:], limits.pages[1:], strict=True)
         self.groups = tuple(GroupPages(group, pages, limits.page_size) for group, pages in further)
-        self.tree = RadixTree(limits.page_size, memory.radix_eviction_policy, on_event, self.groups)
+        self.tree = RadixTree(limits.page_size, memory.radix_eviction_policy, on_event, self.groups, medium)
         self.evicted = 0  # since the start
 
     @property
@@ -54,7 +60,7 @@ class PrefixCache:
         """`count` pages; the caller has checked `available`."""
         short = count - self.pool.free
         if short > 0:
-            evicted = self.tree.evict(short)
+            evicted = self._evict(short)
             self.evicted += len(evicted)
             self.pool.give(evicted)
         return self.pool.take(count)
@@ -76,6 +82,30 @@ class PrefixCache:
         self.tree.unlock(match.node)
         for group, pages in zip(self.groups, match.group_pages, strict=True):
             group.release(pages[pages > 0])
+
+    # For tiers below (`TieredCache`); here there is none.
+
+    def note(self, tokens: IntArray, namespace: str) -> None:
+        """The tree has these tokens, as soon as the plan in the making has run."""
+
+    def launched(self) -> None:
+        """Every plan that was made has been launched."""
+
+    def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
+        """What the match of a request that can begin becomes with what lower tiers have of its tokens, if that takes
+        no longer than to compute them, at so many per second."""
+        return match
+
+    def take_load_s(self) -> float:
+        """How long the copies will take that `fetch` has begun since this was last asked."""
+        return 0.0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {}
+
+    def _evict(self, count: int) -> IntArray:
+        return self.tree.evict(count)
 
     def flush(self) -> None:
         """Forgets every prefix that nobody reads."""

@@ -46,6 +46,7 @@ class Request:
     node: Node | None = None  # the tree node that this request holds a lock on
     branch: int = 0  # where its tokens leave those of earlier requests: a chunk ends there, with a copy of its state
     cached_tokens: int = -1  # of the prompt, found in the cache when first admitted
+    fetched_tokens: int = 0  # of those, from the host
     started: bool = False
     retractions: int = 0
     queue_time_s: float = 0.0  # from its arrival until it was first admitted
@@ -83,10 +84,11 @@ class Request:
     def lock(self, node: Node | None) -> None:
         self.node = node
 
-    def count_cached(self, tokens: int) -> None:
-        """So many of its tokens were found in the cache; the first admission counts."""
+    def count_cached(self, tokens: int, fetched: int) -> None:
+        """So many of its tokens were found in the cache, the last `fetched` on the host; the first admission counts."""
         if self.cached_tokens < 0:
             self.cached_tokens = min(tokens, self.prompt_len)
+            self.fetched_tokens = max(0, self.cached_tokens - tokens + fetched)
 
     def branch_off(self, length: int) -> None:
         self.branch = length

@@ -42,13 +42,14 @@ class RunningBatch:
         self._taken: list[Snapshot] = []  # copies of states that the plan in the making writes
         self._renewed: dict[int, RowSetup] = {}  # by row: what the next plan must tell the executor of rewound rows
 
-    def admit(self, request: Request, match: Match) -> RowSetup:
-        """Gives the request a row that begins with the pages of its cached prefix, whose lock passes to it."""
+    def admit(self, request: Request, match: Match, fetched: int = 0) -> RowSetup:
+        """Gives the request a row that begins with the pages of its cached prefix, whose lock passes to it; the last
+        `fetched` tokens of that come from the tier below."""
         self.moves += 1
         self.table.assign(request)
         states = self._begin(request, match)
         request.lock(match.node)
-        request.count_cached(match.length)
+        request.count_cached(match.length, fetched)
         self.matched_tokens += match.length
         return self._setup(request, states)
 
@@ -211,7 +212,9 @@ class RunningBatch:
         for snapshot in self._taken:
             self.cache.tree.attach(snapshot.key, snapshot.namespace, snapshot.group, int(snapshot.page[0]))
             self.cache.groups[snapshot.group].release(snapshot.page)
+            self.cache.note(snapshot.key, snapshot.namespace)
         self._taken.clear()
+        self.cache.launched()
         edits, self._edits = tuple(self._edits), []
         return edits
 
@@ -267,6 +270,7 @@ class RunningBatch:
             first, last = int(moved[0]), int(moved[-1]) + 1
             self._swapped_out.append(own[moved])
             self._edits.append(PageSwap(row, 0, first, inserted.pages[first:last].copy()))
+        self.cache.note(table.tokens[row, : whole * self.page_size], request.namespace)
         table.move_to_tree(row, inserted.pages)
         self._move_lock(request, inserted.node)
 

@@ -11,6 +11,7 @@ import torch
 from bough.core.control import CopyPagesIn, CopyPagesOut, MemoryTag, Sleep, SwapWeights, Wake
 from bough.core.errors import ModelError
 from bough.core.settings import Settings
+from bough.executor import cuda_copies, host_memory
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor
 from bough.loader.locate import locate
@@ -97,3 +98,25 @@ def test_pages_copied_out_and_into_others_continue_alike(checkpoints: tuple[Path
     ticket.wait()
     assert ticket.ready()
     executor.close()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_pages_copied_in_pieces_to_scattered_places_continue_alike(
+    checkpoints: tuple[Path, Path], beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is waited for: the order of launches is that of the copies."""
+    executor = build(checkpoints[0])
+    page_bytes = executor.limits().page_bytes[0]
+    monkeypatch.setattr(cuda_copies, "PIECE_BYTES", 3 * page_bytes)
+    expected = tokens_of(executor)
+    pages, elsewhere = np.arange(1, 1 + len(PROMPT), dtype=np.int32), np.arange(60, 40, -1, dtype=np.int32)
+    slots = np.random.default_rng(0).permutation(np.arange(40, dtype=np.int32))[: len(PROMPT)]
+    buffer = np.zeros((40, page_bytes), dtype=np.uint8)
+    host_memory._pin([buffer])
+    assert torch.from_numpy(buffer).is_pinned()
+    out = executor.control(CopyPagesOut(pages, buffer, 0, slots, beside))
+    ticket = executor.control(CopyPagesIn(elsewhere[: len(PROMPT)].copy(), buffer, 0, slots))
+    assert go_on(executor, expected[0], elsewhere, len(PROMPT), 5) == expected[1:]
+    assert all(each.wait().seconds for each in (out, ticket))
+    executor.close()
+    torch.cuda.cudart().cudaHostUnregister(buffer.ctypes.data)

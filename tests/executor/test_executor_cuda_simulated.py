@@ -6,6 +6,7 @@ waits, and that early launches keep their order, only a device can tell (`test_n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +20,14 @@ import pytest
 import torch
 
 from bough.attention.torch_backend import TorchAttention
-from bough.core.control import Sleep, SwapWeights, Wake
+from bough.core.control import CopyPagesIn, CopyPagesOut, Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
 from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RecurrentConfig
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, TokenMasks
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.distributed.topology import Topology
-from bough.executor import cuda_executor, cuda_parts, graphs, staging
+from bough.executor import cuda_copies, cuda_executor, cuda_parts, graphs, staging
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_parts import assemble, graph_sizes
 from bough.executor.graphs import GraphSizes
@@ -43,10 +44,12 @@ from bough.kernels.ops import REFERENCE
 from bough.kernels.projected_decode import triton as projected
 from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
+from bough.memory.pools.kv_pool import KVPool
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import build_model
 from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
+from tests.executor.test_executor_tiers import round_trip
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, FakeGrammars, Places, grammar
 from tests.fakes.one_row import tokens_of as greedy_tokens
@@ -451,3 +454,80 @@ def test_stages_give_the_tokens_of_one(monkeypatch: pytest.MonkeyPatch, captured
         return dict(bench.out.outputs)
 
     assert tokens(TwoStages(*(stage(group) for group in thread_groups(1, stages=2)))) == tokens(stage(ALONE))
+
+
+class NoStream:
+    """Everything happens in the order of the host."""
+
+    def __init__(self, device: object = None) -> None:
+        self.waited = 0
+
+    def wait_stream(self, other: object) -> None:
+        self.waited += 1
+
+    def wait_event(self, event: HostEvent) -> None:
+        return
+
+    def record_event(self) -> HostEvent:
+        return HostEvent()
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> NoStream:
+    steps = NoStream()
+    monkeypatch.setattr(torch.cuda, "Stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *device: steps)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    return steps
+
+
+@pytest.mark.slow
+def test_eight_bits_and_their_scales_come_back(steps: NoStream) -> None:
+    """On the simulated GPU."""
+    torch.manual_seed(0)
+    model = build_model(CONFIG, Topology(), torch.float16, CPU)
+    for slot in model.slots():
+        slot.target.normal_(0.0, 0.3)
+    scales = [(0.05 * (1 + layer), 0.03) for layer in range(CONFIG.num_layers)]
+    weights = LoadedWeights(model, CONFIG, torch.float16, CPU, Topology(), 0, torch.float8_e4m3fn, scales)
+    page_bytes = KVPool(CONFIG, (1,), 1, torch.float8_e4m3fn, CPU, Topology()).groups[0].page_bytes
+    limits = Limits(2, 1, (64,), 64, CONFIG.vocab_size, 8, "", page_bytes=(page_bytes,))
+    executor = assemble(weights, SETTINGS, limits, GraphSizes())
+    round_trip(executor)
+    executor.close()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(
+    ("config", "dtype", "group"),
+    [
+        (CONFIG, torch.float16, 0),
+        (CONFIG, torch.float8_e4m3fn, 0),
+        (replace(CONFIG, num_kv_heads=1, head_dim=20, latent=LatentConfig(20, 8, 12, 10)), torch.float16, 0),
+        (RECURRENT, torch.float16, 0),
+        (RECURRENT, torch.float16, 1),
+    ],
+)
+def test_a_gpu_copies_in_pieces_to_scattered_places(
+    config: ModelConfig, dtype: torch.dtype, group: int, beside: bool, steps: NoStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty pages in pieces of three, which go round the ring of buffers."""
+    pool = KVPool(config, (32,) * len(config.kv_groups), 2, dtype, CPU, Topology())
+    of_group = pool.groups[group]
+    monkeypatch.setattr(cuda_copies, "PIECE_BYTES", 3 * of_group.page_bytes)
+    draw = np.random.default_rng(0)
+    every = torch.arange(33)
+    of_group.write_pages(every, torch.randint(0, 100, (33, of_group.page_bytes), dtype=torch.uint8))
+    pages, others = (draw.permutation(np.arange(1, 33, dtype=np.int32))[:20] for _ in range(2))
+    slots = np.sort(draw.permutation(np.arange(1, 50, dtype=np.int32))[:20])
+    buffer = np.zeros((50, of_group.page_bytes), dtype=np.uint8)
+    wanted = of_group.read_pages(torch.from_numpy(pages))
+    copies = cuda_copies.PageCopies(pool, CPU, ALONE)
+    assert copies.start(CopyPagesOut(pages, buffer, group, slots, beside)).wait().seconds is not None
+    assert (steps.waited == 0) == beside, "later steps wait for what is not copied beside them"
+    assert torch.equal(torch.from_numpy(buffer[slots]), wanted)
+    assert not np.delete(buffer, slots, axis=0).any()
+    copies.start(CopyPagesIn(others, buffer, group, slots)).wait()
+    assert torch.equal(of_group.read_pages(torch.from_numpy(others)), wanted)
+    assert steps.waited > 0

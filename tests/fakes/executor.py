@@ -163,6 +163,29 @@ class FakeTicket:
         return self.result
 
 
+@dataclass
+class LateTicket:
+    """A copy beside the steps, which happens as late as it can: when its end is seen, or when another copy begins."""
+
+    act: Callable[[], object] | None
+    before: LateTicket | None  # copies happen in order
+    looks: int = 8
+
+    def ready(self) -> bool:
+        self.looks -= 1
+        if self.looks <= 0:
+            self.wait()
+        return self.act is None
+
+    def wait(self) -> CommandResult:
+        if self.before is not None:
+            self.before.wait()
+        if self.act is not None:
+            self.act()
+        self.act = self.before = None
+        return CommandResult()
+
+
 class FakeExecutor:
     """Its weights are a text, of which the length counts; the checkpoint `missing` is none."""
 
@@ -183,7 +206,7 @@ class FakeExecutor:
         self._limits = Limits(
             *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
             groups=(FULL_ATTENTION, *(group for group, _ in groups)),
-            page_bytes=(4 * page_size, *(8 if group.kind == "state" else 4 * page_size for group, _ in groups)),
+            page_bytes=(4 * page_size, *(4 * page_size if group.window else 8 for group, _ in groups)),
             shares_reads=True,
         )
         self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
@@ -193,6 +216,7 @@ class FakeExecutor:
         self.command_looks = 0  # how often a ticket must be looked at
         self.tickets: list[FakeTicket] = []
         self.order: list[int | str] = []  # steps and commands
+        self.late: LateTicket | None = None  # the last copy beside the steps
         self._draw = random.Random(5)
         self.counts: list[int] = []  # tokens that decodes gave, one after the other
         self.row_counts: dict[int, int] = {}  # what each row got last
@@ -222,8 +246,13 @@ class FakeExecutor:
     def close(self) -> None:
         pass
 
-    def control(self, command: Command) -> FakeTicket:
+    def control(self, command: Command) -> FakeTicket | LateTicket:
         self.order.append(type(command).__name__)
+        if isinstance(command, CopyPagesOut) and command.beside:
+            self.late = LateTicket(lambda: self._obey(command), self.late)
+            return self.late
+        if self.late is not None:
+            self.late.wait()
         try:
             result: CommandResult | BoughError = self._obey(command)
         except BoughError as error:
@@ -244,30 +273,38 @@ class FakeExecutor:
             case Wake():
                 self.asleep -= {*command.tags}
             case CopyPagesOut():
-                command.buffer[:] = self._content(command.group, command.pages).view(np.uint8)
+                slots = slice(None) if command.slots is None else command.slots
+                command.buffer[slots] = self._content(command.group, command.pages)
             case CopyPagesIn():
-                self._fill(command.group, command.pages, command.buffer.view(np.int32))
+                slots = slice(None) if command.slots is None else command.slots
+                self._fill(command.group, command.pages, command.buffer[slots])
             case ProfileStart() | ProfileStop():
                 pass
         return CommandResult("done", "asleep" if self.asleep else "")
 
-    def _of_group(self, index: int) -> WindowGroup | StateGroup | None:
-        return next((group for group in (*self.windows, *self.states) if group.index == index), None)
+    def _by_page(self, group: int) -> np.ndarray | StateGroup:
+        """The tokens of a group of attention by page, or a state group."""
+        if group == 0:
+            return self.slots.reshape(-1, self.page_size)
+        return next(
+            found if isinstance(found, StateGroup) else found.slots.reshape(-1, self.page_size)
+            for found in (*self.windows, *self.states)
+            if found.index == group
+        )
 
-    def _content(self, index: int, pages: np.ndarray) -> np.ndarray:
-        """What pages of a group hold. [pages, numbers]"""
-        group = self._of_group(index)
-        if isinstance(group, StateGroup):
-            return np.array([group.content[page] for page in pages.tolist()], dtype=np.uint32).view(np.int32)
-        return (self if group is None else group).slots.reshape(-1, self.page_size)[pages]
+    def _content(self, group: int, pages: np.ndarray) -> np.ndarray:
+        held = self._by_page(group)
+        if isinstance(held, StateGroup):
+            return np.array([held.content[page] for page in pages.tolist()], dtype=np.uint32).view(np.uint8)
+        return held[pages].view(np.uint8)
 
-    def _fill(self, index: int, pages: np.ndarray, content: np.ndarray) -> None:
-        group = self._of_group(index)
-        if isinstance(group, StateGroup):
-            for page, (length, checksum) in zip(pages.tolist(), content.view(np.uint32).tolist(), strict=True):
-                group.content[page] = length, checksum
-        else:
-            (self if group is None else group).slots.reshape(-1, self.page_size)[pages] = content
+    def _fill(self, group: int, pages: np.ndarray, content: np.ndarray) -> None:
+        held, content = self._by_page(group), np.ascontiguousarray(content)
+        if not isinstance(held, StateGroup):
+            held[pages] = content.view(np.int32)
+            return
+        for page, (length, checksum) in zip(pages.tolist(), content.view(np.uint32).tolist(), strict=True):
+            held.content[page] = (length, checksum)
 
     def launch(self, plan: BatchPlan) -> Done:
         assert self.unmasked is None, "masks come before the next launch"

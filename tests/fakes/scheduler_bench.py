@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from bough.core.plan import Executor
 from bough.core.settings import MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
@@ -29,12 +31,17 @@ class Bench:
         timeline: Timeline | None = None,
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
+        host_pages: tuple[int, ...] | None = None,
         handover: Callable[[Executor, Outbox], tuple[Handover, Outbox]] | None = None,
         **settings: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
         self.inbox, self.out = FakeInbox(), FakeOutbox()
         self.now = 0.0
+        limits, host = self.executor.limits(), None
+        if host_pages is not None:
+            sizes = (limits.copied_bytes(group) for group in range(len(limits.groups)))
+            host = [np.zeros((n + 1, size), dtype=np.uint8) for n, size in zip(host_pages, sizes, strict=True)]
         side, outbox = (None, self.out) if handover is None else handover(self.executor, self.out)
         self.scheduler = Scheduler(
             self.executor,
@@ -47,6 +54,7 @@ class Bench:
             timeline=timeline,
             grammars=grammars,
             proposer=proposer,
+            host=host,
             handover=side,
             clock=lambda: self.now,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,13 @@ def test_cache_events_of_several_replicas(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave it out with --dp-size"):
         EngineProcesses(Settings.from_flat({"dp_size": 2, "kv_events_config": "{}"}), cleanup)
+
+
+@pytest.mark.parametrize("flags", [{"pp_size": 2}, {"disable_radix_cache": True}, {"disaggregation_mode": "decode"}])
+def test_a_tier_below_what_cannot_have_one(flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave out --disable-radix-cache, "):
+        EngineProcesses(Settings.from_flat({**flags, "enable_hierarchical_cache": True}), cleanup)
 
 
 @pytest.mark.parametrize("flags", [{"tp_size": 2, "dp_size": 4}, {"tp_size": 4, "dp_size": 3}, {"dp_size": 2}])

@@ -25,7 +25,7 @@ from bough.core.plan import IntArray
 from bough.memory.tree.audit import audit_pages
 from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from bough.memory.tree.eviction import POLICIES
-from bough.memory.tree.node import Node
+from bough.memory.tree.node import Node, key_of
 from bough.memory.tree.pool import PagePool
 from bough.memory.tree.tree import RadixTree
 
@@ -88,6 +88,8 @@ class TreeMachine(RuleBasedStateMachine):
         found = self.tree.match(key, namespace, touch=touch)
         assert found.length == len(known) * self.page_size
         assert found.pages.tolist() == [self.model[prefix] for prefix in known]
+        (pages,) = self.tree.pages_of(key, namespace)
+        assert pages.tolist() == found.pages.tolist()
         if lock and known:
             self.tree.lock(found.node)
             self.locked.append((found.node, known[-1]))
@@ -167,8 +169,17 @@ class TreeMachine(RuleBasedStateMachine):
 
     def evict(self, n: int) -> IntArray:
         expected = min(n, self.tree.evictable_pages)
-        freed = self.tree.evict(n)
-        assert len(freed) == expected
+        seen: list[int] = []
+
+        def before(leaf: Node) -> None:
+            """A leaf that is about to lose pages is still whole, and tells its key."""
+            tokens, namespace = key_of(leaf)
+            pages = [self.model[prefix] for prefix in self.prefixes(tokens, namespace)]
+            assert pages[len(pages) - len(leaf.pages) :] == leaf.pages.tolist()
+            seen.extend(leaf.pages.tolist())
+
+        freed = self.tree.evict(n, before)
+        assert len(freed) == expected and set(freed.tolist()) <= set(seen)
         self.forget(freed)
         return freed
 

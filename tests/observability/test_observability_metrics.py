@@ -40,7 +40,7 @@ def test_the_documentation_lists_what_stands_on_the_page() -> None:
         "memory_usage": {"weight": 1.0, "kvcache": 2.0},
         "startup_time": {"load_weight": 1.0, "tokenizer_e2e": 2.0},
     }
-    state = state_of(Bench()) | {"device_busy_share": 0.5}
+    state = state_of(Bench(host_pages=(8,))) | {"device_busy_share": 0.5}
     page = metrics_page(
         RequestMeter().totals(), [state], "tiny", limits=[limits], cpu_seconds={"scheduler": 1.0}
     ).decode()
@@ -56,7 +56,7 @@ def test_the_documentation_lists_what_stands_on_the_page() -> None:
 
 
 def test_the_schedulers_state_has_every_figure() -> None:
-    bench = Bench(FakeExecutor(rows=2, pages=40), decode_log_interval=4)
+    bench = Bench(FakeExecutor(rows=2, pages=40), host_pages=(60,), decode_log_interval=4)
     for handle in range(6):
         bench.ask(handle, [handle, *range(10, 18)], max_new_tokens=12)
     bench.turn(6)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.model_config import KVGroup
-from bough.core.settings import SCHEDULE_POLICIES, MemorySettings
+from bough.core.settings import SCHEDULE_POLICIES, WRITE_POLICIES, MemorySettings
 from bough.messages.requests import Abort, LogprobRequest, StreamEnded
 from tests.fakes.executor import FakeExecutor, GuessingProposer, PipelineExecutor, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
@@ -74,6 +74,26 @@ def test_any_load_ends_well_with_windows_and_states(  # type: ignore[type-arg]
     play(actions, config, machine, share, drafts=drafts, groups=make_groups(page_size, rows, windows, states))
 
 
+@settings(deadline=None, max_examples=200)
+@given(ACTIONS, CONFIG, MACHINE, st.integers(0, 2), WINDOWS, STATES, st.sampled_from(WRITE_POLICIES), st.data())
+def test_any_load_ends_well_with_a_tier_below_the_device(  # type: ignore[type-arg]
+    actions: list,
+    config: dict,
+    machine: tuple,
+    drafts: int,
+    windows: list,
+    states: list,
+    policy: str,
+    data: st.DataObject,
+) -> None:
+    """Of any size, also smaller than what the device holds."""
+    page_size, _, rows, _ = machine
+    groups = make_groups(page_size, rows, windows, states)
+    pages = data.draw(st.tuples(*(st.integers(1, 90) for _ in range(1 + len(groups)))))
+    memory = MemorySettings(hicache_write_policy=policy)
+    play(actions, config, machine, True, drafts=drafts, groups=groups, memory=memory, host_pages=pages)
+
+
 @settings(deadline=None, max_examples=150)
 @given(ACTIONS, CONFIG, MACHINE, st.booleans(), st.integers(2, 4), WINDOWS, STATES, st.sampled_from([None, 1, 2]))
 def test_any_load_ends_well_in_a_pipeline(  # type: ignore[type-arg]
@@ -106,6 +126,8 @@ def play(
     proposer: GuessingProposer | None = None,
     groups: Sequence[tuple[KVGroup, int]] = (),
     make: Callable[..., FakeExecutor] = FakeExecutor,
+    memory: MemorySettings | None = None,
+    host_pages: tuple[int, ...] | None = None,
 ) -> FakeExecutor:
     page_size, tokens, rows, chunk = machine
     executor = make(
@@ -118,8 +140,9 @@ def play(
         groups=groups,
     )
     stops = frozenset({7, 8, 9})
-    memory = MemorySettings(disable_radix_cache=not share)
-    bench = Bench(executor, eos_ids=tuple(stops), memory=memory, proposer=proposer, **config)
+    memory = memory or MemorySettings(disable_radix_cache=not share)
+    parts = {"memory": memory, "proposer": proposer, "host_pages": host_pages}
+    bench = Bench(executor, eos_ids=tuple(stops), **parts, **config)
     asked: dict[int, tuple[list[int], int]] = {}
     ended_early: set[int] = set()
     for action in actions:

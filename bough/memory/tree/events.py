@@ -21,6 +21,7 @@ from bough.memory.tree.node import Namespace
 HASH_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 DEVICE = "GPU"  # what subscribers call the tier that the model reads from, whatever the device is
+HOST = "CPU"  # and the one below it
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -116,10 +116,19 @@ class GroupPages:
 
     def needed(self, names: NameArray) -> IntArray:
         """The pages that a request reads which goes on behind these; 0 for those that it does not."""
-        pages, first = _pages(names), len(names) - 1
-        if self._window is not None:
-            first = max(len(names) * self._page_size - self._window + 1, 0) // self._page_size
-        pages[:first] = 0
+        pages = _pages(names)
+        pages[: self.first_read(len(names))] = 0
+        return pages
+
+    def first_read(self, count: int) -> int:
+        """The first page that a request reads which goes on behind `count` pages."""
+        if self._window is None:
+            return max(count - 1, 0)
+        return max(count * self._page_size - self._window + 1, 0) // self._page_size
+
+    def present(self, names: NameArray) -> IntArray:
+        """The pages that these names still have; 0 for those without one."""
+        pages: IntArray = np.where(self._live(names), _pages(names), 0)
         return pages
 
     def check(self, held: Mapping[str, IntArray], names: NameArray) -> list[str]:

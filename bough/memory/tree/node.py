@@ -49,6 +49,16 @@ class Node:
         return self.locks == 0 and not self.children and self.parent is not None
 
 
+def key_of(node: Node) -> tuple[IntArray, Namespace]:
+    """All tokens from the root to the end of `node`, and their namespace."""
+    runs: list[bytes] = []
+    edge: Edge = b""
+    while node.parent is not None:
+        runs.append(node.tokens)
+        node, edge = node.parent, node.edge
+    return np.frombuffer(b"".join(reversed(runs)), TOKEN), edge[0] if isinstance(edge, tuple) else ""
+
+
 def common_prefix(run: bytes, data: bytes, start: int) -> int:
     """How many whole tokens, in bytes, `run` and `data[start:]` have in common."""
     tokens = min(len(run), len(data) - start) // TOKEN_BYTES

@@ -20,7 +20,7 @@ import numpy as np
 
 from bough.core.plan import IntArray
 from bough.memory.tree import inspection
-from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, hash_blocks
+from bough.memory.tree.events import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, hash_blocks
 from bough.memory.tree.eviction import POLICIES, VictimQueue
 from bough.memory.tree.groups import GroupPages, NameArray
 from bough.memory.tree.node import TOKEN, TOKEN_BYTES, Edge, Namespace, Node, common_prefix, cut, detach, split
@@ -57,8 +57,11 @@ class RadixTree:
         policy: str = "lru",
         on_event: Callable[[KVEvent], None] | None = None,
         groups: Sequence[GroupPages] = (),
+        medium: str = DEVICE,
     ) -> None:
+        """`medium` is what events call the memory of these pages."""
         self.page_size = page_size
+        self._medium = medium
         self._groups = tuple(groups)
         self._evictable = 0  # pages
         self._protected = 0
@@ -108,6 +111,15 @@ class RadixTree:
     def match_length(self, key: IntArray, namespace: Namespace = "") -> int:
         """How many tokens `match` would find; changes nothing."""
         return self._usable_length(*self._walk(self._encode(key), namespace)) // TOKEN_BYTES
+
+    def pages_of(self, key: IntArray, namespace: Namespace = "") -> tuple[IntArray, ...]:
+        """Of each group, the pages that the tree has for the longest part of `key` that it knows, 0 where a further
+        group has none; changes nothing."""
+        path, length, inside = self._walk(self._encode(key), namespace)
+        count = (length + inside) // self._page_bytes
+        pages = np.concatenate([NO_PAGES, *(node.pages for node in path)])[:count]
+        others = (group.present(_names(path, index)[:count]) for index, group in enumerate(self._groups))
+        return pages, *others
 
     def insert(
         self,
@@ -179,8 +191,9 @@ class RadixTree:
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
-    def evict(self, n_pages: int) -> IntArray:
-        """Frees `n_pages`, or all that are evictable if those are fewer, and hands them to the caller.
+    def evict(self, n_pages: int, before: Callable[[Node], None] | None = None) -> IntArray:
+        """Frees `n_pages`, or all that are evictable if those are fewer, and hands them to the caller. `before` sees
+        each leaf while it is whole.
 
         A leaf that is longer than what is missing loses only its tail: the rest of it stays useful as a prefix.
         """
@@ -188,6 +201,8 @@ class RadixTree:
         removed: list[int] = []
         missing = n_pages
         while missing > 0 and (leaf := self._victims.pop()) is not None:
+            if before is not None:
+                before(leaf)
             dropped = min(missing, len(leaf.pages))
             keep = len(leaf.pages) - dropped
             freed.append(leaf.pages[keep:])
@@ -196,7 +211,7 @@ class RadixTree:
             missing -= dropped
             self._victims.offer(cut(leaf, keep, self._page_bytes) if keep else detach(leaf))
         if removed:
-            self._emit(BlockRemoved(tuple(removed)))
+            self._emit(BlockRemoved(tuple(removed), self._medium))
         if not freed:
             return NO_PAGES.copy()
         pages = np.concatenate(freed)
@@ -214,10 +229,10 @@ class RadixTree:
             self._drop_in_groups(node, 0)
         self._victims.clear()
         self._evictable = 0
-        if not self._root.children:
+        if not self._root.children and self._medium == DEVICE:
             self._emit(AllBlocksCleared())
         elif hashes := tuple(block for node in dropped for block in node.hashes):
-            self._emit(BlockRemoved(hashes))
+            self._emit(BlockRemoved(hashes, self._medium))
         return np.concatenate([node.pages for node in dropped]) if dropped else NO_PAGES.copy()
 
     # -- looking inside ---------------------------------------------------------------------------------------------
@@ -296,7 +311,8 @@ class RadixTree:
             above = parent.hashes[-1] if start else None
             leaf.hashes = hash_blocks(leaf.tokens, self._page_bytes, above, namespace)
             token_ids = tuple(np.frombuffer(leaf.tokens, TOKEN).tolist())
-            self._on_event(BlockStored(leaf.hashes, above, token_ids, self.page_size, namespace=namespace))
+            stored = leaf.hashes, above, token_ids, self.page_size
+            self._on_event(BlockStored(*stored, medium=self._medium, namespace=namespace))
         return leaf
 
     def _usable_length(self, path: list[Node], length: int, inside: int) -> int:

@@ -142,6 +142,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     weight_version: str
     queue_time: float
     e2e_latency: float
+    cached_tokens_details: dict[str, int | str | None] | None = None  # by tier, where there are several
     dp_rank: int | None = None  # of the replica, where there are several
     warnings: list[str] | None = None
     prompt_token_ids: list[int] | None = None

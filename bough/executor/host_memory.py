@@ -1,0 +1,54 @@
+"""The host's memory for cached prefixes (`--enable-hierarchical-cache`): how much, and pinned where a GPU copies."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bough.core.errors import ResourceError
+from bough.core.plan import Limits
+from bough.core.settings import Settings
+from bough.executor.build import resolve_device
+from bough.executor.machine import free_memory_bytes
+
+log = logging.getLogger(__name__)
+
+FREE_SHARE = 0.8  # of the free memory that all replicas of this host may take together
+
+
+def host_memory(limits: Limits, settings: Settings) -> list[npt.NDArray[np.uint8]]:
+    """Of each KV group as many times the pages of the device as the settings say, and page 0, which is not used."""
+    memory, parallel = settings.memory, settings.parallel
+    sizes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
+    device_bytes = sum(pages * size for pages, size in zip(limits.pages, sizes, strict=True))
+    wanted = memory.hicache_size * 1e9 / device_bytes if memory.hicache_size else memory.hicache_ratio
+    most = FREE_SHARE * free_memory_bytes() / max(1, parallel.dp_size // parallel.nnodes) / device_bytes
+    ratio = min(wanted, most)
+    pages = [int(count * ratio) for count in limits.pages]
+    if not all(pages):
+        raise ResourceError(
+            f"--enable-hierarchical-cache: {ratio * device_bytes / 1e9:.2f} GB of the host's memory do not hold a page "
+            "of each kind; give it more (--hicache-size), or leave it out."
+        )
+    buffers = [np.empty((count + 1, size), dtype=np.uint8) for count, size in zip(pages, sizes, strict=True)]
+    on_gpu = resolve_device(settings.model).type == "cuda"
+    if on_gpu:
+        _pin(buffers)
+    log.info(
+        "memory of the host for cached prefixes: %d tokens, %.2f GB, %.2f times the KV cache%s%s",
+        *(pages[0] * limits.page_size, ratio * device_bytes / 1e9, ratio),
+        f" (capped: {wanted:.2f} times do not fit into the free memory)" if ratio < wanted else "",
+        "" if on_gpu else "; on a CPU it pays little, because a larger --max-total-tokens takes the same memory",
+    )
+    return buffers
+
+
+def _pin(buffers: list[npt.NDArray[np.uint8]]) -> None:
+    """Lets the GPU copy by itself. Registered, because torch's own pinned memory is rounded up to a power of two."""
+    register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
+    for buffer in buffers:
+        if buffer.nbytes and (error := int(register(buffer.ctypes.data, buffer.nbytes, 0))):
+            log.warning("memory of the host cannot be pinned (CUDA error %d): steps will wait for copies", error)

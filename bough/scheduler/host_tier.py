@@ -1,0 +1,268 @@
+"""The prefix cache with a second tier below the device: pages whose content is copied to memory of the host and back.
+
+The host has a radix tree and page accounts of its own, of the same form as the device's, because both name content by
+the tokens before it. So a prefix may be in either tier or in both, and each evicts by itself. What a plan computes is
+copied out once that plan is launched. What a request finds on the host alone is copied into pages of the device before
+the plan that reads them is launched. Order is the synchronisation here too: nothing waits for a copy, except an
+eviction of pages that are still being copied out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from bough.core.control import CopyPagesIn, CopyPagesOut, Ticket
+from bough.core.plan import Executor, IntArray, Limits
+from bough.core.settings import MemorySettings
+from bough.memory.tree.audit import Audit
+from bough.memory.tree.events import HOST, KVEvent
+from bough.memory.tree.node import Node, key_of
+from bough.memory.tree.tree import Match
+from bough.scheduler.ports import LowerTier
+from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache
+
+log = logging.getLogger(__name__)
+
+HostMemory = Sequence[npt.NDArray[np.uint8]]  # of each group: [pages + 1, Limits.copied_bytes]
+Copies = list[tuple[int, IntArray, IntArray]]  # group, pages of the device, pages of the host
+
+MEMORY = 0.7  # of the rate that was known before, when a further copy is slower
+TRY_AGAIN = 50  # copies that did not pay before one is made all the same: the rate may have been learnt wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy under way."""
+
+    ticket: Ticket
+    nbytes: int
+    inward: bool
+    read: IntArray  # pages of full attention that must stay as they are until it is done
+    key: tuple[IntArray, str] | None = None  # tokens that are on the host then, and their namespace
+
+
+class TieredCache(PrefixCache):
+    """Owns the host's tier and the copies under way. `below` is the tier below the host, if there is one."""
+
+    tiered = True
+
+    def __init__(
+        self,
+        limits: Limits,
+        memory: MemorySettings,
+        on_event: Callable[[KVEvent], None] | None,
+        executor: Executor,
+        buffers: HostMemory,
+        below: LowerTier | None = None,
+    ) -> None:
+        super().__init__(limits, memory, on_event)
+        pages = tuple(len(buffer) - 1 for buffer in buffers)
+        self.host = PrefixCache(
+            replace(limits, pages=pages), replace(memory, radix_eviction_policy="lru"), on_event, HOST
+        )
+        self._executor, self._buffers, self._below = executor, buffers, below
+        self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
+        self._policy = memory.hicache_write_policy
+        if self._policy == "write_back" and self.groups:
+            log.warning("write_back: windows and states leave the device one by one, so this model writes through")
+            self._policy = "write_through"
+        self._noted: list[tuple[IntArray, str]] = []  # what is copied out when the plan in the making is launched
+        self._under_way: deque[Transfer] = deque()  # in the order in which they end
+        self._bytes_per_s: float | None = None  # of copies in
+        self._unpaid = 0  # copies in a row that would not have paid
+        self._load_s = 0.0
+        self._loaded_tokens = self._bytes_in = self._bytes_out = 0
+
+    # What requests do -------------------------------------------------------------------------------------------------
+
+    def note(self, tokens: IntArray, namespace: str) -> None:
+        if self._policy == "write_through":
+            self._noted.append((tokens.copy(), namespace))
+
+    def launched(self) -> None:
+        noted, self._noted = self._noted, []
+        for tokens, namespace in noted:
+            self._write(tokens, namespace, beside=True)
+        while self._under_way and self._under_way[0].ticket.ready():
+            self._finish(self._under_way.popleft())
+
+    def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
+        if self._policy == "write_through_selective" and match.length:
+            self._noted.append((tokens[: match.length].copy(), namespace))
+        length = self.host.tree.match_length(tokens, namespace)
+        if self._below is not None and max(length, match.length) < len(tokens):
+            self._below.ask(tokens, namespace, max(length, match.length))
+        if length <= match.length:
+            return match
+        found = self.host.match_and_lock(tokens, namespace)
+        if self._load(found, tokens[:length], namespace, length - match.length, tokens_per_s):
+            before = match.length
+            self.unlock(match)
+            match = self.match_and_lock(tokens, namespace)
+            self._loaded_tokens += match.length - before
+        self.host.unlock(found)
+        return match
+
+    def take_load_s(self) -> float:
+        load_s, self._load_s = self._load_s, 0.0
+        return load_s
+
+    def flush(self) -> None:
+        self._noted.clear()
+        self._finish_all()
+        self.host.flush()
+        super().flush()
+
+    def adopt(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], content: HostMemory) -> None:
+        """Takes over what the tier below has brought up: of each group the page of `content` that holds each page of
+        these tokens, 0 where there is none."""
+        self._finish_all()  # a copy under way may still use a page that is free again
+        for group, rows, slots in self._place(tokens, namespace, pages):
+            self._buffers[group][slots] = content[group][rows]
+
+    # What others want to know -----------------------------------------------------------------------------------------
+
+    @property
+    def figures(self) -> dict[str, float]:
+        pool, size = self.host.pool, self.page_size
+        return {
+            "hicache_host_used_tokens": (pool.total - pool.free) * size,
+            "hicache_host_total_tokens": pool.total * size,
+            "load_back_tokens_total": self._loaded_tokens,
+            "hicache_bytes_in_total": self._bytes_in,
+            "hicache_bytes_out_total": self._bytes_out,
+            "hicache_evicted_tokens_total": self.host.evicted * size,
+        }
+
+    def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:
+        audit, host = super().audit(held, group_held), self.host.audit({}, [{} for _ in self.groups])
+        audit.problems.extend(f"host: {problem}" for problem in host.problems)
+        return audit
+
+    # Copies out -------------------------------------------------------------------------------------------------------
+
+    def _write(self, tokens: IntArray, namespace: str, *, beside: bool) -> None:
+        """Copies to the host what the device has of these tokens and the host has not."""
+        copies = self._place(tokens, namespace, self.tree.pages_of(tokens, namespace))
+        for left, (group, pages, slots) in zip(range(len(copies) - 1, -1, -1), copies, strict=True):
+            # Pages of further groups leave the tree without notice, so later plans wait for those.
+            apart = beside and not group
+            command = CopyPagesOut(pages, self._buffers[group], group, slots, apart)
+            self._start(command, pages if apart else NO_PAGES, None if left else (tokens, namespace))
+
+    def _place(self, tokens: IntArray, namespace: str, ours: Sequence[IntArray]) -> Copies:
+        """Makes room on the host for those pages of `ours` (0: none) that it lacks, as far as it has any."""
+        tree, size = self.host.tree, self.page_size
+        theirs = tree.pages_of(tokens, namespace)
+        known = min(len(theirs[0]), len(ours[0]))
+        node = tree.insert(tokens[: known * size], theirs[0][:known], namespace).node
+        tree.lock(node)  # making room must not take what comes before
+        count = min(len(ours[0]), known + self.host.available)
+        slots = np.sort(self.host.take(count - known))  # neighbours cross the bus together
+        copies: Copies = [(0, ours[0][known:count], slots)]
+        offered: list[IntArray] = []
+        for index, group in enumerate(self.host.groups, 1):
+            lacking = ours[index][:count] > 0
+            lacking[:known] &= theirs[index][:known] == 0
+            lacking[: min(known, group.first_read(count))] = False  # as nobody has needed it since
+            places = np.flatnonzero(lacking)
+            places = places[max(0, len(places) - group.available) :]
+            taken = np.zeros(count, dtype=np.int32)
+            taken[places] = group.take(len(places))
+            copies.append((index, ours[index][places], taken[places]))
+            offered.append(taken)
+        pages = np.concatenate([theirs[0][:known], slots])
+        tree.insert(tokens[: count * size], pages, namespace, group_pages=offered)
+        tree.unlock(node)
+        for group, taken in zip(self.host.groups, offered, strict=True):
+            group.release(taken[taken > 0])
+        return [copy for copy in copies if len(copy[1]) and self._page_bytes[copy[0]]]
+
+    def _evict(self, count: int) -> IntArray:
+        pages = self.tree.evict(count, self._write_back if self._policy == "write_back" else None)
+        touched = [i for i, transfer in enumerate(self._under_way) if np.isin(transfer.read, pages).any()]
+        for _ in range(touched[-1] + 1 if touched else 0):
+            self._finish(self._under_way.popleft())
+        return pages
+
+    def _write_back(self, leaf: Node) -> None:
+        self._write(*key_of(leaf), beside=False)
+
+    # Copies in --------------------------------------------------------------------------------------------------------
+
+    def _load(self, found: Match, tokens: IntArray, namespace: str, more: int, tokens_per_s: float | None) -> bool:
+        """Copies to the device what it lacks of `found`, which holds `tokens`: `more` than it can go on behind now.
+        False: there is no room, or it takes longer than to compute them."""
+        tree, count, size = self.tree, len(found.pages), self.page_size
+        ours = tree.pages_of(tokens, namespace)
+        known = len(ours[0])
+        places = [np.arange(known, count)]
+        for wanted, present in zip(found.group_pages, ours[1:], strict=True):
+            lacking = wanted > 0
+            lacking[:known] &= present == 0
+            places.append(np.flatnonzero(lacking))
+        nbytes = sum(len(at) * each for at, each in zip(places, self._page_bytes, strict=True))
+        if not self._pays(nbytes, more, tokens_per_s):
+            return False
+        node = tree.insert(tokens[: known * size], ours[0], namespace).node
+        tree.lock(node)  # making room must not take what comes before
+        room = self.available, *(group.available for group in self.groups)
+        fits = all(len(at) <= free for at, free in zip(places, room, strict=True))
+        if fits:
+            full = self.take(count - known)
+            copies: Copies = [(0, full, found.pages[known:])]
+            offered: list[IntArray] = []
+            for index, (group, wanted) in enumerate(zip(self.groups, found.group_pages, strict=True), 1):
+                taken = np.zeros(count, dtype=np.int32)
+                taken[places[index]] = group.take(len(places[index]))
+                copies.append((index, taken[places[index]], wanted[places[index]]))
+                offered.append(taken)
+            tree.insert(tokens, np.concatenate([ours[0], full]), namespace, group_pages=offered)
+            for group, taken in zip(self.groups, offered, strict=True):
+                group.release(taken[taken > 0])
+            for index, pages, slots in copies:
+                if len(pages) and self._page_bytes[index]:
+                    self._start(CopyPagesIn(pages, self._buffers[index], index, slots))
+            self._load_s += nbytes / self._bytes_per_s if self._bytes_per_s else 0.0
+        tree.unlock(node)
+        return fits
+
+    def _pays(self, nbytes: int, tokens: int, tokens_per_s: float | None) -> bool:
+        """Whether a copy takes no longer than to compute so many tokens, as far as both are measured."""
+        if not self._bytes_per_s or not tokens_per_s or nbytes / self._bytes_per_s <= tokens / tokens_per_s:
+            self._unpaid = 0
+            return True
+        self._unpaid = (self._unpaid + 1) % TRY_AGAIN
+        return self._unpaid == 0
+
+    # Copies under way -------------------------------------------------------------------------------------------------
+
+    def _start(
+        self, command: CopyPagesOut | CopyPagesIn, read: IntArray = NO_PAGES, key: tuple[IntArray, str] | None = None
+    ) -> None:
+        nbytes = len(command.pages) * self._page_bytes[command.group]
+        ticket = self._executor.control(command)
+        self._under_way.append(Transfer(ticket, nbytes, isinstance(command, CopyPagesIn), read, key))
+
+    def _finish(self, transfer: Transfer) -> None:
+        seconds = transfer.ticket.wait().seconds
+        if not transfer.inward:
+            self._bytes_out += transfer.nbytes
+            if self._below is not None and transfer.key is not None:
+                self._below.offer(*transfer.key, self.host.tree.pages_of(*transfer.key), self._buffers)
+            return
+        self._bytes_in += transfer.nbytes
+        if seconds:
+            seen = transfer.nbytes / seconds
+            known = self._bytes_per_s or seen
+            self._bytes_per_s = max(seen, MEMORY * known + (1.0 - MEMORY) * seen)
+
+    def _finish_all(self) -> None:
+        while self._under_way:
+            self._finish(self._under_way.popleft())

@@ -1,0 +1,128 @@
+"""What the host's memory is worth: chats whose contexts do not fit the KV cache, with and without the tier, in turns.
+
+`bough bench tiers` runs it in a checkout. Each chat begins with a context of its own; all take their turns in the same
+order, so that each has lost its pages to the others when its next turn comes. Both engines live side by side, each with
+a KV cache that holds a share of the contexts. Every round begins with empty caches; a figure is that of the best round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+import bough
+from bough.bench.number_checks import require_counts
+
+FIGURES = ("load_back_tokens_total", "hicache_bytes_in_total", "hicache_bytes_out_total")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group("load")
+    load.add_argument("--chats", type=int, default=16)
+    load.add_argument("--turns", type=int, default=4)
+    load.add_argument("--context-len", type=int, nargs=2, default=[512, 1536], metavar=("LEAST", "MOST"))
+    load.add_argument("--question-len", type=int, default=32)
+    load.add_argument("--output-len", type=int, default=16)
+    load.add_argument("--concurrency", type=int, default=4, help="chats that are answered at a time")
+    load.add_argument("--share", type=float, default=0.25, help="of all contexts that fit the KV cache")
+    load.add_argument("--vocab", type=int, default=10_000, help="largest token id in the prompts")
+    load.add_argument("--repeat", type=int, default=2)
+    load.add_argument("--json", action="store_true", help="print one JSON object for each engine")
+
+
+def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
+    require_counts(args, ("chats", "turns", "question_len", "output_len", "concurrency", "vocab", "repeat"))
+    longest = args.context_len[1] + args.turns * (args.question_len + args.output_len)
+    held = max(args.concurrency * longest, int(args.share * args.chats * longest))
+    flat = {
+        "skip_tokenizer_init": True,
+        "max_total_tokens": held,
+        "max_running_requests": args.concurrency,
+        "hicache_ratio": 1.2 * args.chats * longest / held,  # all of them
+        **flat,
+    }
+    rounds: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
+    with ExitStack() as engines:
+        sides = {
+            name: engines.enter_context(bough.Engine(**{**flat, "enable_hierarchical_cache": name == "on"}))
+            for name in rounds
+        }
+        for engine in sides.values():
+            engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 2})
+        for number in range(args.repeat):
+            for name in sorted(sides, reverse=bool(number % 2)):
+                rounds[name].append(measure(sides[name], args))
+    best = {name: min(of_side, key=lambda each: each["seconds"]) for name, of_side in rounds.items()}
+    for name, figures in best.items():
+        print(json.dumps({"tier": name, **figures}) if args.json else as_text(name, figures))
+    if not args.json:
+        first, speed = (best["off"][key] / best["on"][key] for key in ("ttft_p50_s", "seconds"))
+        print(f"with the tier: {speed:.2f} × the throughput, first token {first:.2f} × as early")
+    return 0
+
+
+def measure(engine: bough.Engine, args: argparse.Namespace) -> dict[str, Any]:
+    """A round: the same chats each time, told apart only by their seed."""
+    engine.flush_cache()
+    draw = random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return [draw.randint(0, args.vocab) for _ in range(count)]
+
+    chats = [ids(draw.randint(*args.context_len)) for _ in range(args.chats)]
+    questions = [[ids(args.question_len) for _ in chats] for _ in range(args.turns)]
+    before = engine.get_server_info()["internal_states"][0]
+    began = time.perf_counter()
+    answers = asyncio.run(talk(engine, chats, questions, args))
+    seconds = time.perf_counter() - began
+    after = engine.get_server_info()["internal_states"][0]
+    later = [ttft for turn, ttft, _ in answers if turn]  # the first turn finds nothing anywhere
+    prompt, cached, out = (
+        sum(meta[key] for _, _, meta in answers) for key in ("prompt_tokens", "cached_tokens", "completion_tokens")
+    )
+    return {
+        "seconds": seconds,
+        "total_tok_s": (prompt + out) / seconds,
+        "cached_share": cached / prompt,
+        "ttft_p50_s": float(np.percentile(later or [0.0], 50)),
+        "ttft_p99_s": float(np.percentile(later or [0.0], 99)),
+        **{name: after[name] - before[name] for name in FIGURES if name in after},
+    }
+
+
+async def talk(
+    engine: bough.Engine, chats: list[list[int]], questions: list[list[list[int]]], args: argparse.Namespace
+) -> list[tuple[int, float, dict[str, Any]]]:
+    """Of each answer: its turn, when its first token came, and what the engine says of it."""
+    room = asyncio.Semaphore(args.concurrency)
+    params = {"temperature": 0.0, "max_new_tokens": args.output_len, "ignore_eos": True}
+
+    async def answer(turn: int, chat: list[int], question: list[int]) -> tuple[int, float, dict[str, Any]]:
+        async with room:
+            chat += question
+            began, first = time.perf_counter(), 0.0
+            pieces = []
+            async for piece in await engine.async_generate(input_ids=chat, sampling_params=params, stream=True):
+                first = first or time.perf_counter() - began
+                pieces.append(piece)
+            chat += pieces[-1]["output_ids"]
+            return turn, first, pieces[-1]["meta_info"]
+
+    answers = []
+    for turn, asked in enumerate(questions):
+        answers += await asyncio.gather(*(answer(turn, *pair) for pair in zip(chats, asked, strict=True)))
+    return answers
+
+
+def as_text(name: str, figures: dict[str, Any]) -> str:
+    times = f"{figures['seconds']:7.2f} s, {figures['total_tok_s']:9.1f} tok/s, {figures['cached_share']:.0%} cached"
+    first = f"first token p50 {figures['ttft_p50_s'] * 1e3:.1f} ms, p99 {figures['ttft_p99_s'] * 1e3:.1f} ms"
+    copied = "".join(f", {key.removesuffix('_total')} {figures[key]}" for key in FIGURES if key in figures)
+    return f"tier {name:>3}: {times}; {first}{copied}"

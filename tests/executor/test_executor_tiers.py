@@ -1,0 +1,84 @@
+"""Pages of every kind come back from the host as they went: a request gets the same logprobs, to the last bit."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from bough.core.plan import Executor
+from bough.core.settings import WRITE_POLICIES, MemorySettings, Settings
+from bough.executor.build import build_executor
+from bough.loader.locate import locate
+from bough.messages.requests import LogprobRequest
+from bough.native.library import load_library
+from tests.executor.test_executor_pipelines import CONFIGS
+from tests.executor.test_executor_ranks import with_ranks
+from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.scheduler_bench import Bench
+
+PROMPT = [5, 9, 2, 7, 1, 8, 3, 3, 6, 4, 5, 1, 2, 2, 7, 9, 11, 4]
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama bf16": {"kv_cache_dtype": "bf16"},
+    "llama pages": {"page_size": 4},
+    "latent": {},
+    "windows": {},
+    "states": {},
+}
+
+
+def answers(bench: Bench, prompts: list[list[int]]) -> list[tuple[int, int | None, list[int], list[float]]]:
+    """Of requests one after the other: cached tokens, those from the host, and what was sampled with which logprobs."""
+    found = []
+    for prompt in prompts:
+        handle = len(bench.out.started)
+        options = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+        bench.ask(handle, prompt, logprobs=LogprobRequest(), **options)
+        bench.run()
+        started = bench.out.started[handle]
+        found.append((started.cached_tokens, started.host_tokens, bench.out.outputs[handle], bench.out.scores[handle]))
+    return found
+
+
+def round_trip(executor: Executor, policy: str = "write_through") -> None:
+    """The second request finds the prompt on the device, the last one on the host alone. Both compute one token more,
+    which the first has not."""
+    memory = MemorySettings(hicache_write_policy=policy)
+    pages = tuple(4 * count for count in executor.limits().pages)
+    bench = Bench(cast(Any, executor), memory=memory, host_pages=pages)
+    _, again, *_, last = answers(bench, [PROMPT, [*PROMPT, 2], [17] * 40, [18] * 40, [*PROMPT, 2]])
+    assert again[0] >= 16 and again[1] == 0
+    assert last[:2] == (again[0], again[0]), "all of it came from the host"
+    assert last[2:] == again[2:] and len(last[3]) == 6
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_trip_changes_no_bit(kind: str, backend: str, tmp_path: Path) -> None:
+    if backend == "native" and (load_library() is None or kind == "states"):
+        pytest.skip("not with the CPU kernels")
+    model = kind.split()[0]
+    layers = {} if model == "states" else {"num_hidden_layers": 4}
+    folder = write_checkpoint(tmp_path / "model", 3, **CONFIGS[model], **layers)
+    flat = {
+        "device": "cpu",
+        "cpu_threads": 1,
+        "attention_backend": backend,
+        "max_total_tokens": 64,
+        "max_running_requests": 2,
+        "chunked_prefill_size": 8,
+        **KINDS[kind],
+    }
+    executor = build_executor(locate(str(folder)), Settings.from_flat(flat)).executor
+    round_trip(executor)
+    executor.close()
+
+
+@pytest.mark.parametrize("policy", WRITE_POLICIES)
+def test_the_parts_of_all_ranks_come_back(policy: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", 3, **CONFIGS["llama"])
+    flags = {"max_total_tokens": 64, "max_running_requests": 2, "chunked_prefill_size": 8}
+    with_ranks(folder, 2, partial(round_trip, policy=policy), **flags)

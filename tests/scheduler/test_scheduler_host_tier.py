@@ -1,0 +1,232 @@
+"""The tier below the device: what is copied when, and what a request finds there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bough.core.control import CommandResult, CopyPagesIn, CopyPagesOut
+from bough.core.model_config import KVGroup
+from bough.core.settings import MemorySettings
+from bough.memory.tree.events import HOST, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from bough.messages.requests import FlushCache
+from bough.scheduler.host_tier import TRY_AGAIN, TieredCache
+from tests.fakes.executor import FakeExecutor, FakeTicket, oracle
+from tests.fakes.scheduler_bench import Bench
+
+FIRST, OTHER = [1] * 30, [2] * 50  # 64 pages hold one of them with its answer, not both
+
+
+def bench_of(
+    policy: str = "write_through", host: int = 200, executor: FakeExecutor | None = None, **parts: Any
+) -> Bench:
+    executor = executor or FakeExecutor(chunk_tokens=64)
+    memory = MemorySettings(hicache_write_policy=policy)
+    return Bench(executor, memory=memory, host_pages=(host, *(200 for _ in executor.limits().groups[1:])), **parts)
+
+
+def ask(bench: Bench, prompt: list[int], **options: Any) -> tuple[int, int | None]:
+    """Runs a request; how many of its tokens were cached, and how many of those came from the host."""
+    handle = len(bench.out.started)
+    bench.ask(handle, prompt, max_new_tokens=2, **options)
+    bench.run()
+    assert bench.out.outputs[handle] == oracle(prompt, 2)
+    started = bench.out.started[handle]
+    return started.cached_tokens, started.host_tokens
+
+
+def copied(bench: Bench, kind: type) -> int:
+    return bench.executor.order.count(kind.__name__)
+
+
+def tier(bench: Bench) -> TieredCache:
+    assert isinstance(bench.scheduler._cache, TieredCache)
+    return bench.scheduler._cache
+
+
+def test_what_left_the_device_comes_back_from_the_host() -> None:
+    bench = bench_of()
+    assert [ask(bench, prompt) for prompt in (FIRST, OTHER, FIRST)] == [(0, 0), (0, 0), (29, 29 - 13)]
+    assert bench.scheduler._cache.evicted > 0
+    # Nothing of the third prompt but its last token was computed, and the copy came before that.
+    last = [plan.step for plan in bench.executor.plans if len(plan.tokens)][-1]
+    assert bench.executor.order.index("CopyPagesIn") < bench.executor.order.index(last)
+    figures = tier(bench).figures
+    assert figures["load_back_tokens_total"] == 16 and figures["hicache_bytes_in_total"] == 16 * 4
+    assert figures["hicache_host_used_tokens"] == 31 + 51 == figures["hicache_bytes_out_total"] // 4
+
+
+def test_without_a_tier_it_is_computed_and_answers_do_not_speak_of_one() -> None:
+    bench = Bench(FakeExecutor(chunk_tokens=64))
+    assert [ask(bench, prompt) for prompt in (FIRST, OTHER, FIRST)] == [(0, None), (0, None), (13, None)]
+    assert not copied(bench, CopyPagesOut)
+
+
+@pytest.mark.parametrize(
+    ("policy", "copies"),
+    [
+        ("write_through", [2, 4]),  # a prompt, then its answer
+        ("write_through_selective", [0, 0]),
+        ("write_back", [0, 1]),
+    ],
+)
+def test_when_a_prefix_is_written(policy: str, copies: list[int]) -> None:
+    bench, seen = bench_of(policy), []
+    for prompt in (FIRST, OTHER):
+        ask(bench, prompt)
+        seen.append(copied(bench, CopyPagesOut))
+    assert seen == copies
+
+
+def test_selective_writes_what_was_found_again() -> None:
+    bench = bench_of("write_through_selective")
+    assert [ask(bench, prompt) for prompt in (FIRST, FIRST, OTHER, FIRST)] == [(0, 0), (29, 0), (0, 0), (29, 16)]
+
+
+def test_the_host_forgets_what_was_used_least_recently() -> None:
+    bench = bench_of(host=60)
+    for prompt in (FIRST, OTHER):
+        ask(bench, prompt)
+    assert tier(bench).figures["hicache_evicted_tokens_total"] == 31 + 51 - 60
+    assert ask(bench, FIRST) == (13, 0)
+
+
+def test_namespaces_share_nothing_on_the_host_either() -> None:
+    bench = bench_of()
+    for prompt in (FIRST, OTHER):
+        ask(bench, prompt, namespace="a")
+    assert ask(bench, FIRST, namespace="b") == (0, 0)
+    assert ask(bench, OTHER, namespace="b") == (0, 0)
+    assert ask(bench, FIRST, namespace="a")[0] == 29
+
+
+def test_a_flush_clears_the_host() -> None:
+    bench = bench_of()
+    for prompt in (FIRST, OTHER):
+        ask(bench, prompt)
+    bench.submit(FlushCache(0))
+    bench.run()
+    assert tier(bench).figures["hicache_host_used_tokens"] == 0 and bench.scheduler._cache.tree.total_pages == 0
+    assert ask(bench, FIRST) == (0, 0)
+
+
+@dataclass
+class Recorder:
+    events: list[KVEvent] = field(default_factory=list)
+
+    def add(self, event: KVEvent) -> None:
+        self.events.append(event)
+
+    def flush(self) -> None:
+        return
+
+
+def test_events_name_the_tier() -> None:
+    recorder = Recorder()
+    bench = bench_of(events=recorder)
+    for prompt in (FIRST, OTHER, FIRST):
+        ask(bench, prompt)
+    bench.submit(FlushCache(0))
+    bench.run()
+    held: dict[str | None, set[int]] = {}
+    for event in recorder.events:
+        match event:
+            case BlockStored():
+                held.setdefault(event.medium, set()).update(event.block_hashes)
+            case BlockRemoved():
+                assert held[event.medium] >= {*event.block_hashes}
+                held[event.medium] -= {*event.block_hashes}
+            case AllBlocksCleared():
+                held["GPU"].clear()
+    assert held == {"GPU": set(), HOST: set()}
+    stored = [{*e.block_hashes} for e in recorder.events if isinstance(e, BlockStored) and e.medium == HOST]
+    assert len(set().union(*stored)) == 31 + 51
+
+
+@pytest.mark.parametrize("group", [KVGroup("window", 6), KVGroup("state")])
+def test_further_groups_come_back_too(group: KVGroup) -> None:
+    """In the third request nothing of the group is left on the device."""
+    executor = FakeExecutor(chunk_tokens=15, groups=[(group, 26 if group.window else 9)])
+    bench = bench_of(executor=executor)
+    for prompt in (FIRST, OTHER):
+        ask(bench, prompt)
+    cached, host = ask(bench, FIRST)
+    assert cached == (29 if group.window else 15) and host
+    groups_copied = executor.order.count("CopyPagesIn")
+    assert groups_copied == 2, "both groups"
+
+
+class SlowCopies(FakeExecutor):
+    """Copies of a megabyte per second."""
+
+    def control(self, command: Any) -> Any:
+        ticket = super().control(command)
+        if isinstance(command, CopyPagesIn):
+            nbytes = len(command.pages) * self.limits().copied_bytes(command.group)
+            return FakeTicket(CommandResult(seconds=nbytes / 1e6))
+        return ticket
+
+
+@pytest.mark.parametrize(("tokens_per_s", "fetched"), [(None, 20), (1e3, 20), (1e6, 0)])
+def test_what_takes_longer_to_fetch_than_to_compute_is_computed(tokens_per_s: float | None, fetched: int) -> None:
+    """A token has 4 bytes, so 250,000 come in a second, once that is measured."""
+    bench = bench_of(executor=SlowCopies(chunk_tokens=64))
+    cache = tier(bench)
+    for prompt in (FIRST, OTHER, FIRST, OTHER):  # the last two are fetched, and measured
+        ask(bench, prompt)
+    cache.take(64)  # evicts all that the device has
+    cache.pool.give(np.arange(1, 65, dtype=np.int32))
+    key = np.array(FIRST[:20], dtype=np.int32)
+    match = cache.match_and_lock(key, "")
+    match = cache.fetch(match, key, "", tokens_per_s)
+    assert match.length == fetched
+    assert cache.take_load_s() == pytest.approx(fetched * 4 / 1e6)
+    cache.unlock(match)
+
+
+def test_now_and_then_a_slow_copy_is_made_all_the_same() -> None:
+    cache = tier(bench_of(executor=SlowCopies()))
+    cache._bytes_per_s = 1.0
+    assert [cache._pays(100, 1, 1e6) for _ in range(2 * TRY_AGAIN)].count(True) == 2
+
+
+@dataclass
+class Below:
+    """A tier that keeps what it is offered, and is asked."""
+
+    kept: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def offer(self, tokens: Any, namespace: str, pages: Any, buffers: Any) -> None:
+        self.kept[tuple(tokens.tolist())] = buffers[0][pages[0]].copy()
+
+    def ask(self, tokens: Any, namespace: str, known: int) -> None:
+        self.asked.append((len(tokens), known))
+
+
+def test_a_tier_below_gets_what_is_written_and_hands_it_back() -> None:
+    bench, below = bench_of(), Below()
+    tier(bench)._below = below
+    ask(bench, FIRST)
+    assert below.asked == [(29, 0)]
+    tier(bench)._finish_all()
+    whole = max(below.kept, key=len)
+    assert len(whole) == 31 and below.kept[whole].view(np.int32)[:, 0].tolist() == list(whole)
+    bench.submit(FlushCache(0))
+    bench.run()
+    rows = np.arange(31, dtype=np.int32)
+    content = np.concatenate([below.kept[whole][:1], below.kept[whole]])  # row 0 stands for none
+    tier(bench).adopt(np.array(whole, dtype=np.int32), "", [rows + 1], [content])
+    assert ask(bench, FIRST) == (29, 29)
+
+
+def test_pages_are_not_reused_while_they_are_copied_out() -> None:
+    """One row: the second request evicts what the first has just left, long before its copy is looked at again."""
+    bench = bench_of(executor=FakeExecutor(rows=1, chunk_tokens=64))
+    for handle, prompt in enumerate((FIRST, OTHER)):
+        bench.ask(handle, prompt, max_new_tokens=1)
+    bench.run()
+    assert ask(bench, FIRST) == (29, 15)

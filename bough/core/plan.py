@@ -21,7 +21,7 @@ nobody: padding is written there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from bough.core.control import Command, Ticket
 from bough.core.model_config import FULL_ATTENTION, KVGroup
+from bough.core.pooling import Pooling, VectorConfig
 from bough.core.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -68,6 +69,7 @@ class RowSetup:
     logprobs: LogprobSpec | None
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
     processor: str | None = None  # the user's own code over its logits, as its text
+    pooling: Pooling | None = None  # the row ends with a vector, which the last chunk of its prompt gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class StepResult:
     device_span: tuple[float, float] | None = (
         None  # when the step was on the device, by `time.monotonic`; None: unknown
     )
+    vectors: dict[int, FloatArray] = field(default_factory=dict)  # by index in the batch: of prompts that are complete
 
     @staticmethod
     def without_tokens(
@@ -215,6 +218,8 @@ class Limits:
     shares_reads: bool = False  # the executor makes use of `BatchPlan.common`
     ranks: int = 1
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
+    vectors: VectorConfig | None = None  # what requests end with; None: with tokens
+    whole_prompts: bool = False  # prompts are computed in one step, and nothing is kept of them: an encoder's
     in_step: bool = False  # with other attention groups: all do a command or none, so one that refuses tells the others
 
     def copied_bytes(self, group: int) -> int:

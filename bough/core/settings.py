@@ -100,6 +100,9 @@ class ModelSettings:
     context_length: int | None = setting(
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
     )
+    is_embedding: bool = setting(
+        False, "give vectors instead of text; encoders, classifiers and models of sentence-transformers do so anyway"
+    )
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
     trust_remote_code: bool = setting(
         False, "run code that the model's folder brings along for its tokenizer, where nothing else reads its files"
@@ -513,7 +516,6 @@ class UnbuiltSettings:
     SGLang's default, where they ask for nothing; the help does not show them."""
 
     enable_lora: bool = unbuilt(False)
-    is_embedding: bool = unbuilt(False)
     incremental_streaming_output: bool = unbuilt(False)
     pp_async_batch_depth: int = unbuilt(0)
     moe_runner_backend: str = unbuilt("auto")

@@ -88,6 +88,7 @@ def _spelled(capability: Capability) -> str:
 
 MAX_HEAD_DIM = 256  # BOUGH_MAX_HEAD_DIM of src/ops.h
 CPU_ROWS = 256
+ENCODER_CHUNK_TOKENS = 2048  # at least a whole text; nobody waits for a token of another
 CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while the cores are still well used
 
 
@@ -109,13 +110,14 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
         return _build_cpu(files, settings, names, group)
+    if (config := resolve_config(files, settings)).vectors is not None:
+        raise SettingsError("Models that give vectors run on a CPU here; add --device cpu.")
     from bough.executor.cuda_build import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers
 
     here = torch.cuda.current_device()
     try:
         with KernelMakers(lambda: torch.cuda.set_device(here)) as makers:
-            config = resolve_config(files, settings)
             draft = find_draft(settings, files, config)
             loaded = load_model(files, settings, config, device, group=group)
             return build_cuda(loaded, files, settings, makers, None if draft is None else draft.load(settings, loaded))
@@ -178,6 +180,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     rows = settings.scheduler.max_running_requests or CPU_ROWS
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
     draft = find_draft(settings, files, config)
+    if not config.causal:
+        chunk = max(chunk, ENCODER_CHUNK_TOKENS, config.context_length)
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     logits = max(rows + settings.speculative.step_drafts, INPUT_BLOCK)
@@ -216,6 +220,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         in_step=topology.dp_size > 1,
         drafts=0 if beside is None else settings.speculative.most_drafts,
         adaptive_drafts=settings.speculative.speculative_adaptive,
+        vectors=config.vectors,
+        whole_prompts=not config.causal,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)

@@ -21,6 +21,7 @@ from bough.executor.control import ModelControl
 from bough.executor.drafter import Drafter, draft_places, with_drafts
 from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
+from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
 from bough.executor.states import StateCopies
 from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
@@ -50,6 +51,7 @@ class TorchExecutor:
         self._group = group
         self._check = check
         self._drafter = drafter
+        self._pooler = Pooler(model)
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
@@ -68,8 +70,10 @@ class TorchExecutor:
         if not len(plan.rows):
             self._join()
             return StepResult.without_tokens(plan.step, {})
+        self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
+        pooled = self._pooler.wanted(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
         drafter, taps = self._drafter, None
@@ -91,7 +95,7 @@ class TorchExecutor:
         self._attention.prepare(batch)
         self._states.begin(plan.setups)
         last = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
-        whole = plan.input_logprobs or (drafter is not None and drafter.reads_hidden)
+        whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
         context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps)
         token_ids = torch.from_numpy(layout.token_ids)
         hidden = self._model.forward(token_ids, batch.positions, context)
@@ -101,9 +105,10 @@ class TorchExecutor:
 
         starts, sampling = layout.query_starts, self._rows.sampling
         inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._model.logits)
+        vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
         asked = hidden.index_select(0, last) if whole else hidden
         logits = self._model.logits(asked).float() if plan.sample.any() else asked  # which is then not looked at
-        result = self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs)
+        result = self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs, vectors)
         if drafter is not None:
             drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
         return result

@@ -149,6 +149,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "chunked_prefill_size": limits.chunk_tokens,
             "page_size": limits.page_size,
             "architecture": loaded.config.architecture,
+            "is_embedding": limits.vectors is not None,
+            "labels": [] if limits.vectors is None else list(limits.vectors.labels),
             "memory_note": limits.note,
             "import_time_s": round(imported - began, 3),
             "load_time_s": round(time.monotonic() - imported, 3),

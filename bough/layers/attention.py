@@ -35,7 +35,7 @@ class SelfAttention:
         key = Columns("k_proj", features(kv_heads, head_dim))
         keys_as_values = config.full_keys_as_values and not config.slides(layer)
         value = key if keys_as_values else Columns("v_proj", key.held)
-        self._shares = source != layer  # another layer's keys and values: it has queries alone
+        self._shares = config.causal and source != layer  # another layer's keys and values: it has queries alone
         columns = (query,) if self._shares else (query, key, value)
         self._qkv = ColumnLinear(inputs, columns, config.qkv_bias, placement)
         self._gate: ColumnLinear | None = None
@@ -60,6 +60,7 @@ class SelfAttention:
             scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
             window=window,
             chunked=config.chunked and window is not None,
+            causal=config.causal,
             group=config.kv_group(layer),
             softcap=config.attention_softcap,
             heads=query.size // head_dim,
@@ -69,7 +70,7 @@ class SelfAttention:
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
         unrotated = bool(config.unrotated_layers) and config.unrotated_layers[layer]
-        rope = placement.rope(config.rope_of(layer), head_dim, config.context_length)
+        rope = placement.rope(config.rope_of(layer), head_dim, config.positions)
         query_norm, key_norm = (None, None) if self._norms is None or self._shares_norms else self._norms
         unit = torch.ones_like(placement.empty(head_dim)) if config.qk_unit_norm and not unrotated else None
         self._qk_norm_rope = QKNormRope(

@@ -70,6 +70,8 @@ class TargetReader:
 
     ahead = True
 
+    label_head = None
+
     def __init__(self, config: ModelConfig) -> None:
         assert config.draft is not None
         self.config, self.draft = config, config.draft

@@ -45,6 +45,7 @@ class Planner:
         self._cache = batch.cache
         self._queue = queue
         self._mixed = settings.enable_mixed_chunk
+        self._whole_prompts = limits.whole_prompts
         most = prefill_budget(limits.chunk_tokens, settings.max_prefill_tokens, limits.page_size)
         self._prefill_budget = PrefillBudget(
             settings.stream_gap_target_ms / 1e3, most, limits.page_size, limits.even_tokens
@@ -190,12 +191,15 @@ class Planner:
         return self._extend(request, count)
 
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:
-        """How many tokens of a prompt go into this step; whole pages, unless it is the end of the prompt."""
+        """How many tokens of a prompt go into this step; whole pages, unless it is the end of the prompt.
+        0: none fit, or not all where they must."""
         size = self._cache.page_size
         room = (self._cache.growth + pages_for(length, size)) * size - length
         end = request.branch if length < request.branch < total else total
         count = min(budget, end - length, room)
-        return count if length + count == total else max(0, count - (length + count) % size)
+        if length + count == total:
+            return count
+        return 0 if self._whole_prompts else max(0, count - (length + count) % size)
 
     def _extend(self, request: Request, count: int) -> Chunk:
         table, row = self._table, request.row

@@ -69,7 +69,6 @@ class TargetReader:
     """What draft models share that read hidden states of the target."""
 
     ahead = True
-
     label_head = None
 
     def __init__(self, config: ModelConfig) -> None:

@@ -23,8 +23,8 @@ MENU = Menu(
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
         "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
-        # Benchmarks of single parts and for comparisons: they live beside the tests and run in a checkout only.
-        "online": Command("the loads W5 and W6 on any OpenAI server (in a checkout)", "tests.bench.online"),
+        "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
+        # Benchmarks of single parts: they live beside the tests and run in a checkout only.
         "lang": Command(
             "programs, and what the interpreter costs (in a checkout)", "tests.bench.lang", starts_engine=True
         ),

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.launch.nodes import fingerprint
 from bough.launch.spec import ChildSpec
+from bough.loader.locate import fingerprint
 from bough.messages.channels import KEY_VARIABLE, TCP, cluster_key
 from bough.messages.requests import Bootstrap
 

@@ -106,8 +106,11 @@ class DecodeSide(Side):
             if message.started is not None and message.started.weight_version != self.weight_version:
                 self._fail(message.room, Failed(message.room, "The prefill engine has other weights."))
                 return
-            del self._rooms[message.room]
-            if not self._finish(known.request, message):
+            over = self._take_answer(known.request, message)
+            if over or not message.more:
+                del self._rooms[message.room]
+                self.counts["transfers"] += 1
+            if not over and not message.more:
                 self._passing.append((known.request, None))
         elif isinstance(message, Failed):
             self._fail(message.room, message)
@@ -132,9 +135,8 @@ class DecodeSide(Side):
             return
         self._passing.append((known.request, FinishAbort(failed.reason, failed.status_code, failed.err_type)))
 
-    def _finish(self, request: Request, done: Done) -> bool:
+    def _take_answer(self, request: Request, done: Done) -> bool:
         """The caller gets the first token as from any engine. Whether the request is over with it."""
-        self.counts["transfers"] += 1
         output = np.frombuffer(done.tokens, dtype=np.int32)
         request.take_over(output)
         reason = ending_of(request.tokens[request.prompt_len :], request)

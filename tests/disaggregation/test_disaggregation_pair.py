@@ -14,6 +14,7 @@ from bough.disaggregation import wire
 from bough.messages.requests import Abort, Bootstrap, LogprobRequest
 from tests.fakes.engine_pair import HERE, EnginePair
 from tests.fakes.executor import VOCAB, FakeExecutor, make_groups, oracle
+from tests.fakes.grammars import EOS, FakeGrammars, Places, grammar
 from tests.fakes.scheduler_bench import Bench
 
 
@@ -67,6 +68,41 @@ def test_pages_of_every_group_travel(kind: str) -> None:
     for handle in range(4):
         assert pair.decode.out.outputs[handle] == oracle(prompt_of(handle, 30 + handle), 5)
     assert pair.decode.executor.computed_tokens == 4 * 4  # no token of a prompt
+
+
+ANY = [1, 2, 3, 40]
+FORCED: dict[str, Places] = {  # bytes that the tokenizer merges, so sampling would cut them differently
+    "first": [[1], [2], [3], [4], [9], [1], ANY, ANY],
+    "behind the first token": [ANY, [1], [2], [3], [4], [9], [1], ANY],
+    "both": [[1], [2], [3], [4], ANY, [1], [2], [3], [9], [8], ANY],
+    "everything": [ANY, [1], [2], [3], [4], [1]],
+    "nothing": [ANY] * 6,
+}
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("room", [3, 6, 30])
+@pytest.mark.parametrize("forced", FORCED)
+def test_text_that_a_grammar_forces_is_that_of_one_engine(forced: str, room: int, scored: bool) -> None:
+    for page_size in (1, 4):
+
+        def make(page_size: int = page_size) -> FakeExecutor:
+            return FakeExecutor(rows=4, pages=256, page_size=page_size, chunk_tokens=8)
+
+        own = {"eos_ids": (EOS,), "disable_overlap_schedule": page_size > 1}
+        pair, alone = EnginePair(make, grammars=FakeGrammars(), **own), Bench(make(), grammars=FakeGrammars(), **own)
+        wants: dict[str, object] = {"max_new_tokens": room, "regex": grammar(FORCED[forced])}
+        wants |= {"logprobs": LogprobRequest(start=2, top=2)} if scored else {}
+        for handle in range(6):
+            for bench in (pair, alone):
+                bench.ask(handle, prompt_of(handle, 7 + 3 * handle), **wants)
+        pair.run()
+        alone.run()
+        assert pair.decode.out.outputs == alone.out.outputs
+        assert pair.decode.out.ended == alone.out.ended
+        assert pair.decode.out.scored == alone.out.scored and pair.decode.out.scores == alone.out.scores
+        assert pair.used_pages() == (0, 0) and pair.prefill.out.outputs == {}
+        assert pair.decode.scheduler._state()["transfers"] == pair.prefill.scheduler._state()["transfers"] == 6
 
 
 def test_logprobs_of_the_prompt_and_of_the_first_token_travel() -> None:

@@ -63,11 +63,12 @@ class Deaf:
     def tokens(self, message: Any) -> None:
         if isinstance(message, StepOutput):
             handles, opened = np.frombuffer(message.handles, dtype=np.int64), self._out.opened
-            assert not message.counts
+            counts = np.frombuffer(message.counts, np.int32) if message.counts else np.ones(len(handles), np.int32)
             known = np.array([handle in opened for handle in handles.tolist()], dtype=np.bool_)
             message = StepOutput(
                 handles[known].tobytes(),
-                np.frombuffer(message.tokens, dtype=np.int32)[known].tobytes(),
+                np.frombuffer(message.tokens, dtype=np.int32)[known.repeat(counts)].tobytes(),
+                counts[known].tobytes(),
                 started=[each for each in message.started if each.handle in opened],
                 ended=[each for each in message.ended if each.handle in opened],
             )

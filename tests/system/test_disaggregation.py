@@ -27,8 +27,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}},
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Fleet]:
-    # Text that a grammar forces is laid down in the tokenizer's tokens by one engine, and sampled at first by a pair.
-    flags = ("--max-total-tokens", "6000", "--dtype", "float32", "--quantization", "none", "--disable-jump-forward")
+    flags = ("--max-total-tokens", "6000", "--dtype", "float32", "--quantization", "none")
     with fleet(*flags, "--cpu-threads", "1") as started:
         yield started
 

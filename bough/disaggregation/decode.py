@@ -37,7 +37,7 @@ class Receiving:
     request: Request
     peer: str
     own_choice: bool  # nobody named the prefill engine, so the prompt may be computed here as well
-    progress_s: float | None = None  # when the last pages came
+    heard_s: float | None = None  # when the prefill engine last said something of it
 
 
 class DecodeSide(Side):
@@ -99,8 +99,8 @@ class DecodeSide(Side):
         known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
+        known.heard_s = now
         if isinstance(message, Pages):
-            known.progress_s = now
             self._take_pages(known, message, payload)
         elif isinstance(message, Done):
             if message.started is not None and message.started.weight_version != self.weight_version:
@@ -122,7 +122,9 @@ class DecodeSide(Side):
     def tick(self, now: float) -> None:
         patience_s = self._settings.disaggregation_transfer_timeout_s
         for room, known in list(self._rooms.items()):
-            if known.progress_s is not None and now - known.progress_s > patience_s:
+            if known.heard_s is None:
+                known.heard_s = now
+            elif now - known.heard_s > patience_s:
                 self._link.send(known.peer, wire.Cancel(room))
                 self._fail(room, Failed(room, "The transfer has stalled (--disaggregation-transfer-timeout-s)."))
 

@@ -136,7 +136,7 @@ class PrefillSide(Side):
         self._ticked_s = now
         self._close_shared([fd for fd, (until, _) in self._shared.items() if now > until])
         for room in list(self._rooms.values()):
-            if room.claim is not None and not self._link.send(room.peer, wire.Beat()):
+            if room.claim is not None and not self._link.send(room.peer, wire.Beat(room.number)):
                 self._let_go(room, "The decode engine is gone.")
             elif now > room.until_s and (room.claim is None or room.request is None):
                 reason = "Only one of the two engines has got it in time (--disaggregation-claim-timeout-s)."

@@ -64,7 +64,9 @@ class Mapped(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """Only shows whether it can be sent."""
+    """Shows whether it can be sent, and that the scheduler which sends it lives."""
+
+    room: int
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@ after every turn."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +104,25 @@ def test_text_that_a_grammar_forces_is_that_of_one_engine(forced: str, room: int
         assert pair.decode.out.scored == alone.out.scored and pair.decode.out.scores == alone.out.scores
         assert pair.used_pages() == (0, 0) and pair.prefill.out.outputs == {}
         assert pair.decode.scheduler._state()["transfers"] == pair.prefill.scheduler._state()["transfers"] == 6
+
+
+@pytest.mark.parametrize("groups", [(), make_groups(1, 8, [(6, 64)], [])])
+def test_engines_of_a_pair_may_have_a_tier_below_the_device(groups: Any) -> None:
+    """Neither device holds two of the prompts with their answers. Both find the first again on their hosts."""
+
+    def make() -> FakeExecutor:
+        return FakeExecutor(pages=70, chunk_tokens=16, groups=groups)
+
+    pair = EnginePair(make, host_pages=(300, *(200 for _ in groups)))
+    for handle, seed in enumerate([1, 2, 3, 1, 2]):
+        pair.ask(handle, prompt_of(seed, 50), max_new_tokens=6)
+        pair.run()
+        assert pair.decode.out.outputs[handle] == oracle(prompt_of(seed, 50), 6)
+    for bench in (pair.prefill, pair.decode):
+        figures = bench.scheduler._cache.figures
+        assert figures["hicache_bytes_out_total"] > 0
+    assert pair.prefill.scheduler._cache.figures["load_back_tokens_total"] > 0
+    assert pair.used_pages() == (0, 0)
 
 
 def test_logprobs_of_the_prompt_and_of_the_first_token_travel() -> None:
@@ -267,17 +287,28 @@ def test_with_a_prefill_engine_of_its_own_choice_a_decode_engine_helps_itself() 
     assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 40), 5)
 
 
-def test_a_transfer_that_stalls_has_failed() -> None:
-    pair = EnginePair(
-        lambda: FakeExecutor(pages=256, chunk_tokens=4),
-        settings=DisaggregationSettings(disaggregation_transfer_timeout_s=2.0),
-    )
+@pytest.mark.parametrize("turns", [0, 6])
+def test_an_engine_that_hangs_while_its_connection_lives_is_given_up(turns: int) -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))
+    pair.alive["prefill"] = turns > 0
     pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
-    pair.turn(6)
-    pair.alive["prefill"] = False  # it hangs; its connection does not
-    pair.wait(3.0)
+    pair.turn(turns)
+    pair.alive["prefill"] = False
+    pair.wait(25.0)
+    assert 1 not in pair.decode.out.ended
+    pair.wait(6.0)
     reason = pair.decode.out.ended[1]
-    assert isinstance(reason, FinishAbort) and "stalled" in reason.message
+    assert isinstance(reason, FinishAbort) and "stalled" in reason.message and not pair.left("decode")
+
+
+def test_an_engine_may_take_its_time_as_long_as_its_loop_runs() -> None:
+    pair = EnginePair()
+    pair.prefill.scheduler._paused = True
+    pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
+    pair.wait(90.0)
+    pair.prefill.scheduler._paused = False
+    pair.run()
+    assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 40), 5)
 
 
 def test_a_room_that_nobody_claims_ends() -> None:

@@ -71,6 +71,7 @@ class Deaf:
                 counts[known].tobytes(),
                 started=[each for each in message.started if each.handle in opened],
                 ended=[each for each in message.ended if each.handle in opened],
+                logprobs={handle: run for handle, run in message.logprobs.items() if handle in opened},
             )
         self._out.tokens(message)
 
@@ -120,7 +121,7 @@ class EnginePair:
         for wire, name, peer in ((self.to_prefill, "prefill", "decode"), (self.to_decode, "decode", PREFILL)):
             queue, wire.queue = wire.queue, deque()
             for header, payload in queue:
-                content = None if payload is None else np.frombuffer(payload, dtype=np.uint8)
+                content = None if payload is None else np.frombuffer(bytearray(payload), dtype=np.uint8)
                 message = msgspec.msgpack.decode(header, type=wire.union)
                 self.sides[name].receive(peer, message, content, self.now)
         self.prefill.submit(*self.prefill_link.requests)

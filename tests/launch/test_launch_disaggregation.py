@@ -8,7 +8,7 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.launch.disaggregation import check_disaggregation, home_of
+from bough.launch.disaggregation import check_disaggregation, home_of, key_of
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,16 @@ def test_what_can_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     check_disaggregation(settings)
     home = home_of(settings)
     assert home is not None and (home.host, home.port) == ("far", 8998)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_on_one_host_the_api_key_takes_the_place_of_a_missing_key(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BOUGH_CLUSTER_KEY", raising=False)
+    assert key_of(Settings.from_flat({"disaggregation_mode": mode})) is None
+    settings = Settings.from_flat({"disaggregation_mode": mode, "api_key": "secret"})
+    assert key_of(settings) == "secret"
+    monkeypatch.setenv("BOUGH_CLUSTER_KEY", "k" * 32)
+    assert key_of(settings) == "k" * 32
 
 
 def test_transports_that_are_not_built_are_refused_with_the_way_out() -> None:

@@ -506,7 +506,7 @@ def test_eight_bits_and_their_scales_come_back(steps: NoStream) -> None:
 @pytest.mark.slow
 def test_eight_bits_and_their_scales_are_handed_over(steps: NoStream) -> None:
     engines = eight_bits(), eight_bits()
-    hand_over(*engines)
+    hand_over(*engines, close=2e-3)  # the first token is computed like a prompt there, in half precision
     for engine in engines:
         engine.close()
 

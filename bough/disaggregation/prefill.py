@@ -175,9 +175,11 @@ class PrefillSide(Side):
         room, message = parcel.room, parcel.message
         if self._rooms.get(room.number) is not room:
             return
-        self._link.send(room.peer, message, parcel.content)
-        if not isinstance(message, Pages) and not getattr(message, "more", False):
+        if room.claim is not None:  # else nobody waits for it yet
+            self._link.send(room.peer, message, parcel.content)
+        if isinstance(message, Failed) or (isinstance(message, Done) and not message.more):
             del self._rooms[room.number]
+            self.counts["failed_transfers" if isinstance(message, Failed) else "transfers"] += 1
 
     def _close_shared(self, descriptors: Sequence[int]) -> None:
         for fd in descriptors:
@@ -246,33 +248,21 @@ class PrefillSide(Side):
     def _hand_over(self, step: StepOutput) -> None:
         """Requests end here with their first token, and what their grammars force around it, once that has logprobs."""
         reasons, started = {end.handle: end.reason for end in step.ended}, {each.handle: each for each in step.started}
-        handles = {*np.frombuffer(step.handles, np.int64).tolist(), *reasons, *started}
-        for handle in handles & self._of.keys():
-            room, reason, tokens = self._of[handle], reasons.get(handle), _tokens_of(handle, step)
-            if reason is None and tokens and room.request is not None and not room.request.unsent:
-                reason = FinishLength(len(tokens) // 4)
+        handles = np.frombuffer(step.handles, dtype=np.int64)
+        owners = handles.repeat(np.frombuffer(step.counts, dtype=np.int32)) if step.counts else handles
+        for handle in {*handles.tolist(), *reasons, *started} & self._of.keys():
+            room, reason = self._of[handle], reasons.get(handle)
+            tokens = np.frombuffer(step.tokens, dtype=np.int32)[owners == handle]
+            if reason is None and len(tokens) and room.request is not None and not room.request.unsent:
+                reason = FinishLength(len(tokens))
                 step.ended.append(Ended(handle, reason, room.request.retractions))
                 self._drop(room.request)
             if reason is not None:
                 del self._of[handle]
-            if self._rooms.get(room.number) is not room:
-                continue
             message: Done | Failed
             if isinstance(reason, FinishAbort):
                 message = Failed(room.number, reason.message, reason.status_code, reason.err_type)
-                self.counts["failed_transfers"] += 1
             else:
-                logprobs, more = step.logprobs.get(handle), reason is None
-                message = Done(room.number, tokens, started.get(handle), logprobs, more)
-                self.counts["transfers"] += not more
-            if room.claim is None:  # nobody waits for it yet
-                del self._rooms[room.number]
-            else:
-                self._parcels.append(Parcel(room, message))
-
-
-def _tokens_of(handle: int, step: StepOutput) -> bytes:
-    handles = np.frombuffer(step.handles, dtype=np.int64)
-    counts = np.frombuffer(step.counts, dtype=np.int32) if step.counts else np.ones(len(handles), dtype=np.int32)
-    tokens: IntArray = np.frombuffer(step.tokens, dtype=np.int32)[(handles == handle).repeat(counts)]
-    return tokens.tobytes()
+                scores, more = step.logprobs.get(handle), reason is None
+                message = Done(room.number, tokens.tobytes(), started.get(handle), scores, more)
+            self._parcels.append(Parcel(room, message))

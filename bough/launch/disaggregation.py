@@ -50,10 +50,7 @@ def key_of(settings: Settings) -> str | None:
     host, listens = settings.server.host, settings.disaggregation.disaggregation_mode == "prefill"
     if not os.environ.get(KEY_VARIABLE) and (host in LOCAL or not listens):
         return settings.server.api_key
-    try:
-        return cluster_key()
-    except SettingsError as error:
-        raise SettingsError(f"Engines that hand over pages at {host} need a key. {error}") from None
+    return cluster_key()
 
 
 def home_of(settings: Settings) -> Bootstrap | None:
@@ -81,7 +78,7 @@ def open_handover(
     if limits.page_size > 1 and any(group.kind == "state" for group in limits.groups):
         raise SettingsError("Recurrent states are handed over behind whole prompts; use --page-size 1 with this model.")
     kinds = tuple(f"{group.kind} {group.window or ''}".strip() for group in limits.groups)
-    model = settings.model.model_shape or fingerprint(spec.files)
+    model = f"{settings.model.model_shape or fingerprint(spec.files)} {settings.model.json_model_override_args}"
     layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
     identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
     if chosen.disaggregation_mode == "prefill":

@@ -131,6 +131,7 @@ class EnginePair:
         for _ in range(times):
             for name, bench in (("prefill", self.prefill), ("decode", self.decode)):
                 if self.alive[name]:
+                    self.sides[name].tick(self.now)
                     bench.turn()
             self.carry()
 
@@ -138,9 +139,6 @@ class EnginePair:
         """Time goes by, in small steps."""
         for _ in range(int(seconds * 4)):
             self.now += 0.25
-            for name, side in self.sides.items():
-                if self.alive[name]:
-                    side.tick(self.now)
             self.turn(2)
 
     def kill(self, name: str) -> None:

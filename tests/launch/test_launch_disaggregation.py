@@ -19,7 +19,7 @@ from bough.launch.disaggregation import check_disaggregation, home_of, key_of
         ({"disaggregation_mode": "decode", "disable_radix_cache": True}, "leave it on"),
         ({"prefill_url": "http://a:1"}, "is for --disaggregation-mode decode"),
         ({"disaggregation_mode": "decode", "prefill_url": "http://"}, "looks like http://host:port"),
-        ({"disaggregation_mode": "prefill", "host": "0.0.0.0"}, "engines of a pair .* need the same secret .* BOUGH_CLUSTER_KEY"),
+        ({"disaggregation_mode": "prefill", "host": "0.0.0.0"}, "engines of a pair .* in BOUGH_CLUSTER_KEY"),
     ],
 )
 def test_what_cannot_work_is_refused(flags: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

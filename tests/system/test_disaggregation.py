@@ -4,6 +4,7 @@ the engines, of which the last ones kill some."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.system.pairs import Fleet, fleet
@@ -110,10 +112,14 @@ def streams_over_a_kill(engines: Fleet, server: Server, word: str) -> list[Any]:
     """How streams end whose engine is killed when all have begun."""
     begun: list[str] = []
     bodies = [{"text": f"{word} {i} {TEXT}", "sampling_params": LONG} for i in range(STREAMS)]
+    victims = [server.process, *server.children()]
     with ThreadPoolExecutor() as pool:
         streams = [pool.submit(last_event, engines.gateway.url, body, begun) for body in bodies]
         while len(begun) < STREAMS and not all(stream.done() for stream in streams):
-            time.sleep(0.01)
+            time.sleep(0.001)
+        for victim in victims:  # at once, because the streams are short
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
         server.end()
         events = [stream.result() for stream in streams]
     alone = ask(engines.prefills[0].url, {"text": [body["text"] for body in bodies], "sampling_params": LONG})

@@ -428,7 +428,7 @@ class DisaggregationSettings:
     )
     disaggregation_claim_timeout_s: float = setting(120.0, "for a router's request to reach both engines", low=0.1)
     disaggregation_peer_timeout_s: float = setting(5.0, "silence after which another engine counts as gone", low=2.0)
-    disaggregation_transfer_timeout_s: float = setting(60.0, "for the next pages of a transfer that has begun", low=0.1)
+    disaggregation_transfer_timeout_s: float = setting(30.0, "silence after which a transfer has failed", low=2.0)
     disaggregation_decode_enable_radix_cache: bool = setting(False, "accepted for SGLang's users; it is always on")
     disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
 

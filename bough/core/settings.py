@@ -47,6 +47,10 @@ REASONING_PARSERS = (
 SPECULATIVE_INSTEAD = dict.fromkeys(
     ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE"), "Drafts of models are not there yet; NGRAM needs none."
 )
+STORAGE_INSTEAD = {
+    "mooncake": "Bough has no adapter for it; redis and memory are shared between hosts too.",
+    "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file.",
+}
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
 # Other names of settings, everywhere.
@@ -193,6 +197,21 @@ class MemorySettings:
         "page_first",
         "accepted for SGLang's users; all layers of a page always stand together",
         choices=("page_first", "layer_first", "page_first_direct", "page_first_kv_split", "page_head"),
+    )
+    hicache_storage_backend: str | None = setting(
+        None,
+        "keep cached prefixes also in files, with `bough store` or with Redis, where they outlive the engine",
+        choices=("file", "memory", "redis"),
+        instead=STORAGE_INSTEAD,
+    )
+    hicache_storage_prefetch_policy: str = setting(
+        "timeout",
+        "how long a request waits for what is stored of its prompt: for a while that grows with it, not at all beyond "
+        "its turn, or until all is there",
+        choices=("timeout", "best_effort", "wait_complete"),
+    )
+    hicache_storage_backend_extra_config: str | None = setting(
+        None, 'options of the storage, as JSON such as {"max_bytes": 100000000000} or as @FILE'
     )
 
 

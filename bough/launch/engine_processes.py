@@ -67,6 +67,10 @@ class EngineProcesses:
                 "--enable-hierarchical-cache keeps shared prefixes of one engine, all layers of a page together; "
                 "leave out --disable-radix-cache, --disaggregation-mode and --pp-size."
             )
+        if settings.memory.hicache_storage_backend and not settings.memory.enable_hierarchical_cache:
+            raise SettingsError(
+                "--hicache-storage-backend lies below the host's tier: add --enable-hierarchical-cache."
+            )
         check_nodes(parallel)
         check_disaggregation(settings)
         if parallel.node_rank:

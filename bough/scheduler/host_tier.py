@@ -48,7 +48,7 @@ class Transfer:
 
 
 class TieredCache(PrefixCache):
-    """Owns the host's tier and the copies under way. `below` is the tier below the host, if there is one."""
+    """Owns the host's tier and the copies under way."""
 
     tiered = True
 
@@ -59,14 +59,14 @@ class TieredCache(PrefixCache):
         on_event: Callable[[KVEvent], None] | None,
         executor: Executor,
         buffers: HostMemory,
-        below: LowerTier | None = None,
     ) -> None:
         super().__init__(limits, memory, on_event)
         pages = tuple(len(buffer) - 1 for buffer in buffers)
         self.host = PrefixCache(
             replace(limits, pages=pages), replace(memory, radix_eviction_policy="lru"), on_event, HOST
         )
-        self._executor, self._buffers, self._below = executor, buffers, below
+        self._executor, self._buffers = executor, buffers
+        self.below: LowerTier | None = None
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self._policy = memory.hicache_write_policy
         if self._policy == "write_back" and self.groups:
@@ -96,8 +96,6 @@ class TieredCache(PrefixCache):
         if self._policy == "write_through_selective" and match.length:
             self._noted.append((tokens[: match.length].copy(), namespace))
         length = self.host.tree.match_length(tokens, namespace)
-        if self._below is not None and max(length, match.length) < len(tokens):
-            self._below.ask(tokens, namespace, max(length, match.length))
         if length <= match.length:
             return match
         found = self.host.match_and_lock(tokens, namespace)
@@ -115,18 +113,23 @@ class TieredCache(PrefixCache):
 
     def flush(self) -> None:
         self._noted.clear()
+        self._under_way = deque(replace(transfer, key=None) for transfer in self._under_way)  # offers nothing any more
         self._finish_all()
         self.host.flush()
         super().flush()
 
     def adopt(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], content: HostMemory) -> None:
-        """Takes over what the tier below has brought up: of each group the page of `content` that holds each page of
-        these tokens, 0 where there is none."""
+        """Takes over what the tier below has brought up: of each group the page of `content`, counted from 1, that
+        holds each page of these tokens; 0 where there is none, or where the host has it."""
         self._finish_all()  # a copy under way may still use a page that is free again
         for group, rows, slots in self._place(tokens, namespace, pages):
-            self._buffers[group][slots] = content[group][rows]
+            self._buffers[group][slots] = content[group][rows - 1]
 
     # What others want to know -----------------------------------------------------------------------------------------
+
+    @property
+    def copying(self) -> bool:
+        return bool(self._under_way)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -138,6 +141,7 @@ class TieredCache(PrefixCache):
             "hicache_bytes_in_total": self._bytes_in,
             "hicache_bytes_out_total": self._bytes_out,
             "hicache_evicted_tokens_total": self.host.evicted * size,
+            **({} if self.below is None else self.below.figures),
         }
 
     def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:
@@ -254,8 +258,8 @@ class TieredCache(PrefixCache):
         seconds = transfer.ticket.wait().seconds
         if not transfer.inward:
             self._bytes_out += transfer.nbytes
-            if self._below is not None and transfer.key is not None:
-                self._below.offer(*transfer.key, self.host.tree.pages_of(*transfer.key), self._buffers)
+            if self.below is not None and transfer.key is not None:
+                self.below.offer(*transfer.key, self.host.tree.pages_of(*transfer.key), self._buffers)
             return
         self._bytes_in += transfer.nbytes
         if seconds:

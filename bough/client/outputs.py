@@ -355,6 +355,7 @@ class RequestOutput:
         }
         if (host := self._started.host_tokens) is not None:
             stored, backend = self._started.storage or (0, None)
+            stored = min(stored, host)
             details = {"device": self.cached_tokens - host, "host": host - stored, "storage": stored}
             lower = {"disk": stored, "store": 0} if backend == "file" else {"disk": 0, "store": stored}
             meta["cached_tokens_details"] = {**details, "storage_backend": backend if stored else None, **lower}

@@ -206,8 +206,7 @@ class MemorySettings:
     )
     hicache_storage_prefetch_policy: str = setting(
         "timeout",
-        "how long a request waits for what is stored of its prompt: for a while that grows with it, not at all beyond "
-        "its turn, or until all is there",
+        "how long a request waits for what is stored of its prompt: for a while, until its turn, or for all of it",
         choices=("timeout", "best_effort", "wait_complete"),
     )
     hicache_storage_backend_extra_config: str | None = setting(

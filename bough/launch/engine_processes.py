@@ -68,9 +68,7 @@ class EngineProcesses:
                 "leave out --disable-radix-cache, --disaggregation-mode and --pp-size."
             )
         if settings.memory.hicache_storage_backend and not settings.memory.enable_hierarchical_cache:
-            raise SettingsError(
-                "--hicache-storage-backend lies below the host's tier: add --enable-hierarchical-cache."
-            )
+            raise SettingsError("--hicache-storage-backend needs --enable-hierarchical-cache.")
         check_nodes(parallel)
         check_disaggregation(settings)
         if parallel.node_rank:

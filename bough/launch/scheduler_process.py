@@ -92,10 +92,10 @@ def identity_of(spec: ChildSpec, settings: Settings) -> list[str]:
     from bough.executor.build import resolve_device
 
     model, scales = settings.model, settings.memory.quantization_param_path
-    chosen = {name: getattr(model, name) for name in COMPUTED_BY}
-    weights = model.model_shape or fingerprint(spec.files)
-    given = "" if scales is None else Path(scales).expanduser().read_text()
-    return [__version__, weights, str(chosen), given, resolve_device(model).type, platform.machine()]
+    chosen = [str(getattr(model, name)) for name in COMPUTED_BY]
+    given = "" if scales is None else Path(scales).read_text()
+    weights, device = model.model_shape or fingerprint(spec.files), resolve_device(model).type
+    return [__version__, weights, given, device, platform.machine(), *chosen]
 
 
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:

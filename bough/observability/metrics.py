@@ -179,10 +179,7 @@ STATE_METRICS = (
     # Of --hicache-storage-backend alone.
     _counter("hicache_storage_read_tokens_total", "Tokens whose keys and values were read from the store."),
     _counter("hicache_storage_written_tokens_total", "Tokens whose keys and values were written to the store."),
-    _counter(
-        "hicache_storage_dropped_runs_total",
-        "Runs of 256 tokens that were not stored: no room, too many at once, or a failure.",
-    ),
+    _counter("hicache_storage_dropped_runs_total", "Runs of 256 tokens that could not be stored."),
     _counter("hicache_storage_corrupt_runs_total", "Runs that were damaged in the store, and computed anew."),
     _counter("hicache_storage_failures_total", "Times that the store did not do what it was asked."),
     Metric(

@@ -73,7 +73,7 @@ class TieredCache(PrefixCache):
             log.warning("write_back: windows and states leave the device one by one, so this model writes through")
             self._policy = "write_through"
         self._noted: list[tuple[IntArray, str]] = []  # what is copied out when the plan in the making is launched
-        self._under_way: deque[Transfer] = deque()  # in the order in which they end
+        self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self._bytes_per_s: float | None = None  # of copies in
         self._unpaid = 0  # copies in a row that would not have paid
         self._load_s = 0.0
@@ -89,8 +89,8 @@ class TieredCache(PrefixCache):
         noted, self._noted = self._noted, []
         for tokens, namespace in noted:
             self._write(tokens, namespace, beside=True)
-        while self._under_way and self._under_way[0].ticket.ready():
-            self._finish(self._under_way.popleft())
+        while self.under_way and self.under_way[0].ticket.ready():
+            self._finish(self.under_way.popleft())
 
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
@@ -113,7 +113,7 @@ class TieredCache(PrefixCache):
 
     def flush(self) -> None:
         self._noted.clear()
-        self._under_way = deque(replace(transfer, key=None) for transfer in self._under_way)  # offers nothing any more
+        self.under_way = deque(replace(transfer, key=None) for transfer in self.under_way)  # offers nothing any more
         self._finish_all()
         self.host.flush()
         super().flush()
@@ -126,10 +126,6 @@ class TieredCache(PrefixCache):
             self._buffers[group][slots] = content[group][rows - 1]
 
     # What others want to know -----------------------------------------------------------------------------------------
-
-    @property
-    def copying(self) -> bool:
-        return bool(self._under_way)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -190,9 +186,9 @@ class TieredCache(PrefixCache):
 
     def _evict(self, count: int) -> IntArray:
         pages = self.tree.evict(count, self._write_back if self._policy == "write_back" else None)
-        touched = [i for i, transfer in enumerate(self._under_way) if np.isin(transfer.read, pages).any()]
+        touched = [i for i, transfer in enumerate(self.under_way) if np.isin(transfer.read, pages).any()]
         for _ in range(touched[-1] + 1 if touched else 0):
-            self._finish(self._under_way.popleft())
+            self._finish(self.under_way.popleft())
         return pages
 
     def _write_back(self, leaf: Node) -> None:
@@ -252,7 +248,7 @@ class TieredCache(PrefixCache):
     ) -> None:
         nbytes = len(command.pages) * self._page_bytes[command.group]
         ticket = self._executor.control(command)
-        self._under_way.append(Transfer(ticket, nbytes, isinstance(command, CopyPagesIn), read, key))
+        self.under_way.append(Transfer(ticket, nbytes, isinstance(command, CopyPagesIn), read, key))
 
     def _finish(self, transfer: Transfer) -> None:
         seconds = transfer.ticket.wait().seconds
@@ -268,5 +264,5 @@ class TieredCache(PrefixCache):
             self._bytes_per_s = max(seen, MEMORY * known + (1.0 - MEMORY) * seen)
 
     def _finish_all(self) -> None:
-        while self._under_way:
-            self._finish(self._under_way.popleft())
+        while self.under_way:
+            self._finish(self.under_way.popleft())

@@ -46,7 +46,7 @@ class Request:
     branch: int = 0  # where its tokens leave those of earlier requests: a chunk ends there, with a copy of its state
     cached_tokens: int = -1  # of the prompt, found in the cache when first admitted
     fetched_tokens: int = 0  # of those, from the host
-    storage: tuple[int, str] | None = None  # of those, what came to the host from a store, and from which
+    storage: tuple[int, str] | None = None  # what came to the host for it from a store, and from which
     started: bool = False
     retractions: int = 0
     queue_time_s: float = 0.0  # from its arrival until it was first admitted
@@ -88,8 +88,6 @@ class Request:
         if self.cached_tokens < 0:
             self.cached_tokens = min(tokens, self.prompt_len)
             self.fetched_tokens = max(0, self.cached_tokens - tokens + fetched)
-            if self.storage is not None:
-                self.storage = min(self.storage[0], self.fetched_tokens), self.storage[1]
 
     def count_stored(self, tokens: int, store: str) -> None:
         """So many more of its tokens are on the host, from a store; what comes too late for it does not count."""

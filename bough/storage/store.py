@@ -8,7 +8,6 @@ and answered with "not there". So is everything while a store fails: no request 
 from __future__ import annotations
 
 import logging
-import math
 import struct
 import time
 from collections import Counter
@@ -68,7 +67,7 @@ class Store:
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self.clear, self.close, self.errors = backend, backend.clear, backend.close, backend.errors
-        self.max_bytes: float = getattr(backend, "max_bytes", math.inf)
+        self.max_bytes: float = getattr(backend, "max_bytes", float("inf"))
         self.counts: Counter[str] = Counter()  # runs: written, dropped, found, missed, corrupt; failures
         self._pauses: dict[str, float] = {}  # until when
 

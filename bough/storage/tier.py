@@ -1,8 +1,7 @@
 """The tier below the host's memory: runs of cached prefixes go to a store, and come back for requests that begin so.
 
-A request waits here, before the queue, while the reader's thread gets its runs, as long as
-`--hicache-storage-prefetch-policy` says; requests that wait for nothing pass it by. What has come is put into the
-host's tier, from which requests take it as they take anything there: so what is in the store needs no planning.
+A request waits here, before the queue, while a thread reads its runs, as long as `--hicache-storage-prefetch-policy`
+says; others pass it by. What has come is put into the host's tier, from which requests take it like anything there.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from bough.constrained.interface import Ticket
 from bough.core.errors import SettingsError
@@ -20,7 +18,7 @@ from bough.core.plan import IntArray, Limits
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Generate
 from bough.scheduler.handover import Handover, Passing
-from bough.scheduler.host_tier import TieredCache
+from bough.scheduler.host_tier import HostMemory, TieredCache
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
 from bough.storage.backends import open_store
@@ -39,7 +37,6 @@ class Wanted:
     identity: tuple[str, ...]
     tokens: IntArray
     first: int
-    known: int  # tokens that the upper tiers had
 
 
 def open_tier(limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> StoreTier:
@@ -58,31 +55,24 @@ def open_tier(limits: Limits, memory: MemorySettings, identity: Sequence[str]) -
 class StoreTier(Handover):
     """Owns the fetches under way, and requests that wait for theirs."""
 
-    def __init__(
-        self, transfers: Transfers, limits: Limits, memory: MemorySettings, identity: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, transfers: Transfers, limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> None:
         super().__init__()
-        self._transfers, self._policy = transfers, memory.hicache_storage_prefetch_policy
-        self.close = transfers.close
-        self._backend = memory.hicache_storage_backend or ""
-        kinds = (f"{group.kind} {group.window}" for group in limits.groups)
-        layout = (limits.page_size, limits.page_bytes, limits.ranks, limits.cache_dtype, *kinds)
+        self._transfers, self.close = transfers, transfers.close
+        self._policy, self._backend = memory.hicache_storage_prefetch_policy, memory.hicache_storage_backend or ""
+        layout = (limits.page_size, limits.page_bytes, limits.ranks, limits.cache_dtype, limits.groups)
         self._identity = ("", *identity, *map(str, layout))
         self._run_pages = RUN_TOKENS // limits.page_size
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self.run_bytes = self._run_pages * sum(self._page_bytes)
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
-        self._cache: TieredCache
 
     def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
         assert isinstance(batch.cache, TieredCache)
         self._cache = batch.cache
         self._cache.below = self
 
-    def offer(
-        self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: Sequence[npt.NDArray[np.uint8]]
-    ) -> None:
+    def offer(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: HostMemory) -> None:
         count = self._run_pages
         if len(self._recent) > RECENT:
             self._recent.clear()
@@ -109,7 +99,7 @@ class StoreTier(Handover):
 
     @property
     def busy(self) -> bool:
-        return bool(self._wanted) or self._cache.copying
+        return bool(self._wanted or self._cache.under_way)
 
     def enter(self, request: Request, message: Generate, ticket: Ticket | None) -> bool:
         tokens, identity, host = request.tokens[: request.match_cap].copy(), self._identity, self._cache.host.tree
@@ -120,11 +110,10 @@ class StoreTier(Handover):
             return False
         first = on_host // RUN_TOKENS
         fetch = self._transfers.fetch(keys[first:], self.run_bytes)
-        self._wanted[request] = Wanted(fetch, identity, tokens, first, known)
-        if self._policy == "best_effort":
-            return False
-        self[request] = ticket
-        return True
+        self._wanted[request] = Wanted(fetch, identity, tokens, first)
+        if self._policy != "best_effort":
+            self[request] = ticket
+        return request in self
 
     def leave(self, request: Request) -> None:
         super().leave(request)
@@ -147,15 +136,14 @@ class StoreTier(Handover):
         self._recent.update(keys[: len(runs)])
         self._recent.difference_update(keys[len(runs) :])
         host, namespace = self._cache.host.tree, request.namespace
-        before = len(host.pages_of(wanted.tokens[: first * RUN_TOKENS], namespace)[0])
-        if not runs or wanted.identity != self._identity or before < first * count:
+        known = host.match_length(wanted.tokens, namespace)
+        if not runs or wanted.identity != self._identity or known < first * RUN_TOKENS:
             return
         for number, run in enumerate(runs, first):
             pages = np.arange(1 - number * count, count + 1, dtype=np.int32).clip(0)
             parts = self._parts(run)
             self._cache.adopt(wanted.tokens[: (number + 1) * RUN_TOKENS], namespace, [pages] * len(parts), parts)
-        found = host.match_length(wanted.tokens, namespace)
-        request.count_stored(max(0, found - wanted.known), self._backend)
+        request.count_stored(host.match_length(wanted.tokens, namespace) - known, self._backend)
 
     def weights_changed(self) -> None:
         """Nobody else can tell by which weights runs are from now on: a path may hold others later."""

@@ -166,7 +166,7 @@ def test_other_weights_find_nothing_of_the_former() -> None:
 def test_what_is_under_way_at_a_flush_is_not_offered() -> None:
     rig = Rig(Kept())
     rig.bench.ask(0, PROMPT, max_new_tokens=1)
-    while not rig.bench.scheduler._cache._under_way:  # type: ignore[attr-defined]
+    while not rig.bench.scheduler._cache.under_way:  # type: ignore[attr-defined]
         rig.bench.turn()
     rig.bench.scheduler._cache.flush()
     assert not rig.figures["written_tokens_total"]
@@ -249,7 +249,7 @@ def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
     def tier(executor: Any, outbox: Any) -> Any:
         transfers = Transfers(Store(kept), 1 << 20)
         transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
-        return StoreTier(transfers, executor.limits(), memory), outbox
+        return StoreTier(transfers, executor.limits(), memory, []), outbox
 
     with patch("bough.storage.store.RUN_TOKENS", 4), patch("bough.storage.tier.RUN_TOKENS", 4):
         for _ in range(2):

@@ -52,7 +52,7 @@ STOP_EXPERTS = "End the counting, once the requests before this have ended"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
 STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach and detach one, are answered with 501"
-CLEAR_STORAGE = "Remove all keys and values from the store, those of other engines that share it too"
+CLEAR = "Remove all keys and values from the store, those of other engines that share it too"
 STORAGE_SETTINGS = ("hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy")
 SETTINGS = {f.name: f for _, f in all_fields()}
 UPDATE_WEIGHTS = "Read another checkpoint of the same model in the place of its weights"
@@ -63,6 +63,8 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     admin_only: dict[str, Any] = {"access": "admin_only"}
     weights: dict[str, Any] = {"body": UpdateWeightsBody, "answer": WeightsOutcome, **admin_only}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
+    methods = ("GET", "PUT", "DELETE")
+    storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
     clear = partial(FlushCache, storage=True)
 
     def record(action: Literal["start", "stop", "dump"]) -> Callable[[Nothing], Coroutine[Any, Any, Reply]]:
@@ -79,18 +81,9 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
             **get_or_post,
         ),
-        Endpoint(
-            "/hicache/storage-backend",
-            partial(storage_backend, context),
-            STORAGE,
-            methods=("GET", "PUT", "DELETE"),
-            access="admin",
-            answer=dict[str, str | None],
-        ),
-        command_route("/hicache/storage-backend/clear", CLEAR_STORAGE, Nothing, lambda _: client.call(clear)),
-        command_route(
-            "/clear_hicache_storage_backend", CLEAR_STORAGE, Nothing, lambda _: client.call(clear), **get_or_post
-        ),
+        Endpoint("/hicache/storage-backend", partial(storage_backend, context), STORAGE, **storage),
+        command_route("/hicache/storage-backend/clear", CLEAR, Nothing, lambda _: client.call(clear)),
+        command_route("/clear_hicache_storage_backend", CLEAR, Nothing, lambda _: client.call(clear), **get_or_post),
         Endpoint("/update_weights_from_disk", partial(update_weights, context), UPDATE_WEIGHTS, **weights),
         command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
         command_route(

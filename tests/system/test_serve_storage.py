@@ -59,6 +59,6 @@ def test_a_restarted_server_answers_from_disk(
 
         backend = f"{second.url}/hicache/storage-backend"
         assert httpx.get(backend).json()["hicache_storage_backend"] == "file"
-        assert httpx.put(backend, json={}).status_code == 501
+        assert httpx.put(backend, json={}).status_code == 400
         httpx.post(f"{backend}/clear", timeout=PATIENCE_S).raise_for_status()
         assert not runs()

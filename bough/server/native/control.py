@@ -51,7 +51,7 @@ START_EXPERTS = "Count how often each expert is chosen, from the next request on
 STOP_EXPERTS = "End the counting, once the requests before this have ended"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
-STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach and detach one, are answered with 501"
+STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach and detach one, are answered with 400"
 CLEAR = "Remove all keys and values from the store, those of other engines that share it too"
 STORAGE_SETTINGS = ("hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy")
 SETTINGS = {f.name: f for _, f in all_fields()}
@@ -177,8 +177,7 @@ async def flush_cache(context: ServerContext, request: Request, body: Nothing) -
 
 async def storage_backend(context: ServerContext, request: Request) -> Response:
     if request.method != "GET":
-        message = "A store is opened when the engine starts (--hicache-storage-backend), and closed with it."
-        raise HttpError(501, message, "NotImplementedError")
+        raise RequestError("A store is opened when the engine starts (--hicache-storage-backend), and closed with it.")
     return json_response({name: getattr(context.settings.memory, name) for name in STORAGE_SETTINGS})
 
 

@@ -93,6 +93,7 @@ def identity_of(spec: ChildSpec, settings: Settings) -> list[str]:
 
     model, scales = settings.model, settings.memory.quantization_param_path
     chosen = [str(getattr(model, name)) for name in COMPUTED_BY]
+    chosen.append(str(settings.speculative.speculative_draft_model_path))  # its keys and values are in the pages, too
     given = "" if scales is None else Path(scales).read_text()
     weights, device = model.model_shape or fingerprint(spec.files), resolve_device(model).type
     return [__version__, weights, given, device, platform.machine(), *chosen]
@@ -139,6 +140,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         from bough.executor.host_memory import host_memory
 
         host = host_memory(limits, settings)
+    speculative = settings.speculative
     handover: Handover | None = None
     tier = None
     way_out: Outbox = outbox
@@ -158,7 +160,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         events=events,
         timeline=trace,
         grammars=grammars,
-        proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
+        proposer=NgramProposer(speculative) if speculative.speculative_algorithm == "NGRAM" else None,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         host=host,
         handover=handover,
@@ -174,6 +176,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "chunked_prefill_size": limits.chunk_tokens,
             "page_size": limits.page_size,
             "architecture": loaded.config.architecture,
+            "is_embedding": limits.vectors is not None,
+            "labels": [] if limits.vectors is None else list(limits.vectors.labels),
             "memory_note": limits.note,
             "import_time_s": round(imported - began, 3),
             "load_time_s": round(time.monotonic() - imported, 3),

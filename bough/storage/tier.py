@@ -41,11 +41,10 @@ class Wanted:
 
 def open_tier(limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> StoreTier:
     """`identity` is what the keys and values of given tokens depend on, beside the layout of pages."""
-    assert memory.hicache_storage_backend is not None
     flag = f"--hicache-storage-backend {memory.hicache_storage_backend}"
     if any(group.kind == "state" for group in limits.groups):
         raise SettingsError(f"{flag}: recurrent states are not stored yet; leave it out with this model.")
-    store = open_store(memory.hicache_storage_backend, memory.hicache_storage_backend_extra_config)
+    store = open_store(str(memory.hicache_storage_backend), memory.hicache_storage_backend_extra_config)
     tier = StoreTier(Transfers(store, QUEUE_BYTES), limits, memory, identity)
     if not HEADER.size + tier.run_bytes <= store.max_bytes:
         raise SettingsError(f"{flag}: {RUN_TOKENS} tokens take {tier.run_bytes} bytes; give it a larger max_bytes.")

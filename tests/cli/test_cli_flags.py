@@ -214,7 +214,7 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
     [
         (["--enable-lora"], "enable_lora: this engine does not have it yet; leave it out or at False, got True."),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
-        (["--speculative-algorithm", "EAGLE"], "speculative_algorithm must be one of NGRAM; got 'EAGLE'. Drafts of"),
+        (["--speculative-eagle-topk", "4"], "speculative_eagle_topk must be one of 1; got 4. Drafts are chains here"),
     ],
 )
 def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: str) -> None:
@@ -223,12 +223,14 @@ def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: 
     assert str(caught.value).startswith(text)
 
 
-@pytest.mark.parametrize("text", ["is-embedding: false", "enable_lora: 'false'"])
+@pytest.mark.parametrize("text", ["incremental-streaming-output: false", "enable_lora: 'false'"])
 def test_a_file_may_hold_settings_that_are_not_built(text: str, tmp_path: Path) -> None:
     file = config_file(tmp_path, text)
     assert Settings.from_flat(given("--config", file)) == Settings()
     refused = text.replace("false", "true")
-    with pytest.raises(SettingsError, match=r"engine\.yaml: (is_embedding|enable_lora): this engine does not have it"):
+    with pytest.raises(
+        SettingsError, match=r"engine\.yaml: (incremental_streaming_output|enable_lora): this engine does not have it"
+    ):
         given("--config", config_file(tmp_path, refused))
 
 

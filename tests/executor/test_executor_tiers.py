@@ -1,4 +1,4 @@
-"""Pages of every kind come back from the host, and from a store, as they went: a request gets the same logprobs, to the last bit."""
+"""Pages of every kind come back from the host and from a store as they went: the same logprobs, to the last bit."""
 
 from __future__ import annotations
 

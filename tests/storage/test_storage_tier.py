@@ -235,7 +235,7 @@ def test_what_cannot_be_stored_is_refused_at_start(monkeypatch: pytest.MonkeyPat
 POLICIES = st.sampled_from(["timeout", "best_effort", "wait_complete"])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(ACTIONS, CONFIG, MACHINE, WINDOWS, POLICIES, st.integers(0, 12), st.data())
 def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
     actions: list, config: dict, machine: tuple, windows: list, policy: str, reads: int, data: st.DataObject

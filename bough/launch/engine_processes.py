@@ -67,6 +67,8 @@ class EngineProcesses:
                 "--enable-hierarchical-cache keeps shared prefixes, all layers of a page together; leave out "
                 "--disable-radix-cache and --pp-size."
             )
+        if settings.memory.hicache_storage_backend and not settings.memory.enable_hierarchical_cache:
+            raise SettingsError("--hicache-storage-backend needs --enable-hierarchical-cache.")
         check_nodes(parallel)
         check_disaggregation(settings)
         if parallel.node_rank:

@@ -42,6 +42,14 @@ def test_a_tier_below_what_cannot_have_one(flags: dict[str, Any], monkeypatch: p
         EngineProcesses(Settings.from_flat({**flags, "enable_hierarchical_cache": True}), cleanup)
 
 
+def test_a_store_without_the_tier_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="needs --enable-hierarchical-cache"):
+        EngineProcesses(Settings.from_flat({"hicache_storage_backend": "file"}), cleanup)
+    with pytest.raises(SettingsError, match="bounds what it keeps"):
+        Settings.from_flat({"hicache_storage_backend": "lmcache"})
+
+
 @pytest.mark.parametrize("flags", [{"tp_size": 2, "dp_size": 4}, {"tp_size": 4, "dp_size": 3}, {"dp_size": 2}])
 def test_attention_groups_that_ranks_cannot_be_cut_into(flags: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))

@@ -19,10 +19,10 @@ from bough.core.settings import ProcessSettings, Settings
 from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.nodes import fingerprint
 from bough.launch.parts import end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec, in_gib, load_function
 from bough.loader.catalogue import home
+from bough.loader.locate import fingerprint
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput

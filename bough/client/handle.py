@@ -333,6 +333,7 @@ def _generate_message(answer: RequestOutput) -> Generate:
         bad_words=prompt.bad_words,
         custom_logit_processor=prompt.processor,
         bootstrap=prompt.bootstrap,
+        adapter=prompt.adapter,
     )
 
 

@@ -52,6 +52,7 @@ class Prompt:
     warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
     dp_rank: int | None = None  # the replica that the caller chose
     bootstrap: Bootstrap | None = None  # the engine that computes the prompt
+    adapter: str = ""  # by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class InputReader:
         bootstrap_host: str | Sequence[str] | None = None,
         bootstrap_port: int | Sequence[int | None] | None = None,
         bootstrap_room: int | Sequence[int] | None = None,
+        lora_path: str | Sequence[str | None] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
@@ -138,6 +140,7 @@ class InputReader:
             "extra_key": _column(extra_key, count, many, "extra_key"),
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
             "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
+            "adapter": _column(lora_path, count, many, "lora_path"),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -191,6 +194,7 @@ class InputReader:
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
+                        adapter=_adapter(columns["adapter"][i]),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -380,6 +384,13 @@ def _processor(given: Any) -> str | None:
             field="custom_logit_processor",
         )
     return given or None
+
+
+def _adapter(given: Any) -> str:
+    if given is not None and not isinstance(given, str):
+        raise RequestError(f"lora_path must be the name of a loaded adapter, got {given!r}.", field="lora_path")
+    require_utf8(given or "", "lora_path")
+    return given or ""
 
 
 def _namespace(extra_key: Any, cache_salt: Any) -> str:

@@ -68,6 +68,7 @@ class RowSetup:
     logprobs: LogprobSpec | None
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
     processor: str | None = None  # the user's own code over its logits, as its text
+    adapter: int = 0  # the slot of the adapter that it computes with (`PlaceAdapter`); 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from bough.core.settings import ProcessSettings, Settings
 from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.parts import end_ids, has_text, open_tokenizer
+from bough.launch.parts import adapter_paths, end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec, in_gib, load_function
 from bough.loader.catalogue import home
 from bough.memory.tree.events import parse_config
@@ -93,6 +93,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     trace = open_trace(settings.process, spec.dp_rank)
 
     from bough.sampling.custom_logit_processor import load_processor
+    from bough.scheduler.adapters import Adapters
     from bough.scheduler.loop import Scheduler
     from bough.scheduler.ngram import NgramProposer
 
@@ -122,6 +123,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     way_out: Outbox = outbox
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
+    adapters = Adapters(loaded.executor, settings.lora) if settings.lora.enable_lora else None
+    if adapters is not None:
+        for adapter in adapter_paths(settings.lora.lora_paths):
+            adapters.load(adapter.name, adapter.path, pinned=adapter.pinned)
     scheduler = Scheduler(
         loaded.executor,
         inbox,
@@ -136,6 +141,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         host=host,
         handover=handover,
+        adapters=adapters,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     settle_garbage()

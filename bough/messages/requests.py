@@ -64,6 +64,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each
     custom_logit_processor: str | None = None
     bootstrap: Bootstrap | None = None
+    adapter: str = ""  # by its name; empty: the model as it is
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -160,6 +161,22 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     facts: dict[str, str] = {}  # what the engine's state says from then on
 
 
+class LoadLora(msgspec.Struct, frozen=True, tag=True):
+    """Reads an adapter that requests may then choose by its name. One that is `pinned` keeps its slot."""
+
+    call: int
+    name: str
+    path: str
+    pinned: bool = False
+
+
+class UnloadLora(msgspec.Struct, frozen=True, tag=True):
+    """Forgets an adapter, if no request uses it."""
+
+    call: int
+    name: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Ends the process. Open requests are aborted first."""
 
@@ -189,5 +206,7 @@ Command = (
     | StartProfile
     | StopProfile
     | Control
+    | LoadLora
+    | UnloadLora
 )
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

@@ -29,6 +29,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "bad_words",
         "custom_logit_processor",
         "bootstrap",
+        "adapter",
     )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)

@@ -21,14 +21,26 @@ from bough.core.errors import RequestError, SettingsError
 from bough.core.setting_checks import check_value
 from bough.core.settings import LIVE_SETTINGS, all_fields
 from bough.messages.outputs import Reply
-from bough.messages.requests import ChangeSettings, FlushCache, Pause, ProcessCommand, Resume, StartProfile, StopProfile
+from bough.messages.requests import (
+    ChangeSettings,
+    FlushCache,
+    LoadLora,
+    Pause,
+    ProcessCommand,
+    Resume,
+    StartProfile,
+    StopProfile,
+    UnloadLora,
+)
 from bough.server.bodies import given_fields, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native.schemas import (
     AbortBody,
+    AdapterOutcome,
     ExpertCounts,
+    LoadAdapterBody,
     LoggingBody,
     MemoryBody,
     Nothing,
@@ -37,6 +49,7 @@ from bough.server.native.schemas import (
     ProfileBody,
     SettingsBody,
     SettingsOutcome,
+    UnloadAdapterBody,
     UpdateWeightsBody,
     WeightsOutcome,
 )
@@ -76,6 +89,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             **get_or_post,
         ),
         Endpoint("/update_weights_from_disk", partial(update_weights, context), UPDATE_WEIGHTS, **weights),
+        *adapter_routes(context),
         command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
         command_route(
             "/pause_generation",
@@ -121,6 +135,32 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             lambda body: client.resume_memory(body.tags),
             **admin_only,
         ),
+    ]
+
+
+def adapter_routes(context: ServerContext) -> list[Endpoint]:
+    """SGLang has them at the root, vLLM below /v1."""
+    client = context.client
+
+    async def answer(request: Request, act: Coroutine[Any, Any, Reply]) -> Response:
+        reply = raise_if_refused(await while_connected(request, act))
+        return json_response(AdapterOutcome(True, reply.message, await context.loaded_adapters()))
+
+    async def load(request: Request, body: LoadAdapterBody) -> Response:
+        given = body.lora_name, body.lora_path, bool(body.pinned)
+        return await answer(request, client.call(lambda call: LoadLora(call, *given)))
+
+    async def unload(request: Request, body: UnloadAdapterBody) -> Response:
+        return await answer(request, client.call(lambda call: UnloadLora(call, body.lora_name)))
+
+    options: dict[str, Any] = {"access": "admin_only", "answer": AdapterOutcome}
+    return [
+        endpoint
+        for root in ("", "/v1")
+        for endpoint in (
+            Endpoint(f"{root}/load_lora_adapter", load, "Load a LoRA adapter", body=LoadAdapterBody, **options),
+            Endpoint(f"{root}/unload_lora_adapter", unload, "Forget an adapter", body=UnloadAdapterBody, **options),
+        )
     ]
 
 

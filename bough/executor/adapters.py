@@ -1,0 +1,74 @@
+"""The adapters of a model in memory: read, put into slots, forgotten; and which tokens of a step use which slot."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+
+from bough.attention.context import AdapterRows, Segments
+from bough.core.control import AdapterCommand, DropAdapter, LoadAdapter, PlaceAdapter
+from bough.core.plan import BatchPlan
+from bough.core.settings import LoraSettings
+from bough.executor.layout import LongArray
+from bough.executor.load_model import LoadedWeights
+from bough.layers.adapters import Adapter, AdapterSlots
+from bough.loader.adapters import read_adapter
+
+
+class AdapterStore:
+    """Adapters by name in the host's memory."""
+
+    def __init__(self, loaded: LoadedWeights, slots: AdapterSlots, settings: LoraSettings) -> None:
+        self._loaded, self._slots, self._settings = loaded, slots, settings
+        self._adapters: dict[str, Adapter] = {}
+
+    def obey(self, command: AdapterCommand) -> str:
+        """Does the command; of an adapter that was loaded, what its content hashes to."""
+        match command:
+            case LoadAdapter():
+                read = read_adapter(
+                    command.path,
+                    self._loaded.config,
+                    self._slots.shapes(),
+                    dtype=self._loaded.dtype,
+                    device=self._loaded.device,
+                    max_rank=self._settings.max_lora_rank,
+                    targets=target_modules(self._settings.lora_target_modules),
+                )
+                self._adapters[command.name] = read.matrices
+                return read.content
+            case PlaceAdapter():
+                self._slots.place(command.slot, self._adapters[command.name])
+            case DropAdapter():
+                del self._adapters[command.name]
+        return ""
+
+
+def target_modules(given: str | None) -> frozenset[str]:
+    """What --lora-target-modules names; nothing where it means all."""
+    names = [] if given is None else json.loads(given) if given.startswith("[") else given.replace(",", " ").split()
+    return frozenset() if "all" in names else frozenset(map(str, names))
+
+
+class RowAdapters:
+    """The slot of each row."""
+
+    def __init__(self, rows: int) -> None:
+        self._slots = np.zeros(rows, dtype=np.int64)
+
+    def apply(self, plan: BatchPlan, ends: LongArray) -> AdapterRows | None:
+        """Which tokens of a step use which slot, also among those at `ends`; None: none uses any."""
+        for setup in plan.setups:
+            self._slots[setup.row] = setup.adapter
+        slots = self._slots[plan.rows]
+        if not slots.any():
+            return None
+        of_tokens = slots.repeat(plan.query_lens)
+        return AdapterRows(_segments(of_tokens), _segments(of_tokens[ends]))
+
+
+def _segments(slots: LongArray) -> Segments:
+    used = np.unique(slots[slots > 0]).tolist()
+    return tuple((slot, torch.from_numpy(np.flatnonzero(slots == slot))) for slot in used)

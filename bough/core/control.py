@@ -103,10 +103,10 @@ class MeetGroups(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Reads an adapter into the host's memory."""
+    """Reads an adapter into the host's memory; without a path it is forgotten, and no later plan has rows of it."""
 
     name: str
-    path: str
+    path: str | None
 
 
 class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -116,13 +116,7 @@ class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
     slot: int  # from 1 on
 
 
-class DropAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Forgets an adapter. No later plan has rows of its slot, if it has one."""
-
-    name: str
-
-
-AdapterCommand = LoadAdapter | PlaceAdapter | DropAdapter
+AdapterCommand = LoadAdapter | PlaceAdapter
 ClientCommand = SwapWeights | Sleep | Wake | RecordExperts  # that clients send through the scheduler
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
 Command = GroupCommand | AdapterCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts

@@ -51,8 +51,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         value = float(value)
     if plain is str and isinstance(value, PurePath):
         value = str(value)
-    if meta["many"] and isinstance(value, list | tuple | dict):
-        value = json.dumps(value, default=str)
+    if meta["many"] and isinstance(value, list | tuple):
+        value = value[0] if len(value) == 1 else json.dumps(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
         raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
     if f.name in SECRETS and not str(value).strip():

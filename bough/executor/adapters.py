@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import torch
 
 from bough.attention.context import AdapterRows, Segments
-from bough.core.control import AdapterCommand, DropAdapter, LoadAdapter, PlaceAdapter
+from bough.core.control import AdapterCommand, PlaceAdapter
 from bough.core.plan import BatchPlan
 from bough.core.settings import LoraSettings
 from bough.executor.layout import LongArray
@@ -26,30 +24,15 @@ class AdapterStore:
 
     def obey(self, command: AdapterCommand) -> str:
         """Does the command; of an adapter that was loaded, what its content hashes to."""
-        match command:
-            case LoadAdapter():
-                read = read_adapter(
-                    command.path,
-                    self._loaded.config,
-                    self._slots.shapes(),
-                    dtype=self._loaded.dtype,
-                    device=self._loaded.device,
-                    max_rank=self._settings.max_lora_rank,
-                    targets=target_modules(self._settings.lora_target_modules),
-                )
-                self._adapters[command.name] = read.matrices
-                return read.content
-            case PlaceAdapter():
-                self._slots.place(command.slot, self._adapters[command.name])
-            case DropAdapter():
-                del self._adapters[command.name]
+        if isinstance(command, PlaceAdapter):
+            self._slots.place(command.slot, self._adapters[command.name], self._loaded.dtype, self._loaded.device)
+        elif command.path is None:
+            del self._adapters[command.name]
+        else:
+            found = read_adapter(command.path, self._loaded.config, self._slots.shapes(), self._settings)
+            self._adapters[command.name], content = found
+            return content
         return ""
-
-
-def target_modules(given: str | None) -> frozenset[str]:
-    """What --lora-target-modules names; nothing where it means all."""
-    names = [] if given is None else json.loads(given) if given.startswith("[") else given.replace(",", " ").split()
-    return frozenset() if "all" in names else frozenset(map(str, names))
 
 
 class RowAdapters:

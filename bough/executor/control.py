@@ -23,7 +23,6 @@ from bough.core.control import (
     CopyPagesIn,
     CopyPagesOut,
     Decline,
-    DropAdapter,
     GroupCommand,
     LoadAdapter,
     MeetGroups,
@@ -117,7 +116,7 @@ class ModelControl:
                 self._profiler.start(command)
             case ProfileStop():
                 message = self._profiler.stop()
-            case LoadAdapter() | PlaceAdapter() | DropAdapter():
+            case LoadAdapter() | PlaceAdapter():
                 assert self._adapters is not None
                 hashed = self._adapters.obey(command)
             case Decline() | MeetGroups():

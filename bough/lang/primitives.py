@@ -46,6 +46,7 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
+    lora_path: str | None = None,
     dtype: type | str | None = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesSamplingMethod | None = None,
@@ -54,7 +55,7 @@ def gen(
 ) -> Expr:
     """The model continues the text. What is left out takes the value that `run` was given. `json_schema` is a schema,
     its JSON or a pydantic model; with `choices` it is a `select`; with `n` over 1 the variable is a list, and the text
-    goes on with its first."""
+    goes on with its first. `lora_path` names an adapter, which writes this generation alone."""
     arguments = locals()
     if choices is not None:
         if not (dtype is regex is json_schema is None):

@@ -22,7 +22,7 @@ from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
 from bough.messages.outputs import Reply, facts_of
-from bough.messages.requests import FlushCache, LoadLora, UnloadLora
+from bough.messages.requests import ChangeAdapters, FlushCache
 from bough.observability.logs import set_up_logging
 from bough.version import __version__
 
@@ -167,11 +167,11 @@ class Engine:
     def load_lora_adapter(self, lora_name: str, lora_path: str | Path, pinned: bool = False) -> None:
         """Loads an adapter that PEFT has saved; requests choose it by its name (`lora_path`). Needs `enable_lora`."""
         path = str(lora_path)
-        _raise_if_refused(self._wait(self._client.call(lambda call: LoadLora(call, lora_name, path, pinned))))
+        _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name, path, pinned))))
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Raises a `RequestError` while requests use it."""
-        _raise_if_refused(self._wait(self._client.call(lambda call: UnloadLora(call, lora_name))))
+        _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name))))
 
     def start_expert_distribution_record(self) -> None:
         """Counts how often each expert is chosen, from now on; needs `expert_distribution_recorder_mode="stat"`."""

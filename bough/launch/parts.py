@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.seeds import seed_for_requests
@@ -68,53 +68,31 @@ def _gguf_metadata(path: Path) -> dict[str, Any]:
     return {key: value.values() if isinstance(value, GgufArray) else value for key, value in found.items()}
 
 
-class AdapterPath(NamedTuple):
-    """An adapter to load at the start."""
-
-    name: str
-    path: str
-    pinned: bool = False
-
-
-def adapter_paths(given: str | None) -> list[AdapterPath]:
-    """What --lora-paths names: NAME=PATH, PATH or objects, several in words or in a list as JSON; or an object of paths
-    by name."""
-    words: Any = (given or "").split()
-    if given is not None and given.lstrip()[:1] in ("[", "{"):
-        words = _adapter_json(given)
-        if isinstance(words, dict):
-            words = [words] if "lora_path" in words else [f"{name}={path}" for name, path in words.items()]
-    found = []
-    for word in words:
-        each = _adapter_json(word) if isinstance(word, str) and word.startswith("{") else word
-        if isinstance(each, str):
-            name, _, path = each.rpartition("=")
-            each = {"lora_name": name or path, "lora_path": path}
-        unknown = each.keys() - {"lora_name", "lora_path", "pinned"} if isinstance(each, dict) else {"?"}
-        if unknown or not each.get("lora_path"):
-            raise SettingsError(f"--lora-paths: {word!r} is neither NAME=PATH nor an object with lora_name, lora_path.")
-        path = str(each["lora_path"])
-        found.append(AdapterPath(str(each.get("lora_name") or path), path, bool(each.get("pinned"))))
-    return found
-
-
-def _adapter_json(text: str) -> Any:
+def adapter_paths(given: str | None) -> list[tuple[str, str, bool]]:
+    """What --lora-paths names, in words or in a list as JSON: the name, the path and whether it is pinned."""
+    found: list[tuple[str, str, bool]] = []
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"--lora-paths is not valid JSON: {error}.") from None
+        words = json.loads(given) if given and given.lstrip()[0] == "[" else [given] if given else []
+        for word in words:
+            each = json.loads(word) if isinstance(word, str) and word.startswith("{") else word
+            if isinstance(each, str):
+                each = {"lora_name": each.rpartition("=")[0], "lora_path": each.rpartition("=")[2]}
+            path = str(each["lora_path"])
+            found.append((str(each.get("lora_name") or path), path, bool(each.get("pinned"))))
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise SettingsError(
+            f"--lora-paths: {given!r} is none of NAME=PATH, PATH and JSON objects with lora_name and lora_path."
+        ) from None
+    return found
 
 
 def check_adapters(settings: Settings) -> None:
     """Raises before a process is started if adapters cannot be had."""
-    lora, parallel = settings.lora, settings.parallel
-    given = adapter_paths(lora.lora_paths)
-    if not lora.enable_lora:
-        if given:
-            raise SettingsError("--lora-paths needs --enable-lora; add it.")
-        return
-    alone = parallel.replica_ranks == 1 and parallel.simulate_tp == 1 and parallel.groups == 1
-    if not alone or settings.disaggregation.disaggregation_mode != "null":
+    given, parallel = adapter_paths(settings.lora.lora_paths), settings.parallel
+    if given and not settings.lora.enable_lora:
+        raise SettingsError("--lora-paths needs --enable-lora; add it.")
+    alone = parallel.replica_ranks * parallel.simulate_tp * parallel.groups == 1
+    if settings.lora.enable_lora and not (alone and settings.disaggregation.disaggregation_mode == "null"):
         raise SettingsError(
             "--enable-lora: adapters are applied by one rank that does all of a request; leave out --tp-size, "
             "--pp-size, --enable-dp-attention and --disaggregation-mode. --dp-size can be used."

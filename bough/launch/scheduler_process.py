@@ -124,9 +124,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
     adapters = Adapters(loaded.executor, settings.lora) if settings.lora.enable_lora else None
-    if adapters is not None:
-        for adapter in adapter_paths(settings.lora.lora_paths):
-            adapters.load(adapter.name, adapter.path, pinned=adapter.pinned)
+    for given in adapter_paths(settings.lora.lora_paths) if adapters is not None else ():
+        adapters.load(*given)
     scheduler = Scheduler(
         loaded.executor,
         inbox,

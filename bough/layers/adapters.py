@@ -47,28 +47,30 @@ class AdapterSlots:
 
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Outputs and inputs of each matrix."""
-        return {name: shape for weight in self._weights for name, shape in weight.shapes()}
+        held = ((name, rows, weight.inputs) for weight in self._weights for name, rows in weight.matrices())
+        return {name: (rows.stop - rows.start, inputs) for name, rows, inputs in held}
 
-    def place(self, slot: int, adapter: Adapter) -> None:
+    def place(self, slot: int, adapter: Adapter, dtype: torch.dtype, device: torch.device) -> None:
+        """Puts a copy of the adapter into the slot, unless it is on the device already."""
+        placed = {name: LowRank(*(part.to(device, dtype) for part in parts)) for name, parts in adapter.items()}
         for weight in self._weights:
-            weight.place(slot, adapter)
+            weight.place(slot, placed)
 
 
 class AdaptedWeight:
     """The weight of a layer, and what each slot adds to it."""
 
     def __init__(self, weight: LinearWeight, in_features: int, parts: Sequence[Part], ops: Ops) -> None:
-        self._weight, self._inputs, self._parts, self._ops = weight, in_features, tuple(parts), ops
+        self._weight, self.inputs, self._parts, self._ops = weight, in_features, tuple(parts), ops
         self._prefix = ""
         self._slots: dict[int, list[tuple[slice, LowRank]]] = {}
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for part in self._parts:
-            yield self._prefix + part.name, (part.outputs, self._inputs)
+    def matrices(self) -> list[tuple[str, slice]]:
+        """Their names, and which outputs are theirs."""
+        return [(self._prefix + part.name, held) for part, held in bands(self._parts)]
 
     def place(self, slot: int, adapter: Adapter) -> None:
-        names = ((self._prefix + part.name, held) for part, held in bands(self._parts))
-        self._slots[slot] = [(held, adapter[name]) for name, held in names if name in adapter]
+        self._slots[slot] = [(held, adapter[name]) for name, held in self.matrices() if name in adapter]
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         product = self._weight.linear(x, ctx)

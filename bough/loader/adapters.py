@@ -10,75 +10,47 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.core.settings import LoraSettings
 from bough.layers.adapters import Adapter, LowRank
 from bough.loader.source import SafetensorsSource
 from bough.models.names import find_tensors
 from bough.models.registry import find_family
 
-PREFIX = "base_model.model."
-TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
-# Fields of the configuration that ask for something that is not done here.
-REFUSED = {
-    "use_dora": "DoRA adapters",
-    "modules_to_save": "adapters with whole modules (modules_to_save)",
-    "lora_bias": "adapters with biases (lora_bias)",
-    "layer_replication": "adapters that repeat layers (layer_replication)",
-    "target_parameters": "adapters of single parameters such as experts (target_parameters)",
-    "trainable_token_indices": "adapters with tokens of their own (trainable_token_indices)",
-    "use_qalora": "QALoRA adapters",
-    "alora_invocation_tokens": "activated LoRA adapters (alora_invocation_tokens)",
-    "arrow_config": "Arrow routers over adapters",
-}
-# Ways to begin a training that change the model's own weights, too.
-CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq")
-
-
-class ReadAdapter(NamedTuple):
-    matrices: Adapter
-    content: str  # what its files hash to
+TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+# Fields of the configuration that ask for something that is not done here; `use_dora` is DoRA.
+REFUSED = (
+    "use_dora", "modules_to_save", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices",
+    "use_qalora", "alora_invocation_tokens", "arrow_config",
+)  # fmt: skip
+CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # ways to begin a training that change the model itself, too
 
 
 def read_adapter(
-    path: str,
-    config: ModelConfig,
-    shapes: Mapping[str, tuple[int, int]],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_rank: int,
-    targets: Collection[str],
-) -> ReadAdapter:
-    """The adapter, for matrices that have these outputs and inputs. `targets` are the modules that it may change, by
-    the last part of their names; all if there are none."""
-    folder = Path(path).expanduser()
+    path: str, config: ModelConfig, shapes: Mapping[str, tuple[int, int]], settings: LoraSettings
+) -> tuple[Adapter, str]:
+    """The adapter, for matrices that have these outputs and inputs, and what its files hash to."""
+    folder, found, digest = Path(path).expanduser(), dict[str, LowRank](), hashlib.sha256()
     files = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     for file in files:
         if not file.is_file():
             raise ModelError(f"{folder} is no adapter: {file.name} is missing; give a folder that PEFT has saved.")
-    given = _read_config(files[0])
-    source = SafetensorsSource([files[1]])
-    sides: dict[str, dict[str, str]] = {}
+        digest.update(file.read_bytes())
+    given, source, sides = _read_config(files[0]), SafetensorsSource([files[1]]), dict[str, dict[str, str]]()
     for name in source.names():
-        match = TENSOR.fullmatch(name.removeprefix(PREFIX))
+        match = TENSOR.fullmatch(name)
         if match is None:
             raise ModelError(f"{files[1]}: {name!r} cannot be used; only lora_A and lora_B of linear layers can.")
         sides.setdefault(match["module"], {})[match["side"]] = name
-    found: dict[str, LowRank] = {}
-    stored = find_tensors(
-        find_family(config.architecture).names(config), [f"{module}.weight" for module in sides], keep_others=True
-    )
-    for target, at in stored.items():
-        module = at.name.removesuffix(".weight")
-        shape = shapes.get(target.removesuffix(".weight"))
-        if shape is None or at.plane is not None or at.parts:
+    names, targets = find_family(config.architecture).names(config), _targets(settings.lora_target_modules)
+    for target, at in find_tensors(names, [f"{module}.weight" for module in sides], keep_others=True).items():
+        module, ours = at.name.removesuffix(".weight"), target.removesuffix(".weight")
+        if ours not in shapes or at.plane is not None or at.parts:
             raise ModelError(
                 f"{folder} changes {module!r}, which adapters cannot change here; linear layers outside of experts, "
                 "embeddings and the head can be changed. Train the adapter for those, or merge it into the model."
@@ -87,50 +59,46 @@ def read_adapter(
             raise ModelError(f"{folder} changes {module!r}, which --lora-target-modules does not name.")
         if len(sides[module]) < 2:
             raise ModelError(f"{folder}: of {module!r} only lora_{''.join(sides[module])} is there; fetch it again.")
-        down, up = (source.read(sides[module][side]).to(device, torch.float32) for side in "AB")
-        if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
-            raise ModelError(f"{folder}: the shapes of {module!r} do not fit: A {[*down.shape]}, B {[*up.shape]}.")
-        rank = down.shape[0]
-        if rank > max_rank:
-            raise ModelError(f"{folder} has rank {rank}, and at most {max_rank} is allowed (--max-lora-rank, to 256).")
-        rows = at.rows
-        if rows is not None:
-            taken = range(len(up))[rows] if isinstance(rows, slice) else rows
-            up = up[list(taken)] if max(taken, default=-1) < len(up) else up[:0]
-        if (len(up), down.shape[1]) != shape:
+        down, up = (source.read(sides[module][side]).float() for side in "AB")
+        rank = len(down)
+        if rank > settings.max_lora_rank:
+            most = settings.max_lora_rank
+            raise ModelError(f"{folder} has rank {rank}, and at most {most} is allowed (--max-lora-rank, up to 256).")
+        stored = [*up.shape], [*down.shape]
+        if at.rows is not None:
+            rows = list(range(len(up))[at.rows] if isinstance(at.rows, slice) else at.rows)
+            up = up[rows] if max(rows, default=-1) < len(up) else up[:0]
+        if (*up.shape, *down.shape) != (shapes[ours][0], rank, rank, shapes[ours][1]):
             raise ModelError(
-                f"{folder} does not fit this model: {module!r} would be {len(up)} x {down.shape[1]} and is "
-                f"{shape[0]} x {shape[1]}; use the model that the adapter was trained for."
+                f"{folder} does not fit: B and A of {module!r} are {stored[0]} and {stored[1]}, and the model has "
+                f"{shapes[ours][0]} x {shapes[ours][1]}; use the model that the adapter was trained for."
             )
-        found[target.removesuffix(".weight")] = LowRank(down.to(dtype), (up * _scale(given, module, rank)).to(dtype))
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return ReadAdapter(found, digest.hexdigest())
+        found[ours] = LowRank(down, up * _scale(given, module, rank))
+    return found, digest.hexdigest()
 
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
         given = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ModelError(f"{file} cannot be read ({error}); fetch it again.") from None
     if not isinstance(given, dict) or given.get("peft_type", "LORA") != "LORA":
-        kind = given.get("peft_type") if isinstance(given, dict) else given
-        raise ModelError(f"{file}: peft_type is {kind!r}; only LORA adapters can be loaded.")
-    for name, what in REFUSED.items():
-        if given.get(name):
-            raise ModelError(f"{file}: {what} cannot be loaded; merge it into the model, or train one without.")
-    if given.get("bias", "none") != "none":
-        raise ModelError(f"{file}: bias is {given['bias']!r}; adapters that change biases cannot be loaded.")
+        raise ModelError(f"{file}: only adapters of peft_type 'LORA' can be loaded.")
     start = given.get("init_lora_weights")
-    if isinstance(start, str) and start.startswith(CHANGE_WEIGHTS):
-        raise ModelError(
-            f"{file}: init_lora_weights {start!r} changes the model's own weights; convert it to a plain LoRA "
-            "with PEFT (path_initial_model_for_weight_conversion)."
-        )
+    changes = ("init_lora_weights",) if isinstance(start, str) and start.startswith(CHANGE_WEIGHTS) else ()
+    biases = ("bias",) if given.get("bias", "none") != "none" else ()
+    for name in (*(name for name in REFUSED if given.get(name)), *changes, *biases):
+        shown = "DoRA (use_dora)" if name == "use_dora" else f"{name} {given[name]!r}"
+        raise ModelError(f"{file}: adapters with {shown} cannot be loaded; merge it into the model.")
     if not isinstance(given.get("lora_alpha", 8), int | float):
         raise ModelError(f"{file}: lora_alpha must be a number, got {given['lora_alpha']!r}.")
     return given
+
+
+def _targets(given: str | None) -> frozenset[str]:
+    """What --lora-target-modules names; nothing where it means all."""
+    names = [] if given is None else json.loads(given) if given.startswith("[") else given.replace(",", " ").split()
+    return frozenset() if "all" in names else frozenset(map(str, names))
 
 
 def _scale(given: Mapping[str, Any], module: str, rank: int) -> float:

@@ -161,20 +161,14 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     facts: dict[str, str] = {}  # what the engine's state says from then on
 
 
-class LoadLora(msgspec.Struct, frozen=True, tag=True):
-    """Reads an adapter that requests may then choose by its name. One that is `pinned` keeps its slot."""
+class ChangeAdapters(msgspec.Struct, frozen=True, tag=True):
+    """Loads an adapter, which requests may then choose by its name; without a path it is forgotten, if no request uses
+    it. One that is `pinned` keeps its slot."""
 
     call: int
     name: str
-    path: str
+    path: str | None = None
     pinned: bool = False
-
-
-class UnloadLora(msgspec.Struct, frozen=True, tag=True):
-    """Forgets an adapter, if no request uses it."""
-
-    call: int
-    name: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -206,7 +200,6 @@ Command = (
     | StartProfile
     | StopProfile
     | Control
-    | LoadLora
-    | UnloadLora
+    | ChangeAdapters
 )
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from bough.core.control import DropAdapter, LoadAdapter, PlaceAdapter
+from bough.core.control import LoadAdapter, PlaceAdapter
 from bough.core.errors import BoughError, RequestError
 from bough.core.plan import Executor
 from bough.core.settings import LoraSettings
 from bough.messages.outputs import Reply
-from bough.messages.requests import LoadLora, UnloadLora
+from bough.messages.requests import ChangeAdapters
 from bough.scheduler.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     path: str
     content: str
     pinned: bool
@@ -37,6 +36,10 @@ class Adapters:
         self._free = list(range(self._settings.max_loras_per_batch, 0, -1))
 
     @property
+    def _names(self) -> str:
+        return ", ".join(self._loaded) or "none"
+
+    @property
     def facts(self) -> dict[str, object]:
         """The paths of those that are loaded; nothing where there can be none."""
         return {} if self._executor is None else {"loaded_adapters": {n: a.path for n, a in self._loaded.items()}}
@@ -45,19 +48,10 @@ class Adapters:
         """Where a request's prefixes are cached; a `RequestError` if it names an adapter that is not there."""
         if not name:
             return given
-        if self._executor is None:
-            raise RequestError(
-                f"There is no adapter {name!r}: this engine has none; start it with --enable-lora.", field="lora_path"
-            )
         if name not in self._loaded:
-            known = ", ".join(self._loaded) or "none"
-            raise RequestError(
-                f"There is no adapter {name!r}; loaded are: {known}. Name one of them or the model, or load it "
-                "(/load_lora_adapter).",
-                field="lora_path",
-                status_code=404,
-                err_type="NotFoundError",
-            )
+            load = "load it (/load_lora_adapter)" if self._executor is not None else "start with --enable-lora"
+            text = f"There is no adapter {name!r}; loaded are: {self._names}. Name one of them or the model, or {load}."
+            raise RequestError(text, field="lora_path", status_code=404, err_type="NotFoundError")
         # Namespaces that clients give are empty or hold a NUL, so none is like this.
         return hashlib.sha256(f"{self._loaded[name].content}{given}".encode()).hexdigest()
 
@@ -75,44 +69,38 @@ class Adapters:
         request.take_slot(slot)
         return True
 
-    def obey(self, message: LoadLora | UnloadLora, requests: Iterable[Request]) -> Reply:
+    def obey(self, message: ChangeAdapters, requests: Iterable[Request]) -> Reply:
+        name = message.name
         try:
-            if isinstance(message, LoadLora):
-                self.load(message.name, message.path, pinned=message.pinned)
-                return Reply(message.call, True, f"The adapter {message.name!r} is loaded.")
-            self._unload(message.name, sum(request.adapter == message.name for request in requests))
-            return Reply(message.call, True, f"The adapter {message.name!r} is unloaded.")
+            if message.path is not None:
+                self.load(name, message.path, message.pinned)
+            else:
+                self.unload(name, sum(request.adapter == name for request in requests))
         except BoughError as error:
             return Reply(message.call, False, str(error))
+        return Reply(message.call, True, f"The adapter {name!r} is {'un' if message.path is None else ''}loaded.")
 
-    def load(self, name: str, path: str, *, pinned: bool = False) -> None:
+    def load(self, name: str, path: str, pinned: bool = False) -> None:
         if self._executor is None:
             raise RequestError("This engine takes no adapters; start it with --enable-lora.")
-        if not name:
-            raise RequestError("lora_name is empty; give the adapter a name.", field="lora_name")
-        if name in self._loaded:
-            raise RequestError(f"An adapter {name!r} is loaded already; unload it first, or take another name.")
+        if not name or name in self._loaded:
+            raise RequestError(f"lora_name {name!r} is empty or loaded already; take another, or unload that one.")
         most, slots = self._settings.max_loaded_loras, self._settings.max_loras_per_batch
         if most is not None and len(self._loaded) >= most:
             raise RequestError(f"{most} adapters are loaded, which is the most (--max-loaded-loras); unload one.")
         if pinned and sum(adapter.pinned for adapter in self._loaded.values()) >= slots - 1:
-            raise RequestError(
-                f"Pinned adapters must leave one of the {slots} slots to others (--max-loras-per-batch); load "
-                f"{name!r} without pinned."
-            )
+            raise RequestError(f"Of {slots} slots (--max-loras-per-batch), one must stay free of pinned adapters.")
         done = self._executor.control(LoadAdapter(name, path)).wait()
         self._loaded[name] = Loaded(path, done.content, pinned)
 
-    def _unload(self, name: str, users: int) -> None:
+    def unload(self, name: str, users: int = 0) -> None:
+        """Of an adapter that so many requests use."""
         if name not in self._loaded:
-            raise RequestError(f"There is no adapter {name!r}; loaded are: {', '.join(self._loaded) or 'none'}.")
+            raise RequestError(f"There is no adapter {name!r}; loaded are: {self._names}.")
         if users:
-            raise RequestError(
-                f"{users} requests use the adapter {name!r}; wait until they have ended or abort them "
-                "(/abort_request), and try again."
-            )
+            raise RequestError(f"{users} requests use the adapter {name!r}; try again when they have ended.")
         assert self._executor is not None
-        self._executor.control(DropAdapter(name)).wait()
+        self._executor.control(LoadAdapter(name, None)).wait()
         del self._loaded[name]
         if slot := self._slots.pop(name, 0):
             self._free.append(slot)
@@ -122,5 +110,4 @@ class Adapters:
         if self._free:
             return self._free.pop()
         idle = (name for name in self._slots if name not in used and not self._loaded[name].pinned)
-        name = next(idle, None)
-        return 0 if name is None else self._slots.pop(name)
+        return self._slots.pop(next(idle, ""), 0)

@@ -24,13 +24,13 @@ from bough.core.settings import LIVE_SETTINGS, MemorySettings, SchedulerSettings
 from bough.messages.outputs import Reply
 from bough.messages.requests import (
     Abort,
+    ChangeAdapters,
     ChangeSettings,
     Control,
     FlushCache,
     Garbled,
     Generate,
     GetState,
-    LoadLora,
     Pause,
     Ping,
     ProcessCommand,
@@ -40,7 +40,6 @@ from bough.messages.requests import (
     StopProfile,
     StreamEnded,
     ToScheduler,
-    UnloadLora,
 )
 from bough.observability.step_trace import Timeline
 from bough.scheduler.adapters import Adapters
@@ -340,7 +339,7 @@ class Scheduler:
                 self._resume(message)
             case StartProfile() | StopProfile():
                 self._outbox.reply(self._recording.obey(message))
-            case LoadLora() | UnloadLora():
+            case ChangeAdapters():
                 self._outbox.reply(self._adapters.obey(message, self._requests.values()))
             case Control():
                 self._control.message = message

@@ -212,7 +212,7 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["--enable-lora"], "enable_lora: this engine does not have it yet; leave it out or at False, got True."),
+        (["--is-embedding"], "is_embedding: this engine does not have it yet; leave it out or at False, got True."),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
         (["--speculative-algorithm", "EAGLE"], "speculative_algorithm must be one of NGRAM; got 'EAGLE'. Drafts of"),
     ],
@@ -223,19 +223,19 @@ def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: 
     assert str(caught.value).startswith(text)
 
 
-@pytest.mark.parametrize("text", ["is-embedding: false", "enable_lora: 'false'"])
+@pytest.mark.parametrize("text", ["is-embedding: false", "incremental_streaming_output: 'false'"])
 def test_a_file_may_hold_settings_that_are_not_built(text: str, tmp_path: Path) -> None:
     file = config_file(tmp_path, text)
     assert Settings.from_flat(given("--config", file)) == Settings()
     refused = text.replace("false", "true")
-    with pytest.raises(SettingsError, match=r"engine\.yaml: (is_embedding|enable_lora): this engine does not have it"):
+    with pytest.raises(SettingsError, match=r"engine\.yaml: \w+: this engine does not have it"):
         given("--config", config_file(tmp_path, refused))
 
 
 def test_a_variable_may_hold_settings_that_are_not_built(caplog: pytest.LogCaptureFixture) -> None:
     assert Settings.from_flat(given(BOUGH_PP_SIZE="1", BOUGH_DP="1")) == Settings() and not caplog.messages
-    with pytest.raises(SettingsError, match="BOUGH_ENABLE_LORA: enable_lora: this engine does not have it"):
-        given(BOUGH_ENABLE_LORA="1")
+    with pytest.raises(SettingsError, match="BOUGH_IS_EMBEDDING: is_embedding: this engine does not have it"):
+        given(BOUGH_IS_EMBEDDING="1")
 
 
 @pytest.mark.parametrize("flag", ["--tp-size", "--tp", "--tensor-parallel-size"])

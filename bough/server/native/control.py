@@ -22,15 +22,14 @@ from bough.core.setting_checks import check_value
 from bough.core.settings import LIVE_SETTINGS, all_fields
 from bough.messages.outputs import Reply
 from bough.messages.requests import (
+    ChangeAdapters,
     ChangeSettings,
     FlushCache,
-    LoadLora,
     Pause,
     ProcessCommand,
     Resume,
     StartProfile,
     StopProfile,
-    UnloadLora,
 )
 from bough.server.bodies import given_fields, refuse_unsupported
 from bough.server.context import ServerContext
@@ -38,18 +37,17 @@ from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native.schemas import (
     AbortBody,
-    AdapterOutcome,
+    AdapterBody,
     ExpertCounts,
-    LoadAdapterBody,
     LoggingBody,
     MemoryBody,
+    NamedAdapter,
     Nothing,
     Outcome,
     PauseBody,
     ProfileBody,
     SettingsBody,
     SettingsOutcome,
-    UnloadAdapterBody,
     UpdateWeightsBody,
     WeightsOutcome,
 )
@@ -140,26 +138,17 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
 
 def adapter_routes(context: ServerContext) -> list[Endpoint]:
     """SGLang has them at the root, vLLM below /v1."""
-    client = context.client
 
-    async def answer(request: Request, act: Coroutine[Any, Any, Reply]) -> Response:
-        reply = raise_if_refused(await while_connected(request, act))
-        return json_response(AdapterOutcome(True, reply.message, await context.loaded_adapters()))
+    async def change(body: AdapterBody | NamedAdapter) -> Reply:
+        given = (body.lora_path, bool(body.pinned)) if isinstance(body, AdapterBody) else ()
+        return await context.client.call(lambda call: ChangeAdapters(call, body.lora_name, *given))
 
-    async def load(request: Request, body: LoadAdapterBody) -> Response:
-        given = body.lora_name, body.lora_path, bool(body.pinned)
-        return await answer(request, client.call(lambda call: LoadLora(call, *given)))
-
-    async def unload(request: Request, body: UnloadAdapterBody) -> Response:
-        return await answer(request, client.call(lambda call: UnloadLora(call, body.lora_name)))
-
-    options: dict[str, Any] = {"access": "admin_only", "answer": AdapterOutcome}
     return [
-        endpoint
+        command_route(root + path, summary, body, change, access="admin_only")
         for root in ("", "/v1")
-        for endpoint in (
-            Endpoint(f"{root}/load_lora_adapter", load, "Load a LoRA adapter", body=LoadAdapterBody, **options),
-            Endpoint(f"{root}/unload_lora_adapter", unload, "Forget an adapter", body=UnloadAdapterBody, **options),
+        for path, summary, body in (
+            ("/load_lora_adapter", "Load a LoRA adapter", AdapterBody),
+            ("/unload_lora_adapter", "Forget a LoRA adapter that no request uses", NamedAdapter),
         )
     ]
 

@@ -299,22 +299,15 @@ class WeightsOutcome(Outcome):
     num_paused_requests: int
 
 
-class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class NamedAdapter(msgspec.Struct, forbid_unknown_fields=True):
+    lora_name: str
+
+
+class AdapterBody(NamedAdapter, kw_only=True):
     """A folder that PEFT has saved, on the server's host. A `pinned` adapter keeps its place among those that run."""
 
-    lora_name: str
     lora_path: str
     pinned: bool | None = None
-
-
-class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    lora_name: str
-
-
-class AdapterOutcome(Outcome):
-    """With the paths of all adapters that are loaded, by name."""
-
-    loaded_adapters: dict[str, str]
 
 
 class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -169,7 +169,7 @@ class InputReader:
         prompts: list[Prompt] = []
         for i, sampling in enumerate(samplings):
             logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
-            namespace = _namespace(columns["extra_key"][i], columns["cache_salt"][i])
+            namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "adapter")))
             seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
             shared = {base_rid, rid} if isinstance(rid, str) else {base_rid}
@@ -194,7 +194,7 @@ class InputReader:
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
-                        adapter=_adapter(columns["adapter"][i]),
+                        adapter=columns["adapter"][i] or "",
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -386,16 +386,10 @@ def _processor(given: Any) -> str | None:
     return given or None
 
 
-def _adapter(given: Any) -> str:
-    if given is not None and not isinstance(given, str):
-        raise RequestError(f"lora_path must be the name of a loaded adapter, got {given!r}.", field="lora_path")
-    require_utf8(given or "", "lora_path")
-    return given or ""
-
-
-def _namespace(extra_key: Any, cache_salt: Any) -> str:
-    """Requests share prefixes only within one namespace. The separator keeps ("a", "b") and ("ab", "") apart."""
-    for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt)):
+def _namespace(extra_key: Any, cache_salt: Any, adapter: Any) -> str:
+    """Requests share prefixes only within one namespace. The separator keeps ("a", "b") and ("ab", "") apart. What an
+    adapter adds to it the scheduler knows."""
+    for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt), ("lora_path", adapter)):
         if value is not None and not isinstance(value, str):
             raise RequestError(f"{name} must be a string, got {value!r}.", field=name)
         require_utf8(value or "", name)

@@ -7,7 +7,6 @@ import torch
 
 from bough.attention.context import AdapterRows, Segments
 from bough.core.control import AdapterCommand, PlaceAdapter
-from bough.core.plan import BatchPlan
 from bough.core.settings import LoraSettings
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
@@ -35,21 +34,9 @@ class AdapterStore:
         return ""
 
 
-class RowAdapters:
-    """The slot of each row."""
-
-    def __init__(self, rows: int) -> None:
-        self._slots = np.zeros(rows, dtype=np.int64)
-
-    def apply(self, plan: BatchPlan, ends: LongArray) -> AdapterRows | None:
-        """Which tokens of a step use which slot, also among those at `ends`; None: none uses any."""
-        for setup in plan.setups:
-            self._slots[setup.row] = setup.adapter
-        slots = self._slots[plan.rows]
-        if not slots.any():
-            return None
-        of_tokens = slots.repeat(plan.query_lens)
-        return AdapterRows(_segments(of_tokens), _segments(of_tokens[ends]))
+def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
+    """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any."""
+    return AdapterRows(_segments(slots), _segments(slots[ends])) if slots.any() else None
 
 
 def _segments(slots: LongArray) -> Segments:

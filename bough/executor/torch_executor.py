@@ -17,7 +17,7 @@ from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
-from bough.executor.adapters import AdapterStore, RowAdapters
+from bough.executor.adapters import AdapterStore, adapter_rows
 from bough.executor.control import ModelControl
 from bough.executor.layout import has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
@@ -54,7 +54,6 @@ class TorchExecutor:
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
         self._control = ModelControl(weights, pool, group, join=self._join, adapters=adapters)
-        self._adapters = RowAdapters(limits.rows)
 
     def limits(self) -> Limits:
         return self._limits
@@ -88,7 +87,7 @@ class TorchExecutor:
         self._attention.prepare(batch)
         self._states.begin(plan.setups)
         ends = sampled_tokens(plan, layout.query_starts)
-        last, adapters = torch.from_numpy(ends), self._adapters.apply(plan, ends)
+        last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
         asked = None if plan.input_logprobs else last
         context = ForwardContext(self._attention, self._pool, batch, asked, adapters)
         hidden = self._model.forward(torch.from_numpy(layout.token_ids), batch.positions, context)

@@ -123,8 +123,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     way_out: Outbox = outbox
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
-    adapters = Adapters(loaded.executor, settings.lora) if settings.lora.enable_lora else None
-    for given in adapter_paths(settings.lora.lora_paths) if adapters is not None else ():
+    adapters = Adapters(loaded.executor if settings.lora.enable_lora else None, settings.lora)
+    for given in adapter_paths(settings.lora.lora_paths):
         adapters.load(*given)
     scheduler = Scheduler(
         loaded.executor,

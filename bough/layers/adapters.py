@@ -1,14 +1,12 @@
 """LoRA adapters over linear layers: each adds a product of two thin matrices for the tokens that chose it.
 
-`AdapterSlots` wraps a model's way to keep weights, so that every linear layer can be changed, by the name that its
-matrix has in the model. An adapter is put into a slot; the forward context says which tokens compute with which slot.
-Without such tokens a layer does what it would do without adapters.
+`AdapterSlots` wraps a model's way to keep weights. An adapter is put into a slot; the forward context says which tokens
+compute with which slot. Without such tokens a layer does what it would do without adapters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -18,15 +16,9 @@ from bough.layers.placement import Placement, WeightMaker
 from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands
 from bough.layers.weights import WeightSlot
 
-
-class LowRank(NamedTuple):
-    """What is added to one matrix: `up @ down`, scaled already."""
-
-    down: torch.Tensor  # [rank, inputs]
-    up: torch.Tensor  # [outputs, rank]
-
-
-Adapter = Mapping[str, LowRank]  # by the names that the matrices have in the model, without `.weight`
+# By the names that the matrices have in the model, without `.weight`: `down` [rank, inputs] and `up` [outputs, rank],
+# which is scaled already. What is added to the matrix is their product.
+Adapter = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class AdapterSlots:
@@ -52,7 +44,7 @@ class AdapterSlots:
 
     def place(self, slot: int, adapter: Adapter, dtype: torch.dtype, device: torch.device) -> None:
         """Puts a copy of the adapter into the slot, unless it is on the device already."""
-        placed = {name: LowRank(*(part.to(device, dtype) for part in parts)) for name, parts in adapter.items()}
+        placed = {name: (down.to(device, dtype), up.to(device, dtype)) for name, (down, up) in adapter.items()}
         for weight in self._weights:
             weight.place(slot, placed)
 
@@ -63,7 +55,7 @@ class AdaptedWeight:
     def __init__(self, weight: LinearWeight, in_features: int, parts: Sequence[Part], ops: Ops) -> None:
         self._weight, self.inputs, self._parts, self._ops = weight, in_features, tuple(parts), ops
         self._prefix = ""
-        self._slots: dict[int, list[tuple[slice, LowRank]]] = {}
+        self._slots: dict[int, list[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]] = {}
 
     def matrices(self) -> list[tuple[str, slice]]:
         """Their names, and which outputs are theirs."""

@@ -17,7 +17,7 @@ from typing import Any
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
-from bough.layers.adapters import Adapter, LowRank
+from bough.layers.adapters import Adapter
 from bough.loader.source import SafetensorsSource
 from bough.models.names import find_tensors
 from bough.models.registry import find_family
@@ -35,7 +35,7 @@ def read_adapter(
     path: str, config: ModelConfig, shapes: Mapping[str, tuple[int, int]], settings: LoraSettings
 ) -> tuple[Adapter, str]:
     """The adapter, for matrices that have these outputs and inputs, and what its files hash to."""
-    folder, found, digest = Path(path).expanduser(), dict[str, LowRank](), hashlib.sha256()
+    folder, found, digest = Path(path).expanduser(), dict[str, Any](), hashlib.sha256()
     files = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     for file in files:
         if not file.is_file():
@@ -73,7 +73,7 @@ def read_adapter(
                 f"{folder} does not fit: B and A of {module!r} are {stored[0]} and {stored[1]}, and the model has "
                 f"{shapes[ours][0]} x {shapes[ours][1]}; use the model that the adapter was trained for."
             )
-        found[ours] = LowRank(down, up * _scale(given, module, rank))
+        found[ours] = down, up * _scale(given, module, rank)
     return found, digest.hexdigest()
 
 
@@ -84,11 +84,11 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file} cannot be read ({error}); fetch it again.") from None
     if not isinstance(given, dict) or given.get("peft_type", "LORA") != "LORA":
         raise ModelError(f"{file}: only adapters of peft_type 'LORA' can be loaded.")
-    start = given.get("init_lora_weights")
-    changes = ("init_lora_weights",) if isinstance(start, str) and start.startswith(CHANGE_WEIGHTS) else ()
-    biases = ("bias",) if given.get("bias", "none") != "none" else ()
-    for name in (*(name for name in REFUSED if given.get(name)), *changes, *biases):
-        shown = "DoRA (use_dora)" if name == "use_dora" else f"{name} {given[name]!r}"
+    wrong = [name for name in REFUSED if given.get(name)]
+    wrong += ["bias"] * (given.get("bias", "none") != "none")
+    wrong += ["init_lora_weights"] * str(given.get("init_lora_weights")).startswith(CHANGE_WEIGHTS)
+    if wrong:
+        shown = "DoRA (use_dora)" if wrong[0] == "use_dora" else f"{wrong[0]} {given[wrong[0]]!r}"
         raise ModelError(f"{file}: adapters with {shown} cannot be loaded; merge it into the model.")
     if not isinstance(given.get("lora_alpha", 8), int | float):
         raise ModelError(f"{file}: lora_alpha must be a number, got {given['lora_alpha']!r}.")

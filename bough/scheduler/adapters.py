@@ -1,8 +1,7 @@
 """LoRA adapters as the scheduler sees them: which are loaded, and which of them stand in the executor's slots.
 
-An adapter is loaded into the host's memory. Before a request of it runs, the adapter is put into a slot, in the place
-of the one that was used longest ago and has no running request. Commands run in order with plans, so a slot may change
-as soon as the plans that use it are launched. Cached prefixes belong to the adapter's content, not to its name.
+Commands run in order with plans, so a slot may change as soon as the plans that use it are launched. Cached prefixes
+belong to an adapter's content, not to its name.
 """
 
 from __future__ import annotations

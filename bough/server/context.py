@@ -70,12 +70,6 @@ class ServerContext:
         """The states of the schedulers, which they send between two steps; those that do not answer are missing."""
         return await self.client.states(STATE_TIMEOUT_S)
 
-    async def loaded_adapters(self) -> dict[str, str]:
-        """Their paths by name."""
-        states = await self.states()
-        found: dict[str, str] = states[0].get("loaded_adapters", {}) if states else {}
-        return found
-
     async def read_inputs(self, *, model: str | None = None, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises; in a thread when there is much to tokenise. Where there are adapters, a
         `model` may be one: by its own name, or behind that of the model and a colon."""

@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bough.core.errors import ModelError
+from bough.core.settings import LoraSettings
 from bough.distributed.topology import Topology
-from bough.layers.adapters import AdapterSlots
-from bough.loader.adapters import ReadAdapter, read_adapter
+from bough.layers.adapters import Adapter, AdapterSlots
+from bough.loader.adapters import read_adapter
 from bough.loader.config import read_config
 from bough.loader.locate import locate
 from bough.models.registry import build_model
 from tests.fakes.adapters import write_adapter
 from tests.fakes.checkpoints import write_checkpoint
 
-CPU = torch.device("cpu")
-Read = Callable[..., ReadAdapter]
+Read = Callable[..., tuple[Adapter, str]]
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -36,9 +36,8 @@ def read(base: Path) -> Read:
     config, slots = read_config(locate(str(base)), {}), AdapterSlots()
     list(build_model(config, Topology(), torch.float32, torch.device("meta"), adapters=slots).slots())
 
-    def read(folder: Path, max_rank: int = 256, targets: tuple[str, ...] = ()) -> ReadAdapter:
-        options: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
-        return read_adapter(str(folder), config, slots.shapes(), max_rank=max_rank, targets=targets, **options)
+    def read(folder: Path, **settings: Any) -> tuple[Adapter, str]:
+        return read_adapter(str(folder), config, slots.shapes(), LoraSettings(**settings))
 
     return read
 
@@ -50,11 +49,11 @@ def read(base: Path) -> Read:
         ("modules_to_save", ["lm_head"], "modules_to_save"),
         ("target_parameters", ["mlp.experts.gate_up_proj"], "experts"),
         ("lora_bias", True, "lora_bias"),
-        ("bias", "all", "bias is 'all'"),
+        ("bias", "all", "bias 'all'"),
         ("layer_replication", [[0, 1]], "layer_replication"),
         ("trainable_token_indices", [3], "trainable_token_indices"),
-        ("init_lora_weights", "pissa_niter_4", "changes the model's own weights"),
-        ("peft_type", "IA3", "peft_type is 'IA3'"),
+        ("init_lora_weights", "pissa_niter_4", "init_lora_weights 'pissa_niter_4'"),
+        ("peft_type", "IA3", "only adapters of peft_type"),
         ("lora_alpha", "x", "lora_alpha must be a number"),
     ],
 )
@@ -79,10 +78,10 @@ def changed(folder: Path, **changes: torch.Tensor | None) -> Path:
         ({f"{Q}.lora_A.weight": None}, "'model.layers.0.self_attn.q_proj' only lora_B"),
         (
             {f"{Q}.lora_A.weight": torch.zeros(4, 63)},
-            r"does not fit this model: .*q_proj' would be 64 x 63 and is 64 x 64",
+            r"B and A of .*q_proj' are \[64, 4\] and \[4, 63\], and the model has 64 x 64",
         ),
-        ({f"{Q}.lora_B.weight": torch.zeros(60, 4)}, "would be 60 x 64"),
-        ({f"{Q}.lora_B.weight": torch.zeros(64, 5)}, r"do not fit: A \[4, 64\], B \[64, 5\]"),
+        ({f"{Q}.lora_B.weight": torch.zeros(60, 4)}, r"are \[60, 4\] and \[4, 64\]"),
+        ({f"{Q}.lora_B.weight": torch.zeros(64, 5)}, r"are \[64, 5\] and \[4, 64\]"),
         ({f"{Q}.lora_magnitude_vector": torch.zeros(64)}, "lora_magnitude_vector' cannot be used"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 128)}, "lora_embedding_A"),
         (
@@ -114,23 +113,22 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "base", 1, **moe)
     config, slots = read_config(locate(str(folder)), {}), AdapterSlots()
     list(build_model(config, Topology(), torch.float32, torch.device("meta"), adapters=slots).slots())
-    options: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "max_rank": 256, "targets": ()}
     attention = write_adapter(tmp_path / "attention", folder, 1, modules=("self_attn.q_proj",))
-    assert len(read_adapter(str(attention), config, slots.shapes(), **options).matrices) == 2
+    assert len(read_adapter(str(attention), config, slots.shapes(), LoraSettings())[0]) == 2
     experts = write_adapter(tmp_path / "experts", folder, 1, modules=("up_proj",))
     with pytest.raises(ModelError, match=r"changes 'model.layers.0.mlp.experts.\d.up_proj', which adapters cannot"):
-        read_adapter(str(experts), config, slots.shapes(), **options)
+        read_adapter(str(experts), config, slots.shapes(), LoraSettings())
 
 
 def test_ranks_and_modules_beyond_what_is_allowed(base: Path, read: Read, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path, base, 1, rank=8)
-    assert read(
-        folder, max_rank=8, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    )
+    every = '["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]'
+    for targets in (every, "all", "q_proj,all"):
+        assert len(read(folder, max_lora_rank=8, lora_target_modules=targets)[0]) == 14
     with pytest.raises(ModelError, match="has rank 8, and at most 4"):
-        read(folder, max_rank=4)
+        read(folder, max_lora_rank=4)
     with pytest.raises(ModelError, match=r"changes .*, which --lora-target-modules does not name"):
-        read(folder, targets=("q_proj",))
+        read(folder, lora_target_modules="q_proj")
 
 
 def test_folders_that_are_no_adapters(base: Path, read: Read, tmp_path: Path) -> None:
@@ -149,19 +147,17 @@ def test_folders_that_are_no_adapters(base: Path, read: Read, tmp_path: Path) ->
 
 
 def test_alpha_may_differ_between_modules(base: Path, read: Read, tmp_path: Path) -> None:
-    plain = read(write_adapter(tmp_path / "plain", base, 1)).matrices
-    own = read(
-        write_adapter(tmp_path / "own", base, 1, alpha_pattern={"q_proj": 32, "layers.1.mlp.up_proj": 2})
-    ).matrices
+    plain = read(write_adapter(tmp_path / "plain", base, 1))[0]
+    own = read(write_adapter(tmp_path / "own", base, 1, alpha_pattern={"q_proj": 32, "layers.1.mlp.up_proj": 2}))[0]
     for name, matrices in own.items():
         times = 4.0 if name.endswith("q_proj") else 0.25 if name == "model.layers.1.mlp.up_proj" else 1.0
-        torch.testing.assert_close(matrices.up, plain[name].up * times)
+        torch.testing.assert_close(matrices[1], plain[name][1] * times)
 
 
 def test_the_content_is_that_of_both_files(base: Path, read: Read, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path, base, 1)
-    first = read(folder).content
-    assert read(folder).content == first
+    first = read(folder)[1]
+    assert read(folder)[1] == first
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 1}))
-    assert read(folder).content != first
+    assert read(folder)[1] != first

@@ -119,7 +119,7 @@ def test_another_adapter_under_the_same_name_finds_nothing_of_the_first(trained:
     engine = engine_for(trained)
     assert engine.adapters is not None
     engine.ask(PROMPTS[0], adapters=["all"])
-    engine.adapters._unload("all", 0)
+    engine.adapters.unload("all")
     engine.adapters.load("all", str(trained.adapters["query"]))
     assert engine.ask(PROMPTS[0], adapters=["all"]) == [(trained.expected["query"][0], 0)]
 

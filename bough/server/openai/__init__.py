@@ -37,10 +37,9 @@ def routes(context: ServerContext) -> list[Endpoint]:
 
     async def cards() -> list[ModelCard]:
         """The model, and its adapters."""
-        if not context.settings.lora.enable_lora:
-            return [card]
-        adapters = (await context.loaded_adapters()).items()
-        return [card, *(replace(card, id=name, root=path, parent=model.name) for name, path in adapters)]
+        states = await context.states() if context.settings.lora.enable_lora else ()
+        adapters = {name: path for state in states for name, path in state["loaded_adapters"].items()}
+        return [card, *(replace(card, id=name, root=path, parent=model.name) for name, path in adapters.items())]
 
     async def list_models(request: Request) -> Response:
         return json_response(ModelList(data=await cards()))

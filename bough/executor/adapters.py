@@ -25,13 +25,13 @@ class AdapterStore:
         """Does the command; of an adapter that was loaded, what its content hashes to."""
         if isinstance(command, PlaceAdapter):
             self._slots.place(command.slot, self._adapters[command.name], self._loaded.dtype, self._loaded.device)
-        elif command.path is None:
+            return ""
+        if command.path is None:
             del self._adapters[command.name]
-        else:
-            found = read_adapter(command.path, self._loaded.config, self._slots.shapes(), self._settings)
-            self._adapters[command.name], content = found
-            return content
-        return ""
+            return ""
+        found = read_adapter(command.path, self._loaded.config, self._slots.shapes(), self._settings)
+        self._adapters[command.name] = found[0]
+        return found[1]
 
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:

@@ -88,7 +88,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
         _check_fallback(settings.model)
         if settings.lora.enable_lora:
             raise SettingsError(
-                "--enable-lora is for Bough's own layers, and this model runs through transformers' modules."
+                "--enable-lora is for Bough's own layers, not for transformers' modules (--model-impl)."
             )
         if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
             raise SettingsError(

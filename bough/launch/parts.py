@@ -80,9 +80,8 @@ def adapter_paths(given: str | None) -> list[tuple[str, str, bool]]:
             path = str(each["lora_path"])
             found.append((str(each.get("lora_name") or path), path, bool(each.get("pinned"))))
     except (ValueError, TypeError, AttributeError, KeyError):
-        raise SettingsError(
-            f"--lora-paths: {given!r} is none of NAME=PATH, PATH and JSON objects with lora_name and lora_path."
-        ) from None
+        shape = "NAME=PATH, PATH or JSON objects with lora_name and lora_path"
+        raise SettingsError(f"--lora-paths: {given!r} is not {shape}.") from None
     return found
 
 
@@ -93,9 +92,9 @@ def check_adapters(settings: Settings) -> None:
         raise SettingsError("--lora-paths needs --enable-lora; add it.")
     alone = parallel.replica_ranks * parallel.simulate_tp * parallel.groups == 1
     if settings.lora.enable_lora and not (alone and settings.disaggregation.disaggregation_mode == "null"):
+        others = "--tp-size, --pp-size, --enable-dp-attention and --disaggregation-mode"
         raise SettingsError(
-            "--enable-lora: adapters are applied by one rank that does all of a request; leave out --tp-size, "
-            "--pp-size, --enable-dp-attention and --disaggregation-mode. --dp-size can be used."
+            f"--enable-lora: one rank does all of a request; leave out {others}. --dp-size can be used."
         )
 
 

@@ -56,17 +56,14 @@ class Adapters:
 
     def place(self, request: Request, running: Iterable[Request]) -> bool:
         """Sees to it that the request's adapter stands in a slot; False: `running` requests use them all."""
-        name = request.adapter
-        slot = self._slots.pop(name, 0)
-        if not slot:
-            slot = self._vacate({other.adapter for other in running})
-            if not slot:
-                return False
+        slot = self._slots.pop(request.adapter, 0)
+        if not slot and (slot := self._vacate({other.adapter for other in running})):
             assert self._executor is not None
-            self._executor.control(PlaceAdapter(name, slot))
-        self._slots[name] = slot
-        request.take_slot(slot)
-        return True
+            self._executor.control(PlaceAdapter(request.adapter, slot))
+        if slot:
+            self._slots[request.adapter] = slot
+            request.take_slot(slot)
+        return slot > 0
 
     def obey(self, message: ChangeAdapters, requests: Iterable[Request]) -> Reply:
         name = message.name

@@ -137,8 +137,6 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
 
 
 def adapter_routes(context: ServerContext) -> list[Endpoint]:
-    """SGLang has them at the root, vLLM below /v1."""
-
     async def change(body: AdapterBody | NamedAdapter) -> Reply:
         given = (body.lora_path, bool(body.pinned)) if isinstance(body, AdapterBody) else ()
         return await context.client.call(lambda call: ChangeAdapters(call, body.lora_name, *given))

@@ -36,7 +36,6 @@ def routes(context: ServerContext) -> list[Endpoint]:
     card = ModelCard(id=model.name, created=model.created, root=model.name, max_model_len=model.context_length)
 
     async def cards() -> list[ModelCard]:
-        """The model, and its adapters."""
         states = await context.states() if context.settings.lora.enable_lora else ()
         adapters = {name: path for state in states for name, path in state["loaded_adapters"].items()}
         return [card, *(replace(card, id=name, root=path, parent=model.name) for name, path in adapters.items())]

@@ -25,7 +25,7 @@ class AttentionSpec:
 
     layer: int  # index into the pool
     scale: float
-    window: int | None  # tokens a query sees at most, its own included; None: all
+    window: int | None  # tokens a query sees at most, its own included; None: all. Both ways: on each side
     softcap: float | None  # scores become softcap * tanh(score / softcap)
     heads: int
     kv_heads: int
@@ -33,6 +33,7 @@ class AttentionSpec:
     group: int = 0  # of the layer's keys and values: which page table and which slots are its own
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
     chunked: bool = False  # the window is one of those that stand side by side, not one that ends with the query
+    causal: bool = True  # False: queries see keys behind them too
     sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value
 
     @property

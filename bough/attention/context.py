@@ -36,4 +36,6 @@ class ForwardContext:
     logits_indices: torch.Tensor | None = (
         None  # [n] last tokens of rows, whose hidden states alone are asked for; None: all
     )
+    # The hidden states before some layers, for a draft model that reads them: by layer, each put in place of None.
+    tapped: dict[int, torch.Tensor | None] | None = None
     adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights

@@ -169,9 +169,12 @@ class TorchAttention(AttentionBackend):
             begin = 0 if window is None else max(0, first + ahead - window + 1)
             if layer.chunked and layer.window is not None:
                 begin = (end - 1) // layer.window * layer.window
-            mask = self._masks.cut(last - first, end - begin, window, k)
+            mask: torch.Tensor | None = self._masks.cut(last - first, end - begin, window, k)
             if chosen is not None:
                 mask = hide_others(chosen[first - row.first_token : last - row.first_token], end, k.dtype)
+            if not layer.causal:
+                begin, end = 0, k.shape[2]
+                mask = None if layer.window is None else _near(first + ahead, last + ahead, end, layer.window, k)
             block = q[first:last].transpose(0, 1)[None]  # [1, heads, queries, head_dim]
             attended = attend(block, k[:, :, begin:end], v[:, :, begin:end], mask, layer)
             out[first:last] = attended[0].transpose(0, 1)
@@ -196,6 +199,12 @@ class TorchAttention(AttentionBackend):
         v = self._scratch[shape][1][:size]
         torch.index_select(values, 0, index, out=v)
         return k, v
+
+
+def _near(first: int, last: int, keys: int, window: int, like: torch.Tensor) -> torch.Tensor:
+    """The mask of an encoder's queries from `first` to `last` that see fewer than `window` keys to each side."""
+    distance = torch.arange(first, last, device=like.device)[:, None] - torch.arange(keys, device=like.device)
+    return like.new_zeros(distance.shape).masked_fill_(distance.abs() >= window, float("-inf"))
 
 
 def _query_blocks(row: PrefillRead, ahead: int, size: int, chunk: int | None) -> list[tuple[int, int]]:

@@ -32,6 +32,7 @@ MENU = Menu(
         ),
         # Benchmarks of single parts: they live beside the tests and run in a checkout only.
         "cpu": Command("this CPU, alone or beside llama.cpp (in a checkout)", "tests.bench.cpu", starts_engine=True),
+        "embeddings": Command("texts to vectors (in a checkout)", "tests.bench.embeddings", starts_engine=True),
         "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),
         "costs": Command("the cost model of splits beside what was measured (in a checkout)", "tests.bench.costs"),
         "speculation": Command(

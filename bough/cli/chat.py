@@ -72,6 +72,8 @@ def describe(output: Output, first_after_s: float, spent_s: float) -> str:
         f"first after {first_after_s:.2f} s",
         f"{meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens cached",
     ]
+    if "spec_accept_length" in meta:
+        parts.append(f"{meta['spec_accept_length']:.2f} tokens a step")
     return " · ".join(parts)
 
 

@@ -332,6 +332,7 @@ def _generate_message(answer: RequestOutput) -> Generate:
         thinking=prompt.thinking,
         bad_words=prompt.bad_words,
         custom_logit_processor=prompt.processor,
+        pooling=prompt.pooling,
         bootstrap=prompt.bootstrap,
         adapter=prompt.adapter,
     )

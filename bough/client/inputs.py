@@ -18,6 +18,7 @@ import numpy as np
 from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
+from bough.core.pooling import Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
@@ -51,6 +52,7 @@ class Prompt:
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
     dp_rank: int | None = None  # the replica that the caller chose
+    pooling: Pooling | None = None  # the answer is a vector
     bootstrap: Bootstrap | None = None  # the engine that computes the prompt
     adapter: str = ""  # by its name
 
@@ -110,6 +112,7 @@ class InputReader:
         bad_words: Sequence[str] = (),
         allowed_token_ids: Sequence[int] | None = None,
         truncate_prompt_tokens: int | None = None,
+        pooling: Pooling | Sequence[Pooling] | None = None,
         routed_dp_rank: int | None = None,
         data_parallel_rank: int | None = None,
         bootstrap_host: str | Sequence[str] | None = None,
@@ -139,6 +142,7 @@ class InputReader:
             "ids": _column(token_ids_logprob, count, many and nested_ids, "token_ids_logprob", shared=not nested_ids),
             "extra_key": _column(extra_key, count, many, "extra_key"),
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
+            "pooling": _column(pooling, count, many, "pooling"),
             "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
             "adapter": _column(lora_path, count, many, "lora_path"),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
@@ -193,6 +197,7 @@ class InputReader:
                         processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
+                        pooling=columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
                         adapter=columns["adapter"][i] or "",
                     )

@@ -223,6 +223,7 @@ class RequestOutput:
         self.error: Exception | None = None
         self.input_logprobs = LogprobColumns()
         self.output_logprobs = LogprobColumns()  # may be longer than `ids`: tokens after a stop string are cut
+        self.vector = np.zeros(0, dtype=np.float32)  # of a request for one
         self.resumed_ids = 0  # of `ids`, those delivered before the stream was resumed; they have no logprobs
         self.resumed_text = ""  # their text: parsers of the stream read it before they read what follows
         self._read: list[str] = []  # text that was taken in pieces; `_unread` follows it
@@ -250,7 +251,7 @@ class RequestOutput:
             self._start(delta.started)
         self._retractions, self._drafts = delta.retractions, delta.drafts or self._drafts
         if delta.finish is not None:
-            self.finish = delta.finish
+            self.finish, self.vector = delta.finish, np.frombuffer(delta.vector, dtype=np.float32)
             self._finished_at = now
         if self._latency is not None:
             self._latency.add(delta, len(delta.ids) // ID_BYTES, now)
@@ -337,6 +338,8 @@ class RequestOutput:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        if self.prompt.pooling is not None:
+            return {"embedding": self.vector.tolist(), "meta_info": self.meta_info()}
         shown = {"text": self.text} if self._tokenizer is not None else {}
         return {**shown, "output_ids": list(self.ids), "meta_info": self.meta_info()}
 

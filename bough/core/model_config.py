@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from bough.core.pooling import VectorConfig
+
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # gated MLPs have the first two
 
 
@@ -153,6 +155,16 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """A model that makes drafts from hidden states of another, its target."""
+
+    taps: tuple[int, ...] = ()  # layers of the target whose inputs it reads; none: what the last layer gives, normed
+    vocab_size: int | None = None  # its own tokens, a choice of the target's; None: all of these, by the target's head
+    bias: bool = False  # of the product that takes hidden states in
+    layer: int | None = None  # its number among the target's layers, in whose checkpoint it stands
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
@@ -205,10 +217,16 @@ class ModelConfig:
     layer_inputs: int = 0  # width of the vector that each layer has for each token, beside the hidden states
     layer_scales: bool = False  # a number for each layer multiplies what it gives
     learned_positions: bool = False  # each position of the context has a vector, added to the token's
+    causal: bool = True  # False: an encoder. Tokens see those behind them too, in one step, and keep nothing for others
+    token_types: int = 0  # each has a vector, added to those of positions
+    embedding_norm: bool = False
+    final_norm: bool = True
+    vectors: VectorConfig | None = None  # what comes of a sequence in the place of tokens
     norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"  # what the checkpoint was saved in
+    draft: DraftConfig | None = None  # of a model that only makes drafts for another
 
     def experts_of(self, layer: int) -> MoEConfig | None:
         """Those of one layer; None: it has a plain MLP."""
@@ -229,6 +247,11 @@ class ModelConfig:
             inner = self.moe.per_token * self.moe.intermediate_size + self.moe.shared_size
         return self.hidden_size * (attention + 3 * inner)
 
+    @property
+    def positions(self) -> int:
+        """That tokens may have: where positions are learned, those of each token type stand behind the others'."""
+        return self.context_length * (max(1, self.token_types) if self.learned_positions else 1)
+
     def slides(self, layer: int) -> bool:
         return bool(self.sliding_layers) and self.sliding_layers[layer]
 
@@ -246,7 +269,12 @@ class ModelConfig:
     @property
     def attention_groups(self) -> tuple[KVGroup, ...]:
         """What attention keeps of a sequence. A window that no sequence can leave is full attention."""
-        if self.sliding_window is None or not any(self.sliding_layers) or self.sliding_window >= self.context_length:
+        if (
+            not self.causal
+            or self.sliding_window is None
+            or not any(self.sliding_layers)
+            or self.sliding_window >= self.context_length
+        ):
             return (FULL_ATTENTION,)
         return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
 
@@ -271,7 +299,10 @@ class ModelConfig:
         return tuple({self.kv_shape(layer): None for layer in range(self.num_layers)})
 
     def kv_source(self, layer: int) -> int:
-        """The layer whose keys and values it reads: itself, or the last of its kind that has some."""
+        """The layer whose keys and values it reads: itself, or the last of its kind that has some. The layers of an
+        encoder take turns in one place, because none of them is read in a later step."""
+        if not self.causal:
+            return 0
         own = range(self.num_layers - self.shared_kv_layers)
         return layer if layer in own else max(other for other in own if self.slides(other) == self.slides(layer))
 

@@ -21,7 +21,7 @@ nobody: padding is written there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from bough.core.control import Command, Ticket
 from bough.core.model_config import FULL_ATTENTION, KVGroup
+from bough.core.pooling import Pooling, VectorConfig
 from bough.core.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -68,6 +69,7 @@ class RowSetup:
     logprobs: LogprobSpec | None
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
     processor: str | None = None  # the user's own code over its logits, as its text
+    pooling: Pooling | None = None  # the row ends with a vector, which the last chunk of its prompt gives
     adapter: int = 0  # the slot of the adapter that it computes with (`PlaceAdapter`); 0: none
 
 
@@ -119,6 +121,8 @@ class BatchPlan:
     common: IntArray | None = None
     # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
     last_tokens: IntArray | None = None
+    # [chunks] The prompt token behind each chunk, which a draft model looks at; of those that sample it means nothing.
+    next_tokens: IntArray | None = None
 
     @property
     def sample_widths(self) -> IntArray:
@@ -184,6 +188,7 @@ class StepResult:
     device_span: tuple[float, float] | None = (
         None  # when the step was on the device, by `time.monotonic`; None: unknown
     )
+    vectors: dict[int, FloatArray] = field(default_factory=dict)  # by index in the batch: of prompts that are complete
 
     @staticmethod
     def without_tokens(
@@ -207,12 +212,15 @@ class Limits:
     even_tokens: int = 1  # steps of multiples of this many tokens fill the device's tiles: worth aiming at
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
+    adaptive_drafts: bool = True  # only as many of them as are worth their time
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
     cache_dtype: str = ""  # the number format of what pages hold
     shares_reads: bool = False  # the executor makes use of `BatchPlan.common`
     ranks: int = 1
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
+    vectors: VectorConfig | None = None  # what requests end with; None: with tokens
+    whole_prompts: bool = False  # prompts are computed in one step, and nothing is kept of them: an encoder's
     in_step: bool = False  # with other attention groups: all do a command or none, so one that refuses tells the others
 
     def copied_bytes(self, group: int) -> int:

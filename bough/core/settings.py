@@ -44,9 +44,8 @@ REASONING_PARSERS = (
     "minimax-append-think", "minimax-m3", "mistral", "muse", "nemotron_3", "poolside_v1", "qwen3", "qwen3-thinking",
     "step3", "step3p5",
 )  # fmt: skip
-SPECULATIVE_INSTEAD = dict.fromkeys(
-    ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE"), "Drafts of models are not there yet; NGRAM needs none."
-)
+DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose drafts the executor makes
+NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user does not say
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
 # Other names of settings, everywhere.
@@ -62,6 +61,7 @@ ALIASES = {
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
     "nccl_init_addr": "dist_init_addr",
+    "speculative_draft_model": "speculative_draft_model_path",
 }
 
 
@@ -99,6 +99,9 @@ class ModelSettings:
     )
     context_length: int | None = setting(
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
+    )
+    is_embedding: bool = setting(
+        False, "give vectors instead of text; encoders, classifiers and models of sentence-transformers do so anyway"
     )
     json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
     trust_remote_code: bool = setting(
@@ -262,12 +265,28 @@ class SpeculativeSettings:
 
     speculative_algorithm: str | None = setting(
         None,
-        "who guesses: NGRAM looks for what followed the same words before",
-        choices=("NGRAM",),
-        instead=SPECULATIVE_INSTEAD,
+        "who guesses: NGRAM looks for what followed the same words before, STANDALONE is a smaller model, EAGLE and "
+        "EAGLE3 are heads that read the model's hidden states, NEXTN is the model's own layer for further tokens",
+        choices=("NGRAM", *DRAFT_MODELS),
     )
-    speculative_num_draft_tokens: int = setting(
-        8, "most tokens of a request in one step: its last one and the drafts behind it", low=2, high=64
+    speculative_draft_model_path: str | None = setting(
+        None, "the smaller model, or the EAGLE head: as --model-path names models"
+    )
+    speculative_num_steps: int | None = setting(
+        None, "drafts that a draft model makes one after the other; one less than the tokens of a step", low=1, high=63
+    )
+    speculative_eagle_topk: int | None = setting(
+        None,
+        "drafts that a draft model makes for each place",
+        choices=(1,),
+        instead=dict.fromkeys(range(2, 65), "Drafts are chains here: there are no trees of them."),
+    )
+    speculative_num_draft_tokens: int | None = setting(
+        None,
+        f"most tokens of a request in one step: its last one and the drafts behind it; {NGRAM_TOKENS} when left out, "
+        f"{MODEL_TOKENS} with a draft model",
+        low=2,
+        high=64,
     )
     speculative_adaptive: bool = setting(
         True, "only as many drafts as make the step worth its time; otherwise as many as there are"
@@ -278,6 +297,22 @@ class SpeculativeSettings:
     speculative_ngram_capacity: int = setting(
         65536, "tokens of ended requests that are searched besides the request's own; 0: none", low=0
     )
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the executor makes the drafts."""
+        return self.speculative_algorithm in DRAFT_MODELS
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a request in one step."""
+        tokens, steps = self.speculative_num_draft_tokens, self.speculative_num_steps if self.has_model else None
+        if steps is not None and tokens not in (None, steps + 1):
+            raise SettingsError(
+                f"--speculative-num-steps {steps} makes chains of {steps} drafts: leave out "
+                f"--speculative-num-draft-tokens, or set it to {steps + 1}."
+            )
+        return steps or (tokens or (MODEL_TOKENS if self.has_model else NGRAM_TOKENS)) - 1
 
     @property
     def step_drafts(self) -> int:
@@ -496,7 +531,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    is_embedding: bool = unbuilt(False)
     incremental_streaming_output: bool = unbuilt(False)
     pp_async_batch_depth: int = unbuilt(0)
     moe_runner_backend: str = unbuilt("auto")

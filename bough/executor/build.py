@@ -16,6 +16,7 @@ from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, ParallelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
+from bough.executor.load_draft import find_draft, per_token_bytes
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
     LoadedModel,
@@ -88,6 +89,7 @@ def _spelled(capability: Capability) -> str:
 
 MAX_HEAD_DIM = 256  # BOUGH_MAX_HEAD_DIM of src/ops.h
 CPU_ROWS = 256
+ENCODER_CHUNK_TOKENS = 2048  # at least a whole text; nobody waits for a token of another
 CPU_CHUNK_TOKENS = 256  # a step of this size keeps running streams moving while the cores are still well used
 
 
@@ -111,14 +113,17 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
         return _build_cpu(files, settings, names, group)
+    if (config := resolve_config(files, settings)).vectors is not None:
+        raise SettingsError("Models that give vectors run on a CPU here; add --device cpu.")
     from bough.executor.cuda_build import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers
 
     here = torch.cuda.current_device()
     try:
         with KernelMakers(lambda: torch.cuda.set_device(here)) as makers:
-            loaded = load_model(files, settings, resolve_config(files, settings), device, group=group)
-            return build_cuda(loaded, files, settings, makers)
+            draft = find_draft(settings, files, config)
+            loaded = load_model(files, settings, config, device, group=group)
+            return build_cuda(loaded, files, settings, makers, None if draft is None else draft.load(settings, loaded))
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise ResourceError(
@@ -177,14 +182,18 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
     chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
+    draft = find_draft(settings, files, config)
+    if not config.causal:
+        chunk = max(chunk, ENCODER_CHUNK_TOKENS, config.context_length)
     library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     logits = max(rows + settings.speculative.step_drafts, INPUT_BLOCK)
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=logits)
     free = free_memory_bytes() // sharing
     loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
+    beside = None if draft is None else draft.load(settings, loaded)
     held = topology.held(config)
-    per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, topology)
+    per_token = per_token_bytes(loaded, beside)
     # Weights that are mapped still count as free, as cached files do; but every step reads them.
     left = max(0, min(free_memory_bytes() // sharing, free - loaded.weight_bytes))
     (left,) = group.minimum([left])
@@ -212,6 +221,10 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         ranks=topology.tp_size,
         stages=topology.pp_size,
         in_step=topology.dp_size > 1,
+        drafts=0 if beside is None else settings.speculative.most_drafts,
+        adaptive_drafts=settings.speculative.speculative_adaptive,
+        vectors=config.vectors,
+        whole_prompts=not config.causal,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
@@ -226,8 +239,10 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         tell_kernels(formats, native.threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
     check = make_check(settings.parallel.check_ranks, group, device)
+    drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())
     adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
-    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group, check, adapters)
+    more = (weights, group, check, drafter, adapters)
+    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, *more)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
 
@@ -271,6 +286,8 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return "they do not apply adapters (--enable-lora)"
     if settings.parallel.expert_distribution_recorder_mode is not None:
         return "they do not count how often experts are chosen (--expert-distribution-recorder-mode)"
+    if settings.speculative.has_model:
+        return f"they run no draft models (--speculative-algorithm {settings.speculative.speculative_algorithm})"
     if dtype != torch.float32:
         return f"they compute in float32, not in {dtype} (--dtype)"
     if cache_dtype(settings.memory.kv_cache_dtype, dtype) not in CACHE_NUMBERS:

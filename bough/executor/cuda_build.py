@@ -23,6 +23,7 @@ from bough.executor.cuda_parts import (
 )
 from bough.executor.graphs import GraphSizes
 from bough.executor.kernel_makers import KernelMakers
+from bough.executor.load_draft import LoadedDraft, per_token_bytes
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.plain_plans import decode_plan, padding_batch, prompt_plan
 from bough.executor.sizing import (
@@ -30,6 +31,7 @@ from bough.executor.sizing import (
     GPU_ROWS,
     GRAPH_BYTES,
     LIBRARY_BYTES,
+    STEP_WIDTHS,
     CacheShape,
     StepShape,
     default_gpu_chunk,
@@ -41,14 +43,19 @@ from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import MOST_ROWS
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
 from bough.loader.locate import ModelFiles
-from bough.memory.pools.kv_pool import KVPool
 
 # Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
 # take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
 GPU_EVEN_TOKENS = 512
 
 
-def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, makers: KernelMakers) -> LoadedModel:
+def build_cuda(
+    loaded: LoadedWeights,
+    files: ModelFiles,
+    settings: Settings,
+    makers: KernelMakers,
+    draft: LoadedDraft | None = None,
+) -> LoadedModel:
     config, held, device = loaded.config, loaded.topology.held(loaded.config), loaded.device
     if config.vocab_size > MAX_VOCAB_SIZE:
         raise ModelError(
@@ -72,13 +79,16 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
     )
     graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)
-    per_token = KVPool.bytes_per_token(config, loaded.cache_dtype, loaded.topology)
+    per_token = per_token_bytes(loaded, draft)
     shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
+    # What the draft model's part of the largest step takes is not measured.
+    others = 0 if draft is None else STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
+    others += step.row_bytes() + attention_bytes(loaded, settings, rows)
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
         total_bytes=total,
-        activation_bytes=step.step_bytes(forward_bytes) + step.row_bytes() + attention_bytes(loaded, settings, rows),
+        activation_bytes=step.step_bytes(forward_bytes) + others,
         shape=shape,
         graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
     ).shared(loaded.group.minimum)
@@ -99,9 +109,11 @@ def build_cuda(loaded: LoadedWeights, files: ModelFiles, settings: Settings, mak
         ranks=loaded.topology.tp_size,
         stages=loaded.topology.pp_size,
         in_step=loaded.topology.dp_size > 1,
+        drafts=0 if draft is None else settings.speculative.most_drafts,
+        adaptive_drafts=settings.speculative.speculative_adaptive,
     )
     weights = WeightStore(loaded, files, settings)
-    executor = assemble(loaded, settings, limits, graphs, weights)
+    executor = assemble(loaded, settings, limits, graphs, weights, draft)
     return LoadedModel(executor, config, loaded.weight_bytes, loaded.load_s)
 
 

@@ -7,7 +7,8 @@ the device as the input of the next step. The order of things on the stream is d
 A step with masked rows is queued in two parts: `launch` stops at the logits, and `supply_masks` queues the rest. By
 then the device is at work on the forward pass, so it hardly ever waits for a grammar.
 
-A step with drafts is waited for: where its rows' next tokens go depends on how many drafts hold.
+A step with drafts is waited for: where its rows' next tokens go depends on how many drafts hold. So is every step
+beside a draft model.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_inputs import CudaInputs
-from bough.executor.cuda_steps import CudaStep, DeviceClock, MaskedStep, VerifiedStep
+from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
+from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
@@ -89,13 +91,14 @@ class CudaExecutor:
         weights: WeightStore | None = None,
         group: RankGroup = ALONE,
         check: RankCheck | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._limits = limits
         self._samples = group.topology.is_last
-        self._check, self._group = check, group
+        self._check, self._group, self._drafter = check, group, drafter
         self._inputs = inputs
         self._mixed = mixed
         self._staging = staging
@@ -188,6 +191,8 @@ class CudaExecutor:
         if plan.last_tokens is not None:
             rows = plan.rows[: len(plan.last_tokens)]
             self._inputs.advance(*(self._staging.to_device(part.astype(np.int64)) for part in (rows, plan.last_tokens)))
+        if self._drafter is not None:
+            return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth))
         if not len(plan.tokens):
             return self._launch_decodes(plan, growth)
         running = self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
@@ -200,8 +205,9 @@ class CudaExecutor:
             return
         waiting, self._masked = self._masked, None
         assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
-        if has_drafts(waiting.plan):
-            waiting.rest.set_result(self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks))
+        if has_drafts(waiting.plan) or waiting.follow is not None:
+            verified = self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks, waiting.follow)
+            waiting.rest.set_result(verified)
             return
         masked = waiting.plan.masked[waiting.plan.sample]
         places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
@@ -231,6 +237,31 @@ class CudaExecutor:
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         hidden, inputs = self._mixed_hidden(plan, layout)
         return self._finish(plan, hidden, self._staging.to_device(plan.rows[plan.sample]), inputs)
+
+    def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> InFlight:
+        """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
+        token_ids, batch = self._inputs.mixed_batch(layout)
+        drafts = None
+        if has_drafts(plan):
+            last = token_ids[self._staging.to_device(layout.from_device.astype(np.int64))]
+            drafts = drafter.guess(plan, layout, self._inputs.page_tables, last)
+            token_ids.index_copy_(0, self._staging.to_device(draft_places(plan, layout)), drafts)
+        taps = drafter.taps()
+        hidden = self._forward(token_ids, batch, tapped=taps)
+        if drafts is not None:
+            plan = with_drafts(plan, drafts.cpu().numpy())
+            layout.token_ids[draft_places(plan, layout)] = plan.tokens[: len(drafts)]
+        inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
+        follow = partial(drafter.follow, plan, layout, batch, token_ids, hidden, taps)
+        if not plan.sample.any():
+            follow(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
+            return CudaStep(plan, self._clock.stop(), None, None, inputs)
+        asked = hidden.index_select(0, self._staging.to_device(sampled_tokens(plan, layout.query_starts)))
+        logits = self._model.logits(asked)
+        if plan.masked is None:
+            return self._verify(plan, logits, inputs, None, follow)
+        self._masked = MaskedStep(plan, logits, self._staging.to_device(plan.rows[plan.sample]), inputs, follow)
+        return self._masked
 
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
@@ -319,7 +350,12 @@ class CudaExecutor:
         return CudaStep(plan, self._clock.stop(), tokens, outputs, inputs)
 
     def _verify(
-        self, plan: BatchPlan, logits: torch.Tensor, inputs: dict[int, Scores], masks: TokenMasks | None
+        self,
+        plan: BatchPlan,
+        logits: torch.Tensor,
+        inputs: dict[int, Scores],
+        masks: TokenMasks | None,
+        follow: Follow | None = None,
     ) -> VerifiedStep:
         """Samples position by position, and reads of each how many drafts hold."""
         device = logits.device
@@ -339,6 +375,8 @@ class CudaExecutor:
         self._counts[rows] = verified.counts
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
         self._inputs.give_back(rows, verified.widths - verified.counts)
+        if follow is not None:
+            follow(verified.tokens.astype(np.int32), verified.counts)
         scores = {index: found.to_host() for index, found in inputs.items()}
         result = verified.result(plan, logits, self._sampling.specs(rows), scores)
         return VerifiedStep(self._clock.stop(), result)
@@ -360,10 +398,14 @@ class CudaExecutor:
         return self._forward(token_ids, batch)
 
     def _forward(
-        self, token_ids: torch.Tensor, batch: AttentionBatch, logits_indices: torch.Tensor | None = None
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        logits_indices: torch.Tensor | None = None,
+        tapped: Tapped | None = None,
     ) -> torch.Tensor:
         self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch, logits_indices)
+        context = ForwardContext(self._attention, self._pool, batch, logits_indices, tapped)
         return self._model.forward(token_ids, batch.positions, context)
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:

@@ -19,6 +19,7 @@ from bough.core.settings import Settings
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
+from bough.executor.load_draft import LoadedDraft
 from bough.executor.load_model import LoadedWeights
 from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.rank_check import make_check
@@ -50,6 +51,7 @@ def assemble(
     limits: Limits,
     graphs: GraphSizes,
     weights: WeightStore | None = None,
+    draft: LoadedDraft | None = None,
 ) -> CudaExecutor:
     """An executor with a cache of as many pages as the limits say."""
     staging = Staging(loaded.device, RING_DEPTH + limits.stages)
@@ -58,9 +60,13 @@ def assemble(
     block_queries = _block_queries(loaded)
     check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
     agree = loaded.group.from_first if check is None else check.tokens
+    pool, drafter = build_pool(loaded, limits.pages, limits.page_size), None
+    if draft is not None:
+        attention = build_attention(draft.loaded, settings, limits, staging)
+        drafter = draft.drafter(limits, pool, attention, staging.to_device)
     return CudaExecutor(
         loaded.model,
-        build_pool(loaded, limits.pages, limits.page_size),
+        pool,
         build_attention(loaded, settings, limits, staging),
         limits,
         inputs,
@@ -73,6 +79,7 @@ def assemble(
         weights=weights,
         group=loaded.group,
         check=check,
+        drafter=drafter,
     )
 
 
@@ -89,6 +96,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
         return GraphSizes()
     if runs_transformers(loaded.config):
         log.info("steps run without CUDA graphs: transformers' modules may not be captured")
+        return GraphSizes()
+    if settings.speculative.has_model:
+        log.info("steps run without CUDA graphs: those beside a draft model have none")
         return GraphSizes()
     if settings.parallel.moe_a2a_backend != "none" or settings.parallel.groups > 1:
         log.info("steps run without CUDA graphs: how many tokens go to which rank differs (DP attention, all-to-all)")

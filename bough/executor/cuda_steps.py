@@ -8,14 +8,17 @@ was queued, nor end after it was seen to be done, takes out what the two clocks 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from bough.core.plan import BatchPlan, InFlight, PositionLogprobs, StepResult
+from bough.core.plan import BatchPlan, InFlight, IntArray, PositionLogprobs, StepResult
 from bough.sampling.logprobs import PendingLogprobs, Scores
+
+Follow = Callable[[IntArray, IntArray], None]  # takes the tokens that a step's rows have sampled, and how many hold
 
 
 class StepPlacement:
@@ -141,6 +144,7 @@ class MaskedStep:
     logits: torch.Tensor  # [sampled, vocabulary]
     rows: torch.Tensor  # [sampled]
     input_logprobs: dict[int, Scores]
+    follow: Follow | None = None  # the rest of the step of a draft model
     rest: Future[InFlight] = field(default_factory=Future)
 
     def ready(self) -> bool:

@@ -83,7 +83,12 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
         raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
-    config = read_config(files, overrides, settings.model.model_impl)
+    config = read_config(files, overrides, settings.model.model_impl, embeds=settings.model.is_embedding)
+    if config.draft is not None:
+        raise SettingsError(
+            f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
+        )
+    _check_vectors(config, settings)
     if runs_transformers(config):
         _check_fallback(settings.model)
         if settings.lora.enable_lora:
@@ -105,6 +110,22 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
             raise SettingsError(f"--context-length {asked}: the model knows {config.context_length} positions only.")
         log.warning("--context-length %d is more than the model was made for (%d)", asked, config.context_length)
     return config if asked is None else replace(config, context_length=asked)
+
+
+def _check_vectors(config: ModelConfig, settings: Settings) -> None:
+    """What a model that gives vectors cannot do."""
+    if settings.model.is_embedding and config.vectors is None:
+        raise SettingsError("--is-embedding: a GGUF file generates text here; give a folder with safetensors.")
+    if config.vectors is None:
+        return
+    if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
+        raise SettingsError("Models that give vectors run on one rank: leave out --tp-size and --pp-size.")
+    most = settings.scheduler.max_prefill_tokens
+    if not config.causal and most < config.context_length:
+        raise SettingsError(
+            f"An encoder computes a text in one step: raise --max-prefill-tokens ({most}) to its context of "
+            f"{config.context_length} tokens, or lower --context-length."
+        )
 
 
 def _check_fallback(settings: ModelSettings) -> None:

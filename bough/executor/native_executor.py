@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from bough.core.control import Command, CommandResult
-from bough.core.plan import BatchPlan, BoolArray, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks
 from bough.executor.control import ModelControl
 from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
+from bough.executor.pooling import Pooler
 from bough.executor.verification import HostRows, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
@@ -74,6 +75,7 @@ class NativeExecutor:
         self._limits = limits
         self._control = ModelControl(weights, tapes.pool, drop=tapes.drop, rebuild=tapes.record)
         self._rows = HostRows(limits)
+        self._pooler = Pooler(tapes.model)
         self._prompts = PromptLengths(limits, one_way=deterministic)
         self._sample = NativeSampler(self._rows.sampling, tapes.thread_pool)
         pages = self._rows.mirror.pages
@@ -103,19 +105,24 @@ class NativeExecutor:
 
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._prompts.set_up(plan.setups)
+        self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
         prompts = self._prompts.marks(layout)
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: dict[int, PositionLogprobs] = {}
-        if plan.input_logprobs or has_drafts(plan):  # of each row more than its last token is asked for
+        vectors: dict[int, FloatArray] = {}
+        pooled = self._pooler.wanted(plan, layout)
+        if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for
             hidden = self._forward_whole(layout, prompts)
+            if pooled:
+                vectors = self._pooler.pool(plan, layout, hidden)
             starts, sampling = layout.query_starts, self._rows.sampling
             inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._logits_of(prompts[at]))
             logits = self._logits(hidden[torch.from_numpy(indices)], prompts[indices])
         else:
             logits = self._forward(layout, indices, prompts)
-        return self._rows.finish(plan, logits, self._sample, masks, inputs)
+        return self._rows.finish(plan, logits, self._sample, masks, inputs, vectors)
 
     def _forward(self, layout: StepLayout, indices: LongArray, prompts: BoolArray) -> torch.Tensor:
         """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""

@@ -229,12 +229,17 @@ class Recorder:
     def attention(self, q: torch.Tensor, layer: AttentionSpec, pool: KVPool) -> torch.Tensor:
         if layer.chunked:
             raise NotRecordedError("attention within chunks")
+        if not layer.causal and layer.window is not None:
+            raise NotRecordedError("windows to both sides")
         out = self.rows(layer.heads * layer.head_dim, on_logits=False)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         shape = (layer.heads, layer.kv_heads, layer.head_dim)
         caches = (self._address(keys), self._address(values), CACHE_NUMBERS[keys.dtype])
-        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, self._address(layer.sinks), layer.ends_only)
-        self._add("attention", *shape, *caches, *limits, self.place(q), q.stride(0), layer.group, self.place(out))
+        limits = (layer.window or 0, layer.scale, layer.softcap or 0.0, self._address(layer.sinks))
+        ways = (layer.ends_only, not layer.causal)
+        self._add(
+            "attention", *shape, *caches, *limits, *ways, self.place(q), q.stride(0), layer.group, self.place(out)
+        )
         return out.view(-1, layer.heads, layer.head_dim)
 
     def _latent_store(

@@ -71,12 +71,12 @@ class NativeTapes:
     ) -> None:
         self._library = library
         self.thread_pool = _thread_pool(library, threads)
-        self._recorder, self._model, self.pool = recorder, model, pool
+        self._recorder, self.model, self.pool = recorder, model, pool
         self._tokens, self._most_threads = tokens, threads
         self.record()
 
     def record(self) -> None:
-        model, finish = self._model, partial(self._recorder.finish, self._library)
+        model, finish = self.model, partial(self._recorder.finish, self._library)
         with Recording(self._recorder):
             nothing = torch.empty(1, dtype=torch.int64, device="meta")
             self.last_tokens = finish(None, model.logits(self._forward(nothing)))
@@ -101,7 +101,7 @@ class NativeTapes:
         self.thread_pool.run(recorded.tape, step, self._scratch.ctypes.data)
 
     def _forward(self, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        return record_forward(self._model, self._recorder, self.pool, logits_indices)
+        return record_forward(self.model, self._recorder, self.pool, logits_indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import AdapterStore, adapter_rows
 from bough.executor.control import ModelControl
-from bough.executor.layout import has_drafts, sampled_tokens
+from bough.executor.drafter import Drafter, draft_places, with_drafts
+from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
+from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
 from bough.executor.states import StateCopies
 from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
@@ -41,6 +43,7 @@ class TorchExecutor:
         weights: WeightStore | None = None,
         group: RankGroup = ALONE,
         check: RankCheck | None = None,
+        drafter: Drafter | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
         self._model = model
@@ -49,6 +52,8 @@ class TorchExecutor:
         self._limits = limits
         self._group = group
         self._check = check
+        self._drafter = drafter
+        self._pooler = Pooler(model)
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
@@ -67,10 +72,15 @@ class TorchExecutor:
         if not len(plan.rows):
             self._join()
             return StepResult.without_tokens(plan.step, {})
+        self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
+        pooled = self._pooler.wanted(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
+        drafter, taps = self._drafter, None
+        if drafter is not None:
+            plan, taps = self._guess(drafter, plan, layout), drafter.taps()
         batch = AttentionBatch(
             rows=torch.from_numpy(layout.rows),
             lengths=torch.from_numpy(layout.lengths),
@@ -88,16 +98,30 @@ class TorchExecutor:
         self._states.begin(plan.setups)
         ends = sampled_tokens(plan, layout.query_starts)
         last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
-        asked = None if plan.input_logprobs else last
-        context = ForwardContext(self._attention, self._pool, batch, asked, adapters)
-        hidden = self._model.forward(torch.from_numpy(layout.token_ids), batch.positions, context)
+        whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
+        context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters)
+        token_ids = torch.from_numpy(layout.token_ids)
+        hidden = self._model.forward(token_ids, batch.positions, context)
         self._states.keep(plan)
         if not self._group.topology.is_last:
             return StepResult.without_tokens(plan.step, {})
 
         starts, sampling = layout.query_starts, self._rows.sampling
         inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._model.logits)
-        if plan.input_logprobs:
-            hidden = hidden.index_select(0, last)
-        logits = self._model.logits(hidden).float() if plan.sample.any() else hidden  # which is then not looked at
-        return self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs)
+        vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
+        asked = hidden.index_select(0, last) if whole else hidden
+        logits = self._model.logits(asked).float() if plan.sample.any() else asked  # which is then not looked at
+        result = self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs, vectors)
+        if drafter is not None:
+            drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
+        return result
+
+    def _guess(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> BatchPlan:
+        """The plan with the drafts of its decodes, which are put in their places."""
+        if not has_drafts(plan):
+            return plan
+        last = torch.from_numpy(layout.token_ids[layout.from_device])
+        drafts = drafter.guess(plan, layout, self._page_tables, last).numpy()
+        plan = with_drafts(plan, drafts)
+        layout.token_ids[draft_places(plan, layout)] = drafts
+        return plan

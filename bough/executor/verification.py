@@ -9,7 +9,7 @@ so are the outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from bough.core.plan import (
     BatchPlan,
     BoolArray,
+    FloatArray,
     IntArray,
     Limits,
     LogprobSpec,
@@ -79,12 +80,14 @@ class HostRows:
         draw: Draw,
         masks: Callable[[], TokenMasks],
         inputs: dict[int, PositionLogprobs],
+        vectors: dict[int, FloatArray] | None = None,
     ) -> StepResult:
         """Samples from logits that stand as `sampled_tokens` orders them."""
         sampled, rows = sample_step(plan, logits, draw, masks), plan.rows[plan.sample]
         self.last_tokens[rows], self._counts[rows] = sampled.last, sampled.counts
         self.mirror.give_back(rows, sampled.widths - sampled.counts)
-        return sampled.result(plan, logits, self.sampling.specs(rows), inputs)
+        result = sampled.result(plan, logits, self.sampling.specs(rows), inputs)
+        return replace(result, vectors=vectors) if vectors else result
 
 
 @dataclass(frozen=True, slots=True)

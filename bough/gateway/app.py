@@ -24,7 +24,7 @@ LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
 PREFIXES = ("/v1/", "/api/")
 # Besides everything below these: the native routes of a worker that concern one worker, and what it says of its routes.
 NATIVE_PATHS = frozenset(
-    {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/health_generate"}
+    {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/rerank", "/health_generate"}
     | {"/parse_function_call", "/separate_reasoning", "/get_load", "/invocations", "/vertex_generate"}
     | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
     | {"/weight_version", "/get_weight_version"}

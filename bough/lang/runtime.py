@@ -44,6 +44,10 @@ class Runtime:
         body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
         return json.dumps(wait_for(self.endpoint._call("/generate", body)))
 
+    def encode(self, prompt: str | Sequence[str], **fields: Any) -> str:
+        """The server's answer to `/encode`, as JSON."""
+        return json.dumps(wait_for(self.endpoint._call("/encode", {"text": prompt, **fields})))
+
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """What comes after a prompt, piece by piece. Leaving it early aborts the request."""
         state = await _continuation.async_run(prompt, sampling_params or {}, stream=True, backend=self.endpoint)

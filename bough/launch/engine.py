@@ -120,6 +120,28 @@ class Engine:
             return self._aiterate(inputs)
         return await asyncio.wrap_future(self._schedule(self._client.generate(inputs)))
 
+    # Vectors ----------------------------------------------------------------------------------------------------------
+
+    def encode(self, prompt: str | list[str] | None = None, **options: Any) -> Any:
+        """`embedding` and `meta_info` of one text or many: a vector or, of a classifier, the scores of its labels.
+        Options: input_ids in the place of the text, dimensions."""
+        return self._wait(self._vectors.encoded(prompt=prompt, **options))
+
+    async def async_encode(self, prompt: str | list[str] | None = None, **options: Any) -> Any:
+        return await asyncio.wrap_future(self._schedule(self._vectors.encoded(prompt=prompt, **options)))
+
+    def rerank(self, query: str, documents: list[str], instruct: str | None = None) -> list[float]:
+        """How well each document answers the query, from 0 to 1, by a cross-encoder or Qwen3-Reranker."""
+        scores: list[float] = self._wait(self._vectors.rerank(query, documents, instruct))[0].tolist()
+        return scores
+
+    def score(self, query: Any, items: Any, label_token_ids: list[int], **options: bool) -> list[list[float]]:
+        """For each item how likely the model goes on with each label behind the query and the item, which are texts or
+        token ids. Options: apply_softmax, item_first."""
+        scoring = self._vectors.score(query, items, label_token_ids, **options)
+        scores: list[list[float]] = self._wait(scoring)[0].tolist()
+        return scores
+
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Ends a request; whoever waits for it gets what there is, with the finish reason `abort`."""
 
@@ -245,6 +267,9 @@ class Engine:
         self._processes.wait_until_ready()
         method, tokens = self.settings.parallel.load_balance_method, self._processes.limits["max_total_num_tokens"]
         self._client = self._link.connect(self._tokenizer, method, tokens)
+        from bough.client.vectors import Vectors
+
+        self._vectors = Vectors(self._client, self._read_vectors, self._tokenizer, self._processes.limits)
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
@@ -263,6 +288,9 @@ class Engine:
             if "unexpected keyword" not in str(error):
                 raise
             raise RequestError(f"generate(): {str(error).split('() ')[-1]}.") from None
+
+    async def _read_vectors(self, **given: Any) -> Inputs:
+        return await asyncio.to_thread(self._reader.read, **given)
 
     def _schedule(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._closed:

@@ -118,7 +118,7 @@ def _stated_config(files: ModelFiles, settings: ModelSettings) -> ModelConfig | 
         raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
     if not isinstance(overrides, dict):
         raise SettingsError("--json-model-override-args must be a JSON object.")
-    return check_config(files, overrides, settings.model_impl)
+    return check_config(files, overrides, settings.model_impl, embeds=settings.is_embedding)
 
 
 def check_model(files: ModelFiles, settings: ModelSettings) -> None:

@@ -119,6 +119,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         from bough.executor.host_memory import host_memory
 
         host = host_memory(limits, settings)
+    speculative = settings.speculative
     handover = None
     way_out: Outbox = outbox
     if settings.disaggregation.disaggregation_mode != "null":
@@ -136,7 +137,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         events=events,
         timeline=trace,
         grammars=grammars,
-        proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
+        proposer=NgramProposer(speculative) if speculative.speculative_algorithm == "NGRAM" else None,
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         host=host,
         handover=handover,
@@ -153,6 +154,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "chunked_prefill_size": limits.chunk_tokens,
             "page_size": limits.page_size,
             "architecture": loaded.config.architecture,
+            "is_embedding": limits.vectors is not None,
+            "labels": [] if limits.vectors is None else list(limits.vectors.labels),
             "memory_note": limits.note,
             "import_time_s": round(imported - began, 3),
             "load_time_s": round(time.monotonic() - imported, 3),

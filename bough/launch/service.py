@@ -270,7 +270,8 @@ class MainServer(Serving):
 
     def on_ready(self, context: ServerContext) -> None:
         seconds = time.monotonic() - self._began
-        print(welcome_text(context.model.name, self._url, self._settings.server, seconds), flush=True)
+        embeds = context.model.limits.get("is_embedding", False)
+        print(welcome_text(context.model.name, self._url, self._settings.server, seconds, embeds=embeds), flush=True)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings

@@ -25,7 +25,9 @@ from bough.layers.weights import WeightSlot
 class SelfAttention:
     """Attention of one layer, with this rank's share of the heads."""
 
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement, inputs: int | None = None) -> None:
+        """`inputs` are the columns of what it is given, where these are not hidden states alone."""
+        inputs = config.hidden_size if inputs is None else inputs
         (all_kv_heads, head_dim), source = config.kv_shape(layer), config.kv_source(layer)
         query_heads = placement.topology.slice_of(config.num_heads, "num_heads")
         kv_heads = placement.topology.kv_slice_of(all_kv_heads)
@@ -33,13 +35,13 @@ class SelfAttention:
         key = Columns("k_proj", features(kv_heads, head_dim))
         keys_as_values = config.full_keys_as_values and not config.slides(layer)
         value = key if keys_as_values else Columns("v_proj", key.held)
-        self._shares = source != layer  # another layer's keys and values: it has queries alone
+        self._shares = config.causal and source != layer  # another layer's keys and values: it has queries alone
         columns = (query,) if self._shares else (query, key, value)
-        self._qkv = ColumnLinear(config.hidden_size, columns, config.qkv_bias, placement)
+        self._qkv = ColumnLinear(inputs, columns, config.qkv_bias, placement)
         self._gate: ColumnLinear | None = None
         if config.attention_gate:
             gate = Columns("gate_proj", query.held)
-            self._gate = ColumnLinear(config.hidden_size, (gate,), config.qkv_bias, placement)
+            self._gate = ColumnLinear(inputs, (gate,), config.qkv_bias, placement)
         self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
         self._norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:
@@ -58,6 +60,7 @@ class SelfAttention:
             scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
             window=window,
             chunked=config.chunked and window is not None,
+            causal=config.causal,
             group=config.kv_group(layer),
             softcap=config.attention_softcap,
             heads=query.size // head_dim,
@@ -67,7 +70,7 @@ class SelfAttention:
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
         unrotated = bool(config.unrotated_layers) and config.unrotated_layers[layer]
-        rope = placement.rope(config.rope_of(layer), head_dim, config.context_length)
+        rope = placement.rope(config.rope_of(layer), head_dim, config.positions)
         query_norm, key_norm = (None, None) if self._norms is None or self._shares_norms else self._norms
         unit = torch.ones_like(placement.empty(head_dim)) if config.qk_unit_norm and not unrotated else None
         self._qk_norm_rope = QKNormRope(

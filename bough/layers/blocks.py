@@ -16,7 +16,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
 from bough.layers.moe import make_mlp
-from bough.layers.norm import NO_NORM, make_norm
+from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement
 from bough.layers.recurrent import RecurrentLayer
 from bough.layers.weights import WeightSlot, slots_of
@@ -38,7 +38,7 @@ class Block(Protocol):
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills the block; `prefix` ends in a dot."""
@@ -52,7 +52,8 @@ class PreNormBlock(Block):
     def __init__(
         self, config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None
     ) -> None:
-        self._input_norm = make_norm(config, placement)
+        normed = config.embedding_norm and layer == 0
+        self._input_norm: NormLayer = NO_NORM if normed else make_norm(config, placement)
         self._attention = make_mixer(config, layer, placement, recurrent)
         self._mlp_norm = make_norm(config, placement)
         self._mlp = make_mlp(config, layer, placement)
@@ -70,6 +71,31 @@ class PreNormBlock(Block):
             self_attn=self._attention,
             post_attention_layernorm=self._mlp_norm,
             mlp=self._mlp,
+        )
+
+
+class PostNormBlock(Block):
+    """Attention, then an MLP; a norm follows each addition, so there is no residual beside the hidden states."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        self._attention = SelfAttention(config, layer, placement)
+        self._attention_norm = make_norm(config, placement)
+        self._mlp = make_mlp(config, layer, placement)
+        self._mlp_norm = make_norm(config, placement)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x = self._attention_norm(*self._attention(x, residual, NO_NORM, positions, ctx), ctx)[0]
+        return self._mlp_norm(*self._mlp(x, None, NO_NORM, ctx), ctx)[0], None
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        return slots_of(
+            prefix,
+            self_attn=self._attention,
+            post_attention_layernorm=self._attention_norm,
+            mlp=self._mlp,
+            post_mlp_layernorm=self._mlp_norm,
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from bough.attention.context import ForwardContext
+from bough.core.model_config import ModelConfig
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import TableWeight
 from bough.layers.weights import WeightSlot
@@ -25,6 +26,33 @@ class Embedding:
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self.table.slots(prefix)
+
+
+class PlaceTable:
+    """What is added to a token's vector for its position and its type: one line for each pair, the positions of the
+    second type behind those of the first. Models that rotate have the first type's vector at every position."""
+
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        width, self._learned = config.hidden_size, config.learned_positions
+        self.table = placement.empty(config.positions, width)
+        self._types = torch.zeros_like(placement.empty(config.token_types or 1, width))
+        self._positions = torch.zeros_like(self.table[: config.context_length]) if config.token_types else self.table
+
+    def _store(self, target: torch.Tensor) -> Callable[[int, torch.Tensor], None]:
+        def store(first: int, band: torch.Tensor) -> None:
+            target[first : first + len(band)].copy_(band)
+            if target is not self.table:
+                by_type = self.table.view(-1, *self._positions.shape)
+                torch.add(self._positions, self._types[: len(by_type), None], out=by_type)
+
+        return store
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        if self._learned:
+            rows = (slice(0, len(self._positions)),)
+            yield WeightSlot(f"{prefix}embed_positions.weight", self._positions, rows, self._store(self._positions))
+        if self._positions is not self.table:
+            yield WeightSlot(f"{prefix}embed_types.weight", self._types, store=self._store(self._types))
 
 
 class Head:

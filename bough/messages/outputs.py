@@ -72,6 +72,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     reason: FinishReason
     retractions: int
     drafts: DraftCounts | None = None
+    vector: bytes = b""  # float32
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
@@ -101,6 +102,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     finish: FinishReason | None = None
     retractions: int = 0
     drafts: DraftCounts | None = None
+    vector: bytes = b""  # float32, of a request that wanted one
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from bough.core.control import ClientCommand, ProfileStart
 from bough.core.garbage import settle_garbage
+from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -63,6 +64,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     thinking: Thinking | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each
     custom_logit_processor: str | None = None
+    pooling: Pooling | None = None  # ends with a vector; `sampling` then has no new tokens
     bootstrap: Bootstrap | None = None
     adapter: str = ""  # by its name; empty: the model as it is
 

@@ -9,6 +9,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.layers.label_head import LabelHead
 from bough.layers.weights import WeightSlot
 
 __all__ = ["CausalLM", "ForwardContext"]
@@ -19,6 +20,9 @@ class CausalLM(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def label_head(self) -> LabelHead | None: ...
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Hidden states [n, hidden_size] of int64 [tokens], those that `ctx.logits_indices` names; writes the keys

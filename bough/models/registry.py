@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
 from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
 
@@ -35,10 +36,11 @@ MODULES = (  # each has one family or several
     "gpt_neox", "opt", "stablelm", "nemotron", "arcee", "cwm", "mixtral", "llama4", "qwen2_moe", "qwen3_moe",
     "gpt_oss", "glm4_moe", "olmoe", "granitemoe", "phimoe", "hunyuan_moe", "ernie4_5_moe", "minimax_m2", "deepseek_v2",
     "deepseek_v3", "dots1", "hy_v3", "exaone_moe", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "qwen3_next",
-    "qwen3_5", "granitemoehybrid", "nemotron_h", "lfm2", "kimi_linear",
+    "qwen3_5", "granitemoehybrid", "nemotron_h", "lfm2", "kimi_linear", "bert", "roberta", "nomic_bert", "modernbert",
 )  # fmt: skip
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
+DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
 
 
 def _families_in(module: str) -> Iterator[ModelFamily]:
@@ -60,7 +62,9 @@ def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
     `--model-impl`."""
     if name == ARCHITECTURE or impl == "transformers":
         return FALLBACK
-    for family in _families():
+    if name.endswith(NEXTN):
+        return NextToken(find_family(name.removesuffix(NEXTN), where))
+    for family in (*_families(), *DRAFTS):
         if name in family.architectures or name in family.model_types:
             return family
     known, hint = ", ".join(supported_architectures()), ""

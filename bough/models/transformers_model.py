@@ -184,6 +184,8 @@ class Given(torch.nn.Module):
 class TransformersModel:
     """A `CausalLM` made of `transformers`' modules."""
 
+    label_head = None
+
     def __init__(self, config: ModelConfig, fields: str, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         whole = _build(_read(fields), dtype, device)

@@ -25,7 +25,10 @@ ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "rms_norm": (Address, Address, Address, Float, Bool, Size, Size, Address, Address),
     "linear": (Address, Int, Address, Size, Address, Address, Size),
     "norm_rope_store": (Address, *[Int] * 3, Address, Address, Float, *[Bool] * 3, Int, *[Address] * 4, Int, Int),
-    "attention": (Int, Int, Int, Address, Address, Int, Size, Float, Float, Address, Bool, Address, Size, Int, Address),
+    "attention": (
+        *(Int, Int, Int, Address, Address, Int, Size, Float, Float, Address, Bool, Bool),
+        *(Address, Size, Int, Address),
+    ),
     "activate": (Address, Int, Bool, Size, Address),
     "take_rows": (Address, Size, Size, Bool, Address),
     "softcap": (Address, Size, Float),

@@ -103,7 +103,7 @@ class Assembly:
 
     def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk]) -> BatchPlan:
         n, tokens = len(decodes.rows), self._table.tokens
-        lens = [c.count for c in chunks]
+        lens, last = [c.count for c in chunks], tokens.shape[1] - 1
         return replace(
             decodes,
             rows=_joined(decodes.rows, [c.request.row for c in chunks]),
@@ -122,6 +122,7 @@ class Assembly:
                 for group, counts in enumerate(decodes.new_page_counts)
             ),
             sample=np.concatenate([decodes.sample, [c.final and c.request.max_new > 0 for c in chunks]]),
+            next_tokens=np.array([tokens[c.request.row, min(c.first + c.count, last)] for c in chunks], dtype=np.int32),
             input_logprobs=tuple(w for i, c in enumerate(chunks) if (w := self._input_logprobs(n + i, c)) is not None),
         )
 

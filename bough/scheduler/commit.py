@@ -103,9 +103,11 @@ class Committer:
             self._draft_counts(rows),
         )
         ended = self._ended_rows(rows, last, bad, failed)
-        ended += [(c.request, FinishLength(0)) for _, c in chunks if c.final and c.request.max_new == 0]
+        ended += [(c.request, _ending(c.request)) for _, c in chunks if c.final and c.request.max_new == 0]
+        vectors = {int(table.handle[plan.rows[i]]): vector for i, vector in result.vectors.items() if live[i]}
         for request, reason in ended:
-            message.ended.append(Ended(request.handle, reason, request.retractions, request.drafts))
+            vector = vectors[request.handle].tobytes() if request.handle in vectors else b""
+            message.ended.append(Ended(request.handle, reason, request.retractions, request.drafts, vector))
             self._batch.leave(request)
             self._forget(request)
         if len(rows) or started or ended:
@@ -227,6 +229,11 @@ class Committer:
                     )
                 )
         return started
+
+
+def _ending(request: Request) -> FinishReason:
+    """Of a request that its prompt ends."""
+    return FinishLength(0) if request.pooling is None else FinishStop(None)
 
 
 def pack_logprobs(run: PositionLogprobs) -> LogprobRun:

@@ -1,8 +1,8 @@
 """How many drafts are worth verifying: as many as let the step give the most tokens in its time.
 
 A draft that holds saves its request a step, and one that does not is computed for nothing. How likely a request's
-drafts hold is learnt from the drafts that it has had; what further tokens cost, from the times of the engine's own
-steps. So nothing is assumed of the model or the device.
+drafts hold is learnt from the drafts that it has had, and from how many tokens before them the same guess was right;
+what further tokens cost, from the times of the engine's own steps. So nothing is assumed of the model or the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from bough.core.plan import IntArray
 from bough.scheduler.rows import RowIndex, RowTable
 
-PRIOR = 0.6  # of a request that has had no drafts yet
+PRIOR = 0.5  # of a request that has had no drafts yet
 WEIGHT = 8.0  # drafts: how much of what is known of a request counts beside the next one
 FORGET = 0.02  # of what is known, with each step in which a request could have had drafts and got none
 GAIN = 1.02  # less than this is not worth the risk
@@ -49,6 +49,9 @@ class StepTimes:
         self._tokens = np.array(believed, dtype=np.float64)
         self._seconds = np.array([self._known[int(size)] for size in self._tokens])
 
+    def believes(self, tokens: int) -> bool:
+        return self._trials.get(_bucket(tokens), 0) >= TRIALS
+
     def of(self, tokens: npt.NDArray[np.int64]) -> Floats:
         """Relative to each other where nothing is known."""
         if not len(self._tokens):
@@ -76,13 +79,18 @@ class DraftLengths:
         self._handles = np.full(len(table.requests), -1, dtype=np.int64)
         self._drafted, self._alike = False, 0  # the last decision, and how many were like it
 
-    def choose(self, rows: RowIndex, available: IntArray) -> IntArray:
-        """How many of the drafts that there are for each row it gets."""
+    def knows_cost(self, rows: int) -> bool:
+        """Whether a step of so many rows without drafts was measured: what has them is compared with that."""
+        return not self._adaptive or self._times.believes(rows)
+
+    def choose(self, rows: RowIndex, available: IntArray, matched: IntArray | int = 0) -> IntArray:
+        """How many of the drafts that there are for each row it gets; the guesses `matched` so many tokens before."""
         if not available.any():
             return available
         changed = rows[self._handles[rows] != self._table.handle[rows]]
         self._handles[changed], self._hold[changed] = self._table.handle[changed], PRIOR
-        hold = self._hold[rows] if self._adaptive else np.ones(len(rows))
+        # Tokens that the same guess would have had right count as drafts that held.
+        hold = (WEIGHT * self._hold[rows] + matched) / (WEIGHT + matched) if self._adaptive else np.ones(len(rows))
         places = np.arange(1, int(available.max()) + 1)
         # What the first, second … draft of each row is likely to add: it holds if all before it do.
         gains = np.where(places <= available[:, None], hold[:, None] ** places, -1.0)

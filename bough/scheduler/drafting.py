@@ -24,7 +24,6 @@ from bough.scheduler.rows import RowIndex, RowTable
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
 MOST_ROWS = 64  # a step of more has tokens enough to fill a device without drafts
-LONGEST_PAUSE = 32  # steps without a search, while searching leads to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,14 @@ class Drafts:
 
 
 class Drafting:
-    def __init__(self, table: RowTable, device_drafts: int, proposer: Proposer | None) -> None:
+    def __init__(
+        self, table: RowTable, device_drafts: int, proposer: Proposer | None, *, adaptive: bool = True
+    ) -> None:
+        """`adaptive` concerns drafts of the device."""
         self._table = table
         self._proposer = proposer
         self.most = 1 + max(device_drafts, 0 if proposer is None else proposer.most)
-        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=proposer is None or proposer.adaptive)
+        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive if proposer is None else proposer.adaptive)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
         self._pause, self._longest = 0, 1  # steps before the next search, and how many there are after one in vain
         rows = len(table.requests)
@@ -59,14 +61,17 @@ class Drafting:
             return self.without(rows)
         table = self._table
         largest = np.minimum(self.most, table.max_new[rows] - table.sampled[rows])
-        if self._proposer is None:
-            return Drafts(np.where(table.constrained[rows], 1, largest), self._zeros[: len(rows)], NO_TOKENS)
         if not len(rows) or len(rows) > MOST_ROWS or self._pause:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)
+        if self._proposer is None:
+            if not self._lengths.knows_cost(len(rows)):  # the device has drafts for all: no other step would tell
+                return self.without(rows)
+            guessed = self._lengths.choose(rows, np.where(table.constrained[rows], 0, largest - 1).astype(np.int32))
+            return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))
         drafts = self._propose(self._proposer, rows, largest)
-        self._longest = 1 if drafts.some else min(LONGEST_PAUSE, 2 * self._longest)
-        self._pause = 0 if drafts.some else self._longest // 2
+        self._longest = 1 if drafts.some else min(len(rows), 2 * self._longest)
+        self._pause = 0 if drafts.some else self._longest // 2  # a search costs time by the row
         return drafts
 
     def _propose(self, proposer: Proposer, rows: RowIndex, largest: IntArray) -> Drafts:
@@ -77,17 +82,18 @@ class Drafting:
         found = [
             proposer.propose(table.tokens[row, :length], table.request_in(row).namespace, ahead + most - 1)
             if most > 1
-            else NO_TOKENS
+            else (NO_TOKENS, 0)
             for row, length, ahead, most in zip(*(a.tolist() for a in (rows, known, in_flight, largest)), strict=True)
         ]
-        available = np.maximum(np.array([len(tokens) for tokens in found], dtype=np.int32) - in_flight, 0)
-        given = self._lengths.choose(rows, available)
+        lengths, matched = np.array([(len(tokens), matched) for tokens, matched in found], dtype=np.int32).T
+        given = self._lengths.choose(rows, np.maximum(lengths - in_flight, 0), matched)
         if not given.any():
             return self.without(rows)
         spare = np.where(given > 0, np.maximum(in_flight - 1, 0), 0).astype(np.int32)
         counts = (given + spare).tolist()
         tokens = [
-            run[min(ahead, 1) :][:count] for run, ahead, count in zip(found, in_flight.tolist(), counts, strict=True)
+            run[min(ahead, 1) :][:count]
+            for (run, _), ahead, count in zip(found, in_flight.tolist(), counts, strict=True)
         ]
         return Drafts(given + 1, given, np.concatenate(tokens), spare=spare if spare.any() else None)
 
@@ -106,7 +112,7 @@ class Drafting:
 
     def ran(self, tokens: int, span: tuple[float, float] | None) -> None:
         """A step of decodes alone took so long."""
-        if self._proposer is not None:
+        if self.most > 1:
             self._lengths.ran(tokens, span)
 
     def learn(self, request: Request) -> None:

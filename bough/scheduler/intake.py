@@ -14,6 +14,7 @@ import numpy as np
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.finish import FinishLength, FinishReason, FinishStop
 from bough.core.plan import IntArray, Limits, LogprobSpec
+from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
@@ -70,7 +71,8 @@ class Intake:
         if len(tokens) > room_for:
             if not self._truncate:
                 raise RequestError(self._too_long(len(tokens)), field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
-            tokens = tokens[:room_for]
+            end = tokens[-1:] if message.pooling is not None else tokens[:0]  # which tokenizers mark texts with
+            tokens = np.concatenate([tokens[: room_for - len(end)], end])
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         if sampling.min_new_tokens and stop_ids.issuperset(range(self._limits.vocab_size)):
             raise RequestError(
@@ -106,6 +108,7 @@ class Intake:
             bad_words=message.bad_words,
             processor=self._processor(message.custom_logit_processor),
             warnings=warnings,
+            pooling=self._pooling(message),
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
@@ -132,6 +135,25 @@ class Intake:
         if text is not None and self._load_processor is not None:
             self._load_processor(text)
         return text
+
+    def _pooling(self, message: Generate) -> Pooling | None:
+        """What the request wants of a model that gives vectors; raises where it wants tokens of that, or a vector of
+        one that gives tokens."""
+        wanted, vectors = message.pooling, self._limits.vectors
+        if wanted is None and vectors is not None:
+            gives = "scores of labels (/v1/classify, /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
+            raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")
+        if wanted is None or vectors is None:
+            if wanted is not None:
+                text = "This model generates text; serve an embedding model, or start the engine with --is-embedding."
+                raise RequestError(text, field="model")
+            return None
+        if wanted.dimensions is not None and not 1 <= wanted.dimensions <= (0 if vectors.labels else vectors.size):
+            allowed = (
+                "is for vectors, and this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
+            )
+            raise RequestError(f"dimensions {allowed}; got {wanted.dimensions}.", field="dimensions")
+        return msgspec.structs.replace(wanted, mode=wanted.mode or vectors.mode)
 
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):
@@ -163,6 +185,11 @@ class Intake:
                 f"Input length ({length} tokens) exceeds the maximum allowed length: at most "
                 f"{self._pool_tokens - 1} fit the KV cache of {self._pool_tokens} tokens. Shorten the prompt, or start "
                 "the engine with a larger --max-total-tokens or --mem-fraction-static."
+            )
+        if limits.vectors is not None:
+            return (
+                f"The text of {length} tokens is longer than the {limits.context_length} that this model reads; "
+                "shorten it, or start the engine with --allow-auto-truncate."
             )
         return (
             f"The prompt of {length} tokens is longer than the model's context length of {limits.context_length} "

@@ -121,7 +121,9 @@ class Scheduler:
         self._control = ControlQueue(executor)
         facts = self._control.facts
         sinks = outbox, eos_ids, self._forget, clock, facts
-        self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=proposer is not None)
+        self._committer = Committer(
+            self._batch, self._grammar_steps, *sinks, speculates=self._planner.drafting.most > 1
+        )
         self._handover = Handover() if handover is None else handover
         self._handover.attach(self._batch, facts, self._committer.drop)
         self._step_time = StepTimeEstimate(limits.late_plans)

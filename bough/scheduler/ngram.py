@@ -14,33 +14,31 @@ from bough.core.plan import IntArray
 from bough.core.settings import SpeculativeSettings
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
-LEAST_MATCH = 2  # tokens: what followed a single one says little
-LEAST_MATCH_ELSEWHERE = 3  # in other requests
+LEAST_MATCH = 2  # tokens: what followed a single one says little; in other requests, what followed two
 
 
 class NgramProposer:
     """Owns the tokens of ended requests, up to a capacity, apart for each namespace."""
 
     def __init__(self, settings: SpeculativeSettings) -> None:
-        self.most = settings.speculative_num_draft_tokens - 1
+        self.most = settings.most_drafts
         self.adaptive = settings.speculative_adaptive
         self._depth = settings.speculative_ngram_max_trie_depth
         self._capacity = settings.speculative_ngram_capacity
         self._ended: OrderedDict[str, IntArray] = OrderedDict()  # by namespace, the one used last at the end
         self._size = 0
 
-    def propose(self, known: IntArray, namespace: str, count: int) -> IntArray:
+    def propose(self, known: IntArray, namespace: str, count: int) -> tuple[IntArray, int]:
         matched, end = longest_match(known[:-1], known, self._depth)
-        if matched >= LEAST_MATCH:
-            # What is copied may run on into itself: a text that repeats every p tokens goes on doing so.
-            period = len(known) - end
-            own: IntArray = known[end + np.arange(count) % period]
-            return own
-        seen = self._ended.get(namespace)
-        if seen is None:
-            return NO_TOKENS
-        matched, end = longest_match(seen, known, self._depth)
-        return seen[end : end + count] if matched >= LEAST_MATCH_ELSEWHERE else NO_TOKENS
+        elsewhere, at, seen = 0, 0, self._ended.get(namespace, NO_TOKENS)
+        if matched < self._depth:
+            elsewhere, at = longest_match(seen, known, self._depth)
+        if elsewhere > max(matched, LEAST_MATCH):
+            return seen[at : at + count], elsewhere
+        if matched < LEAST_MATCH:
+            return NO_TOKENS, 0
+        # What is copied may run on into itself: a text that repeats every p tokens goes on doing so.
+        return known[end + np.arange(count) % (len(known) - end)], matched
 
     def learn(self, tokens: IntArray, namespace: str) -> None:
         if not self._capacity:

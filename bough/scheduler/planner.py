@@ -49,13 +49,14 @@ class Planner:
         self._queue = queue
         self._adapters = adapters or Adapters()
         self._mixed = settings.enable_mixed_chunk
+        self._whole_prompts = limits.whole_prompts
         most = prefill_budget(limits.chunk_tokens, settings.max_prefill_tokens, limits.page_size)
         self._prefill_budget = PrefillBudget(
             settings.stream_gap_target_ms / 1e3, most, limits.page_size, limits.even_tokens
         )
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
-        self.drafting = Drafting(batch.table, limits.drafts, proposer)
+        self.drafting = Drafting(batch.table, limits.drafts, proposer, adaptive=limits.adaptive_drafts)
         self.retraction = Retraction(
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
@@ -85,7 +86,7 @@ class Planner:
             chunks = self._prefill(now, NO_ROWS)
         decodes = self._grow_decodes(stand_back=bool(chunks))
         if self._mixed:
-            chunks = self._prefill(now, decodes.rows, int(decodes.drafts.given.sum()))
+            chunks = self._prefill(now, decodes.rows, int(decodes.drafts.widths.sum()) - len(decodes.rows))
         if not len(decodes.rows) and not chunks:
             self._batch.put_back(edits, self._setups)
             return None
@@ -198,12 +199,15 @@ class Planner:
         return self._extend(request, count)
 
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:
-        """How many tokens of a prompt go into this step; whole pages, unless it is the end of the prompt."""
+        """How many tokens of a prompt go into this step; whole pages, unless it is the end of the prompt.
+        0: none fit, or not all where they must."""
         size = self._cache.page_size
         room = (self._cache.growth + pages_for(length, size)) * size - length
         end = request.branch if length < request.branch < total else total
         count = min(budget, end - length, room)
-        return count if length + count == total else max(0, count - (length + count) % size)
+        if length + count == total:
+            return count
+        return 0 if self._whole_prompts else max(0, count - (length + count) % size)
 
     def _extend(self, request: Request, count: int) -> Chunk:
         table, row = self._table, request.row

@@ -63,8 +63,9 @@ class Proposer(Protocol):
     most: int  # drafts behind one decode
     adaptive: bool  # only as many as are worth their time
 
-    def propose(self, known: IntArray, namespace: str, count: int) -> IntArray:
-        """Up to `count` tokens that may follow the `known` ones of a request, prompt and output."""
+    def propose(self, known: IntArray, namespace: str, count: int) -> tuple[IntArray, int]:
+        """Up to `count` tokens that may follow the `known` ones of a request, prompt and output; and how many of the
+        last known ones it would have guessed the same way."""
         ...
 
     def learn(self, tokens: IntArray, namespace: str) -> None:

@@ -34,7 +34,7 @@ class PrefixCache:
         medium: str = DEVICE,
     ) -> None:
         self.page_size = limits.page_size
-        self.share = not memory.disable_radix_cache
+        self.share = not (memory.disable_radix_cache or limits.whole_prompts)
         self.pool = PagePool(limits.pages[0])
         further = zip(limits.groups[1:], limits.pages[1:], strict=True)
         self.groups = tuple(GroupPages(group, pages, limits.page_size) for group, pages in further)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
+from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams
 from bough.memory.tree.node import Node
 from bough.messages.outputs import DraftCounts
@@ -57,6 +58,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect
+    pooling: Pooling | None = None  # it ends with a vector
     constraint: Constraint | None = None  # its grammar, once compiled, the budget of its thinking, its bad words
     unsent: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -157,7 +159,9 @@ class Request:
     @property
     def match_cap(self) -> int:
         """How much of `tokens` may come from the cache: the last token must be computed to have logits to sample from,
-        and so must every position whose logprob was asked."""
+        and so must every position whose logprob was asked or whose state is pooled."""
+        if self.pooling is not None and self.pooling.mode != "last":
+            return 0
         if self.logprob_next < self.logprob_end:
             return self.logprob_next
         return len(self.tokens) - 1

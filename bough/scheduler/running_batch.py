@@ -128,6 +128,7 @@ class RunningBatch:
             stop_ids=() if request.constraint is not None else tuple(sorted(request.stop_ids)),
             processor=request.processor,
             adapter=request.slot,
+            pooling=request.pooling,
         )
 
     def grow(self, row: int, count: int) -> tuple[IntArray, ...]:

@@ -35,6 +35,7 @@ LONG_TEXT = 10_000
 # Prompts of one HTTP request, times their samples. Preparing each blocks the event loop for about ten
 # microseconds; offline callers block only themselves and have no such limit.
 MAX_REQUESTS_PER_CALL = 8192
+MAX_VECTORS_PER_CALL = 65_536  # of which nothing is streamed
 
 # Logprobs of the prompts of one HTTP request: they come all at once, and encoding a million as JSON blocks the
 # event loop for about half a second. Those of outputs come token by token.
@@ -81,7 +82,8 @@ class ServerContext:
         if given.get("truncate_prompt_tokens") == -1:
             given["truncate_prompt_tokens"] = self._room_for_prompt(given["sampling_params"]["max_new_tokens"])
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
-        limits: dict[str, Any] = {"limit": MAX_REQUESTS_PER_CALL, "warnings": warnings_of_body()}
+        most = MAX_REQUESTS_PER_CALL if given.get("pooling") is None else MAX_VECTORS_PER_CALL
+        limits: dict[str, Any] = {"limit": most, "warnings": warnings_of_body()}
         inputs = await offload(size, lambda: self.reader.read(**given, **limits))
         _check_logprobs(inputs)
         self._check_logprob_ids(inputs)
@@ -137,6 +139,8 @@ class ServerContext:
     ) -> Rendered:
         """The prompt of a conversation, a long one in a thread. `tools` are in OpenAI's form; `variables` are the
         client's own for the template. `whole`: a prompt that is too long is not cut, whatever the server's settings."""
+        if self.model.limits.get("is_embedding"):
+            raise RequestError("This model gives vectors or scores; it does not generate text.", field="model")
         tokenizer, given = self.require_tokenizer(field), variables or {}
         for name in TEMPLATE_ARGUMENTS:
             if name in given:

@@ -175,8 +175,11 @@ def _require_readable(flag: str, path: str) -> None:
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"max_new_tokens": 16, "temperature": 0}}'
 
 
-def welcome_text(model: str, url: str, settings: ServerSettings, seconds: float) -> str:
-    return f"{model} is served at {url} (ready after {seconds:.1f} s). Try:\n  {curl_text(url, settings)}"
+def welcome_text(model: str, url: str, settings: ServerSettings, seconds: float, *, embeds: bool = False) -> str:
+    call = curl_text(url, settings)
+    if embeds:
+        call = call.replace("/generate", "/encode").replace(EXAMPLE, '{"text": "The capital of France"}')
+    return f"{model} is served at {url} (ready after {seconds:.1f} s). Try:\n  {call}"
 
 
 def curl_text(url: str, settings: ServerSettings) -> str:

@@ -28,7 +28,7 @@ class ModelInfo:
             "model_path": self.path,
             "tokenizer_path": self.tokenizer_path,
             "served_model_name": self.name,
-            "is_generation": True,
+            "is_generation": not self.limits.get("is_embedding", False),
             "weight_version": WEIGHT_VERSION,
             "architecture": self.architecture,
             "context_length": self.context_length,

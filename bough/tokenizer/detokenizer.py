@@ -60,6 +60,7 @@ class Stream:
     started: Started | None = None
     retractions: int = 0
     drafts: DraftCounts | None = None
+    vector: bytes = b""
     sent: bool = False
 
     def due(self) -> bool:
@@ -76,6 +77,7 @@ class Stream:
             finish,
             self.retractions,
             self.drafts,
+            self.vector,
         )
         self.text, self.ids, self.logprobs, self.started, self.sent = [], [], [], None, True
         return delta
@@ -191,7 +193,7 @@ class Detokenizer:
     def _close(self, handle: int, stream: Stream, reason: FinishReason, end: Ended | None) -> Delta:
         del self._streams[handle]
         if end is not None:
-            stream.retractions, stream.drafts = end.retractions, end.drafts
+            stream.retractions, stream.drafts, stream.vector = end.retractions, end.drafts, end.vector
         return stream.take(handle, reason)
 
 

@@ -84,7 +84,10 @@ def _read_own(folder: Path, config: dict[str, Any]) -> Read | None:
         try:
             match name:
                 case "tokenizer.json":
-                    return tokenizers.Tokenizer.from_file(str(file)), config
+                    backend = tokenizers.Tokenizer.from_file(str(file))
+                    backend.no_truncation()  # what a model was trained with; texts here are taken whole, and alone
+                    backend.no_padding()
+                    return backend, config
                 case "tekken.json":
                     return read_tekken(file, config)
                 case _:

@@ -123,6 +123,15 @@ class Tokenizer:
             size += len(text)
         yield from self._encode(group, add_special_tokens)
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
+        """Pairs of texts as cross-encoders read them, each with the place of the first token of the second type."""
+        if isinstance(self.backend, PythonBackend):
+            raise RequestError("Pairs of texts need a tokenizer.json, which this model has not.")
+        for text in {text for pair in pairs for text in pair}:
+            _check_encodable(text)
+        encodings = self.backend.encode_batch_fast(list(pairs))
+        return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else None) for each in encodings]
+
     def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         try:
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

@@ -156,3 +156,5 @@ def test_timing_line() -> None:
     )
     output["meta_info"]["completion_tokens"] = 1
     assert describe(output, 0.25, 0.0) == ("1 token · first after 0.25 s · 30 of 40 prompt tokens cached")
+    output["meta_info"]["spec_accept_length"] = 2.345
+    assert describe(output, 0.25, 0.0).endswith("30 of 40 prompt tokens cached · 2.35 tokens a step")

@@ -31,6 +31,7 @@ from bough.executor import cuda_copies, cuda_executor, cuda_parts, graphs, stagi
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_parts import assemble, graph_sizes
 from bough.executor.graphs import GraphSizes
+from bough.executor.load_draft import find_draft
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.executor.sizing import StepShape
@@ -56,6 +57,7 @@ from tests.fakes.one_row import tokens_of as greedy_tokens
 from tests.fakes.ranks import ThreadGroup, thread_groups
 from tests.fakes.scheduler_bench import Bench
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
+from tests.parity.draft_models import write_deepseek, write_eagle3, write_target
 
 CPU = torch.device("cpu")
 LIMITS = Limits(4, 1, (200,), 64, 60, 32, "")
@@ -531,3 +533,37 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     copies.start(CopyPagesIn(others, buffer, group, slots)).wait()
     assert torch.equal(of_group.read_pages(torch.from_numpy(others)), wanted)
     assert steps.waited > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["EAGLE3", *(pytest.param(k, marks=pytest.mark.long) for k in ("STANDALONE", "NEXTN"))]
+)
+def test_draft_models_change_nothing(kind: str, tmp_path: Path) -> None:
+    """Through the scheduler: prompts in chunks beside decodes, a grammar, logprobs of a prompt, and a cached prefix."""
+    target = write_deepseek(tmp_path / "target") if kind == "NEXTN" else write_target(tmp_path / "target", layers=4)
+    path = {"STANDALONE": target, "NEXTN": None, "EAGLE3": tmp_path / "head"}[kind]
+    if kind == "EAGLE3":
+        write_eagle3(tmp_path / "head")
+    asked = {"speculative_algorithm": kind, "speculative_draft_model_path": path}
+    files, found = locate(str(target)), []
+    for flags in ({}, asked):
+        settings = Settings.from_flat({"dtype": "float32", "context_length": 64, **flags})
+        config = resolve_config(files, settings)
+        loaded, draft = load_model(files, settings, config, CPU), find_draft(settings, files, config)
+        limits = Limits(4, 2, (80,), 64, config.vocab_size, 8, "", drafts=3 if flags else 0, adaptive_drafts=False)
+        beside = None if draft is None else draft.load(settings, loaded)
+        executor = assemble(loaded, settings, limits, GraphSizes(), draft=beside)
+        bench = Bench(cast(Any, executor), eos_ids=(EOS,), grammars=FakeGrammars(), enable_mixed_chunk=True)
+        greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+        bench.ask(0, [20, 21] * 6, **greedy)
+        bench.ask(1, [5, 6, 7], **greedy, logprobs=LogprobRequest(start=0))
+        bench.ask(2, [5, 6], temperature=0.0, max_new_tokens=9, regex=grammar([[11, 22, 33], [44, 33]]))
+        bench.run()
+        bench.ask(3, [20, 21] * 6 + [4, 5], **greedy)
+        bench.run()
+        found.append((bench.out.outputs, bench.out.started[3].cached_tokens))
+        drafting = bench.scheduler._planner.drafting
+        executor.close()
+    assert found[0] == found[1] and found[0][1] > 0
+    assert drafting.held == drafting.proposed > 0 if kind == "STANDALONE" else drafting.proposed > 10

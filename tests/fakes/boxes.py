@@ -28,6 +28,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "thinking",
         "bad_words",
         "custom_logit_processor",
+        "pooling",
         "bootstrap",
         "adapter",
     )
@@ -98,6 +99,7 @@ class FakeOutbox:
         self.scores: dict[int, list[float]] = defaultdict(list)  # and those
         self.started: dict[int, Started] = {}
         self.ended: dict[int, FinishReason] = {}
+        self.vectors: dict[int, bytes] = {}
         self.retractions: dict[int, int] = {}
         self.replies: list[Reply] = []
 
@@ -122,6 +124,7 @@ class FakeOutbox:
         for end in message.ended:
             assert end.handle in self.opened and end.handle not in self.ended, "one terminal message, exactly"
             self.ended[end.handle] = end.reason
+            self.vectors[end.handle] = end.vector
             self.retractions[end.handle] = end.retractions
 
     def reply(self, message: Reply) -> None:

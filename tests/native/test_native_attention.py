@@ -38,6 +38,7 @@ class Layer:
     page_size: int = 1
     number: str = "float16"
     sinks: bool = False
+    both_ways: bool = False
 
 
 LAYERS = {
@@ -54,6 +55,10 @@ LAYERS = {
     "float32": Layer(number="float32"),
     "sinks": Layer(sinks=True),
     "sinks and a window": Layer(heads=40, kv_heads=1, dim=16, window=9, sinks=True),
+}
+ENCODERS = {
+    "both ways": Layer(heads=6, kv_heads=6, dim=32, number="float32", both_ways=True),
+    "both ways on pages": Layer(page_size=16, both_ways=True),
 }
 
 
@@ -90,7 +95,8 @@ class Attention:
         scale = layer.dim**-0.5
         width = layer.heads * layer.dim
         self.sinks = draw.normal(size=layer.heads).astype(np.float32) + 2 if layer.sinks else None
-        limits = (layer.window, scale, layer.softcap, None if self.sinks is None else self.sinks.ctypes.data, False)
+        sinks = None if self.sinks is None else self.sinks.ctypes.data
+        limits = (layer.window, scale, layer.softcap, sinks, False, layer.both_ways)
         places = (self.q.ctypes.data, width, 0, self.out.ctypes.data)
         self.tape.add("attention", *shape_of, *caches_at, number, *limits, *places)
         self.scratch = aligned_bytes(self.tape.scratch_bytes(SLOTS, self.threads))
@@ -116,7 +122,7 @@ class Attention:
         found = []
         for position, q in enumerate(queries, first):
             begin = max(0, position + 1 - layer.window) if layer.window else 0
-            at = np.arange(begin, position + 1)
+            at = np.arange(begin, first + len(queries) if layer.both_ways else position + 1)
             slots = self.pages[row, at // layer.page_size] * layer.page_size + at % layer.page_size
             keys, values = (widened(cache[slots]).astype(np.float64) for cache in (self.keys, self.values))
             keys, values = (x.repeat(layer.heads // layer.kv_heads, axis=1) for x in (keys, values))
@@ -150,11 +156,21 @@ def draw(layer: Layer, count: int, seed: int) -> Floats:
 LENGTHS, SHARED = [330, 300, 261, 40, 131], 256
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS | ENCODERS)
 def test_near_to_double_precision(any_tier: ctypes.CDLL, name: str) -> None:
-    attention = Attention(any_tier, LAYERS[name])
+    attention = Attention(any_tier, (LAYERS | ENCODERS)[name])
     lay_out(attention, SHARED, LENGTHS)
     asked = [(row, length - 5, draw(attention.layer, 5, row)) for row, length in enumerate(LENGTHS)]
+    for found, (row, first, queries) in zip(attention.run(asked), asked, strict=True):
+        np.testing.assert_allclose(found, attention.expected(row, first, queries), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_text_sees_all_of_itself_and_nothing_else(any_tier: ctypes.CDLL, name: str, threads: int) -> None:
+    attention = Attention(any_tier, ENCODERS[name], threads)
+    lay_out(attention, 0, LENGTHS)
+    asked = [(row, 0, draw(attention.layer, length, row)) for row, length in enumerate(LENGTHS[2:])]
     for found, (row, first, queries) in zip(attention.run(asked), asked, strict=True):
         np.testing.assert_allclose(found, attention.expected(row, first, queries), rtol=1e-4, atol=1e-4)
 

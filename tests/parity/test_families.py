@@ -115,6 +115,7 @@ GEMMA4 = {  # its scores are not divided, so that rounding moves them far: those
     "final_logit_softcapping": 20.0,
 }
 ELSEWHERE = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")  # test_deepseek.py compares them
+ENCODERS = ("bert", "roberta", "nomic_bert", "modernbert")  # test_encoders.py compares them
 SPARSE = ("deepseek_v32", "glm_moe_dsa")  # the native kernels have no such attention
 CASES: dict[str, Case] = {
     "llama": Case({}),
@@ -595,14 +596,15 @@ def lines() -> Iterator[str]:
     """The page's table."""
     for family in BUILT_IN:
         cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
-        if family.model_types[0] in ELSEWHERE:
-            cases = [Case({}, native=family.model_types[0] not in SPARSE)]
+        if family.model_types[0] in ELSEWHERE + ENCODERS:
+            cases = [Case({}, native=family.model_types[0] not in (*SPARSE, "modernbert"))]
+        on_gpus = "tokens" if family.model_types == ("llama",) else "interpreted"  # of SmolLM2, in test_golden_gpu.py
         assert cases, f"{family.architectures} are not compared"
         columns = (
             ", ".join(f"`{name}`" for name in family.model_types),
             ", ".join(f"`{name}`" for name in family.architectures),
             "safetensors, GGUF" if family.gguf_architecture else "safetensors",
             "torch and native" if all(case.native for case in cases) else "torch",
-            "tokens" if family.model_types == ("llama",) else "interpreted",  # of SmolLM2, in test_golden_gpu.py
+            "no" if family.model_types[0] in ENCODERS else on_gpus,
         )
         yield f"| {' | '.join(columns)} |"

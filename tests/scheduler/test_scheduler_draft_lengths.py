@@ -9,7 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from bough.core.plan import StepResult
 from bough.scheduler.draft_lengths import PROBE, TRIALS, DraftLengths, StepTimes
+from bough.scheduler.drafting import MOST_ROWS, Drafting
 
 ROWS = 8
 
@@ -51,6 +53,16 @@ def test_a_row_whose_drafts_hold_gets_more_than_one_whose_do_not() -> None:
     assert good == 6 and bad == 0
 
 
+def test_a_guess_that_was_right_for_long_needs_no_luck_of_the_row() -> None:
+    """A request that has had no drafts yet, where a step of 8 tokens takes 2.75 times as long as one of one: JSON on a
+    CPU."""
+    chosen = lengths(lambda tokens: 0.75 + 0.25 * tokens)
+    assert chosen.choose(rows(0), ints(7), ints(18))[0] > 3
+    assert chosen.choose(rows(0), ints(7), ints(2))[0] < 3
+    teach(chosen, 0, held=0, proposed=4)
+    assert chosen.choose(rows(0), ints(7), ints(2)).tolist() == [0]
+
+
 def test_a_row_with_another_owner_begins_anew() -> None:
     chosen = lengths(lambda tokens: 1.0 + 0.2 * tokens)
     teach(chosen, 0, held=0, proposed=4)
@@ -88,3 +100,30 @@ def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
     assert times.of(np.array([1, 2, 4, 6, 50])).tolist() == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0])
     times.observe(6, 300.0)  # a step that waited for something
     assert times.of(np.array([6]))[0] < 4.0
+
+
+def device_drafting(count: int, **options: bool) -> Drafting:
+    """Rows whose drafts the device makes, up to three; the second is under a grammar, the third nears its end."""
+    requests = [SimpleNamespace(count_drafts=lambda *counts: None)] * count
+    table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
+    table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 12, 100)
+    table.sampled, table.request_in = np.full(count, 10), requests.__getitem__
+    return Drafting(table, 3, None, **options)
+
+
+def test_drafts_of_the_device_are_for_rows_without_a_grammar_that_have_room() -> None:
+    drafts = device_drafting(4, adaptive=False).decide(rows(0, 1, 2, 3))
+    assert drafts.widths.tolist() == [4, 1, 2, 4] and drafts.some
+    assert not drafts.given.any() and not len(drafts.tokens)
+    assert not device_drafting(MOST_ROWS + 1).decide(np.arange(MOST_ROWS + 1)).some
+
+
+def test_drafts_of_the_device_that_never_hold_are_given_up() -> None:
+    drafting, widths = device_drafting(1), []
+    for _ in range(60):
+        widths.append(int(drafting.decide(rows(0)).widths[0]))
+        result: Any = SimpleNamespace(counts=ints(1))
+        drafting.after_step(rows(0), np.zeros(1, dtype=np.int64), ints(widths[-1]), cast(StepResult, result))
+        drafting.ran(widths[-1], (0.0, 1.0 + 0.3 * widths[-1]))
+    assert widths[:TRIALS] == [1] * TRIALS, "first it learns what steps without drafts take"
+    assert widths[TRIALS] == 4 and widths[20:].count(1) > 30

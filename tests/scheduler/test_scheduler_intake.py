@@ -10,16 +10,18 @@ import pytest
 from bough.core.errors import RequestError
 from bough.core.finish import FinishLength, FinishStop
 from bough.core.plan import Limits, LogprobSpec
+from bough.core.pooling import Pooling, VectorConfig
 from bough.core.settings import SchedulerSettings
 from bough.messages.requests import LogprobRequest
 from bough.scheduler.intake import Intake, opening
+from bough.scheduler.request import Request
 from tests.fakes.boxes import generate
 
 VOCAB, CONTEXT = 100, 32
 
 
-def intake(pages: int = 64, **settings: Any) -> Intake:
-    limits = Limits(4, 1, (pages,), CONTEXT, VOCAB, 16, "test")
+def intake(pages: int = 64, vectors: VectorConfig | None = None, **settings: Any) -> Intake:
+    limits = Limits(4, 1, (pages,), CONTEXT, VOCAB, 16, "test", vectors=vectors)
     return Intake(limits, SchedulerSettings(**settings), eos_ids=(98, 99))
 
 
@@ -42,6 +44,45 @@ def test_refusals_name_the_field(prompt: list[int], options: dict[str, Any], fie
     with pytest.raises(RequestError, match=words) as refusal:
         intake().request(generate(1, prompt, **options), 0, 0.0)
     assert refusal.value.field == field and refusal.value.status_code == 400
+
+
+EMBEDS = VectorConfig("mean", size=8)
+SCORES = VectorConfig("cls", labels=("no", "yes"), size=8)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "wanted", "words"),
+    [
+        (None, Pooling(), "generates text; serve an embedding model"),
+        (EMBEDS, None, r"gives vectors \(/v1/embeddings\); it does not generate"),
+        (SCORES, None, "gives scores of labels"),
+        (EMBEDS, Pooling(dimensions=9), "dimensions may be 1 to 8; got 9"),
+        (EMBEDS, Pooling(dimensions=0), "dimensions may be 1 to 8; got 0"),
+        (SCORES, Pooling(dimensions=2), "this model scores labels"),
+    ],
+)
+def test_models_are_asked_for_what_they_give(vectors: VectorConfig | None, wanted: Pooling | None, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as refusal:
+        intake(vectors=vectors).request(generate(1, [1, 2], max_new_tokens=0, pooling=wanted), 0, 0.0)
+    assert refusal.value.status_code == 400
+
+
+def test_a_request_for_a_vector_knows_how_it_is_pooled_and_what_it_may_find_cached() -> None:
+    def ask(**fields: Any) -> Request:
+        return intake(vectors=EMBEDS).request(
+            generate(1, [1, 2, 3], max_new_tokens=0, pooling=Pooling(**fields)), 0, 0.0
+        )
+
+    assert ask().pooling == Pooling("mean") and ask().match_cap == 0
+    assert ask(mode="last").match_cap == 2
+
+
+def test_a_text_that_is_too_long_keeps_its_last_token() -> None:
+    with pytest.raises(RequestError, match="40 tokens is longer than the 32 that this model reads"):
+        intake(vectors=EMBEDS).request(generate(1, [*range(40)], max_new_tokens=0, pooling=Pooling()), 0, 0.0)
+    cutting = intake(vectors=EMBEDS, allow_auto_truncate=True)
+    request = cutting.request(generate(1, [*range(40)], max_new_tokens=0, pooling=Pooling()), 0, 0.0)
+    assert request.tokens.tolist() == [*range(31), 39]
 
 
 def test_stop_tokens_outside_the_vocabulary_are_ignored_with_a_warning() -> None:

@@ -200,9 +200,13 @@ def test_a_rank_that_hangs_ends_the_engine_by_the_timeout(model: Path, children:
 
 
 @pytest.mark.slow
-def test_ranks_check_drafts_from_ngrams(model: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["NGRAM", "STANDALONE"])
+def test_ranks_check_drafts(algorithm: str, model: Path) -> None:
     prompts = [[5, 6, 7, 8] * 8, [9, 10, 11] * 12, [3] * 30]
-    with engine_of(model, tp_size=2, speculative_algorithm="NGRAM", speculative_adaptive=False) as engine:
+    drafts: dict[str, Any] = {"speculative_algorithm": algorithm, "speculative_adaptive": False}
+    if algorithm == "STANDALONE":
+        drafts["speculative_draft_model_path"] = model
+    with engine_of(model, tp_size=2, **drafts) as engine:
         found = engine.generate(input_ids=prompts, sampling_params=GREEDY)
         again = engine.generate(input_ids=prompts, sampling_params=GREEDY)  # which can be drafted from the answers
         assert engine.get_server_info()["internal_states"][0]["spec_num_correct_drafts"] > 0

@@ -137,6 +137,33 @@ class AttentionPool:
         return tensor.view(len(tensor) // self._page_size, -1).view(torch.uint8)
 
 
+class JoinedPool:
+    """A `GroupPool` of two: pages of one number hold what both models keep of the same tokens."""
+
+    def __init__(self, *parts: GroupPool) -> None:
+        self._parts = parts
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(part.page_bytes for part in self._parts)
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.read_pages(pages) for part in self._parts], dim=1)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        sizes = [part.page_bytes for part in self._parts]
+        for part, own in zip(self._parts, torch.split(content, sizes, dim=1), strict=True):
+            part.write_pages(pages, own)
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+    def restore(self) -> None:
+        for part in self._parts:
+            part.restore()
+
+
 class KVPool:
     """Keys and values of every layer, for the key/value heads of this rank, in the pools of the KV groups.
 
@@ -185,6 +212,10 @@ class KVPool:
         found = ((_take(cache, slots).to(dtype), scale) for cache, scale in stored)
         key, value = (tokens if scale == 1.0 else tokens * scale for tokens, scale in found)
         return key, value
+
+    def join(self, draft: KVPool) -> None:
+        """Lets pages of the first group move together with those of a draft model, of the same numbers."""
+        self.groups = (JoinedPool(self.groups[0], draft.groups[0]), *self.groups[1:])
 
     def release(self) -> None:
         """Gives the memory of all groups back."""

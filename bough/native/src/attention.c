@@ -109,7 +109,8 @@ static bough_attend describe(const bough_attention_spec *spec, const bough_step 
     int64_t queries = queries_of(spec, step, row), first = block * how->queries_at_once;
     int64_t taken = queries - first < how->queries_at_once ? queries - first : how->queries_at_once;
     int64_t token = end - queries + first, position = length - queries + first;
-    int64_t last_key = position + taken, first_key = last_key - taken + 1 - seen_by(spec, position + 1);
+    int64_t last_key = spec->both_ways ? length : position + taken;
+    int64_t first_key = position + 1 - seen_by(spec, position + 1);
     first_key -= first_key % BOUGH_BLOCK_KEYS;
     if (runs > 1) {
         int64_t start = (first_key / BOUGH_RUN_KEYS + run) * BOUGH_RUN_KEYS, after = start + BOUGH_RUN_KEYS;
@@ -131,7 +132,7 @@ static bough_attend describe(const bough_attention_spec *spec, const bough_step 
         .page_size = (int)step->page_size,
         .first_key = first_key,
         .last_key = last_key,
-        .position = position,
+        .position = spec->both_ways ? length : position,
         .window = spec->window,
         .scale = spec->scale,
         .softcap = spec->softcap,

@@ -17,6 +17,7 @@ typedef struct {
     float scale, softcap;      /* softcap 0: none */
     const float *sinks;        /* [heads] logits that join each head's softmax, or NULL */
     bool ends_only;            /* only each sequence's last token is looked at; the others' results may be anything */
+    bool both_ways;            /* queries see the keys behind them too; there is no window then */
 } bough_attention_spec;
 
 size_t bough_attention_scratch(const bough_attention_spec *spec, int threads);

@@ -15,7 +15,7 @@ enum {
 
 const bough_set_kernels *bough_set_kernels_for(const bough_attention_spec *spec) {
     const bough_set_kernels *found = bough_cpu_features() & BOUGH_AMX ? bough_attention_amx() : NULL;
-    bool usual = spec->sinks == NULL && spec->dim <= BOUGH_MAX_HEAD_DIM;
+    bool usual = spec->sinks == NULL && !spec->both_ways && spec->dim <= BOUGH_MAX_HEAD_DIM;
     return found != NULL && found->reads(spec->number) && usual ? found : NULL;
 }
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from bough.client.inputs import Inputs
 from bough.core.errors import RequestError
+from bough.core.pooling import Pooling
 from bough.messages.outputs import facts_of
 from bough.observability.metrics import State, state_figures
 from bough.observability.metrics_page import CONTENT_TYPE, metrics_page
@@ -144,8 +145,12 @@ async def here(request: Request) -> Response:
 
 async def health_generate(context: ServerContext, request: Request) -> Response:
     """Any output counts, also that of others: on a busy server this one token may have to wait."""
+    embeds = context.model.limits.get("is_embedding", False)
     inputs = context.reader.read(
-        input_ids=[0], sampling_params={"max_new_tokens": 1, "temperature": 0}, rid=f"HEALTH_CHECK_{uuid.uuid4().hex}"
+        input_ids=[0],
+        sampling_params={"max_new_tokens": int(not embeds), "temperature": 0},
+        pooling=Pooling() if embeds else None,
+        rid=f"HEALTH_CHECK_{uuid.uuid4().hex}",
     )
     inputs = dataclasses.replace(inputs, watched=False, metered=False)
     began = time.monotonic()

@@ -1,7 +1,7 @@
 """OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
 
 `requests` is what clients send and what the engine makes of it, `objects` and `response_items` are what they get;
-`completions`, `chat` and `responses` connect both ends.
+`completions`, `chat` and `responses` connect both ends. `vectors` is all of embeddings and scores.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bough.server.openai.objects import ChatCompletion, Completion, ModelCard, M
 from bough.server.openai.requests import ChatRequest, CompletionRequest, ResponsesRequest
 from bough.server.openai.response_items import ResponseObject
 from bough.server.openai.responses import Responses
+from bough.server.openai.vectors import vector_routes
 
 STREAMED: dict[str, Any] = {**OPENAI, "other_types": (EVENTS,)}
 COMPLETION: dict[str, Any] = {**STREAMED, "body": CompletionRequest, "answer": Completion}
@@ -58,6 +59,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
         Endpoint("/v1/responses", responses.create, "Answer a conversation and remember it", **RESPONSE),
         Endpoint("/v1/responses/{id}", responses.retrieve, "A response that was stored", methods=GET, **STORED),
         Endpoint("/v1/responses/{id}/cancel", responses.cancel, "End a response that still runs", **STORED),
+        *vector_routes(context),
         Endpoint("/v1/models", list_models, "The model that is served, and its adapters", answer=ModelList, **SHOWN),
         Endpoint("/v1/models/{model:path}", show_model, "One model by its name", answer=ModelCard, **SHOWN),
     ]

@@ -48,7 +48,7 @@ def read_completion(request: CompletionRequest, identity: Identity) -> dict[str,
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     echoed = request.echo and request.resume is None  # a resumed stream has shown it
     return {
-        **_prompts(request.prompt),
+        **text_or_ids(request.prompt, "prompt"),
         **options_of(request, identity),
         "sampling_params": sampling_of(request, max_new_tokens=max_tokens, samples=samples),
         **logprobs_of(
@@ -63,17 +63,17 @@ def samples_of(request: CompletionRequest) -> int:
     return request.best_of or request.n or 1
 
 
-def _prompts(given: str | list[Any]) -> Mapping[str, Any]:
+def text_or_ids(given: str | list[Any], field: str) -> Mapping[str, Any]:
     """One text, many, one list of token ids, or many."""
     if isinstance(given, str):
         return {"prompt": given}
     kinds = {type(entry) for entry in given}
     if not kinds:
-        raise RequestError("prompt is an empty list; give at least one prompt or token.", field="prompt")
+        raise RequestError(f"{field} is an empty list; give at least one {field} or token.", field=field)
     if len(kinds) > 1:
         raise RequestError(
-            "prompt must be a string, a list of strings, a list of token ids or a list of such lists, not a mixture.",
-            field="prompt",
+            f"{field} must be a string, a list of strings, a list of token ids or a list of such lists, not a mixture.",
+            field=field,
         )
     return {"prompt": given} if kinds == {str} else {"input_ids": given}
 

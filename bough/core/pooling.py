@@ -1,0 +1,28 @@
+"""Vectors instead of tokens: what a request may ask for, and what a model makes of its hidden states."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PoolingMode = Literal["mean", "cls", "last"]
+
+
+class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request for a vector. What is left out is as the model was trained."""
+
+    mode: PoolingMode | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None  # the first so many numbers, of a model trained for that (Matryoshka)
+    second: int | None = None  # where the second text of a pair begins: its tokens are of the second type
+
+
+class VectorConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What comes of a sequence where no tokens do: a vector, or the scores of labels by a head over it."""
+
+    mode: PoolingMode = "last"
+    normalize: bool = True
+    labels: tuple[str, ...] = ()  # none: the vector itself
+    head: tuple[str, ...] = ()  # its tensors; with a hidden layer it is BERT's (tanh) or, with a norm, ModernBERT's
+    size: int = 0  # of the vector

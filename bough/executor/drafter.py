@@ -1,0 +1,178 @@
+"""Drafts by a model beside the served one: what it knows of each row, and its two parts of a step.
+
+Before the forward pass of the served model, the *target*, it guesses one token after the other behind each decode's
+own (`guess`); after it, it computes the same tokens as the target did (`follow`). It has pages of the same numbers, so
+whatever is cached of a prompt is cached for both.
+
+A model that reads hidden states of the target stores in a token's place what it makes of the target's hidden state
+there and of the token *behind* it. Where a prompt leaves a cached prefix that another request went on from with another
+token, the last place of that prefix stands for the other token: the drafts there may be a little worse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from bough.attention.base import AttentionBackend
+from bough.attention.batch import AttentionBatch
+from bough.attention.context import ForwardContext
+from bough.attention.reading import ToDevice
+from bough.core.plan import BatchPlan, IntArray, Limits, positions_in_runs
+from bough.executor.layout import LongArray, StepLayout
+from bough.memory.pools.kv_pool import KVPool
+from bough.models.drafts import DraftModel
+from bough.sampling.state import Agree
+
+Tapped = dict[int, torch.Tensor | None]
+
+
+class Drafter:
+    """Owns what the draft model keeps of the rows between two steps."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        pool: KVPool,
+        attention: AttentionBackend,
+        limits: Limits,
+        agree: Agree,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        to_device: ToDevice = torch.from_numpy,
+    ) -> None:
+        self._model, self._pool, self._attention = model, pool, attention
+        self._page_size, self._to_device, self._agree = limits.page_size, to_device, agree
+        # Of a model that is ahead: the first draft of the row's next step, and the hidden state that gave it.
+        self._first = torch.zeros(limits.rows + 1, dtype=torch.int64, device=device)
+        self._hidden = torch.zeros((limits.rows + 1, model.config.hidden_size), dtype=dtype, device=device)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether it wants the target's hidden states, of all tokens."""
+        return self._model.ahead
+
+    def taps(self) -> Tapped | None:
+        """For the context of the target's forward pass."""
+        draft = self._model.config.draft
+        return dict.fromkeys(draft.taps) if draft is not None and draft.taps else None
+
+    def guess(
+        self, plan: BatchPlan, layout: StepLayout, page_tables: tuple[torch.Tensor, ...], last: torch.Tensor
+    ) -> torch.Tensor:
+        """The drafts of all decodes, row by row; `last` are the tokens that these begin with. int64"""
+        wanted = plan.query_lens[: len(last)] - 1
+        live: LongArray = np.flatnonzero(wanted)  # decodes that get further drafts
+        drafts = torch.zeros((len(last), int(wanted.max())), dtype=torch.int64, device=last.device)
+        ahead, places = self._model.ahead, self._to_device(live)
+        tokens, hidden = last[places], None
+        if ahead:
+            rows = self._to_device(plan.rows[live].astype(np.int64))
+            tokens, hidden = self._first[rows], self._hidden[rows]
+            drafts[places, 0] = tokens
+        for column in range(ahead, drafts.shape[1]):
+            kept = wanted[live] > column
+            if not kept.all():
+                among = self._to_device(np.flatnonzero(kept))
+                live, places, tokens = live[kept], places[among], tokens[among]
+                hidden = None if hidden is None else hidden[among]
+            batch = self._column(layout, live, column - ahead, page_tables)
+            context = ForwardContext(self._attention, self._pool, batch)
+            self._attention.prepare(batch)
+            hidden = self._model.advance(tokens, hidden, batch.positions, context)
+            tokens = self._agree(self._model.best(hidden, context))
+            drafts[places, column] = tokens
+        return drafts.flatten()[self._to_device(np.flatnonzero(np.arange(drafts.shape[1]) < wanted[:, None]))]
+
+    def _column(
+        self, layout: StepLayout, live: LongArray, column: int | IntArray, page_tables: tuple[torch.Tensor, ...]
+    ) -> AttentionBatch:
+        """One token of each of some rows, so many places behind the first that they compute in this step."""
+        context, at = layout.context_lens[live] + column, layout.query_starts[live] + column
+        return AttentionBatch(
+            rows=self._to_device(layout.rows[live]),
+            lengths=self._to_device(context + 1),
+            decodes=len(live),
+            query_lens=np.ones(len(live), dtype=np.int32),
+            query_starts=np.arange(len(live) + 1, dtype=np.int32),
+            context_lens=context,
+            page_tables=page_tables,
+            slots=tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at]))),
+            positions=self._to_device(layout.positions[at]),
+            page_size=self._page_size,
+        )
+
+    def follow(
+        self,
+        plan: BatchPlan,
+        layout: StepLayout,
+        batch: AttentionBatch,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        tapped: Tapped | None,
+        tokens: IntArray,
+        counts: IntArray,
+    ) -> None:
+        """The target has computed these tokens, with these hidden states, and its rows have got `tokens` [sampled,
+        width], so many each."""
+        if not self._model.ahead:
+            self._repeat(plan, layout, batch, token_ids, counts)
+            return
+        self._attention.prepare(batch)
+        context = ForwardContext(self._attention, self._pool, batch)
+        behind, last = tokens_behind(plan, layout, tokens, counts)
+        draft = self._model.config.draft
+        read = [hidden] if tapped is None or draft is None else [tapped[tap] for tap in draft.taps]
+        taken = self._model.take_in([states for states in read if states is not None], context)
+        found = self._model.advance(self._to_device(behind), taken, batch.positions, context)
+        if len(last):
+            rows, found = self._to_device(plan.rows[plan.sample].astype(np.int64)), found[self._to_device(last)]
+            self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
+
+    def _repeat(
+        self, plan: BatchPlan, layout: StepLayout, batch: AttentionBatch, token_ids: torch.Tensor, counts: IntArray
+    ) -> None:
+        """Computes the same tokens. In a step of decodes it has computed all but each row's last one when it guessed,
+        and that is missing only if all before it hold."""
+        if len(layout.from_device) == len(plan.rows):
+            live: LongArray = np.flatnonzero(counts == plan.query_lens)
+            if not len(live):
+                return
+            last = plan.query_lens[live] - 1
+            token_ids = token_ids[self._to_device((layout.query_starts[live] + last).astype(np.int64))]
+            batch = self._column(layout, live, last, batch.page_tables)
+        end = self._to_device(np.array([len(token_ids) - 1]))  # of what comes out nothing is looked at
+        self._attention.prepare(batch)
+        context = ForwardContext(self._attention, self._pool, batch, end)
+        self._model.advance(token_ids, None, batch.positions, context)
+
+
+def tokens_behind(
+    plan: BatchPlan, layout: StepLayout, tokens: IntArray, counts: IntArray
+) -> tuple[LongArray, LongArray]:
+    """The token behind each of a step, as far as it holds; and where the last that holds of each sampling row is."""
+    behind = np.roll(layout.token_ids, -1)
+    ends, widths = layout.query_starts[1:].astype(np.int64), plan.sample_widths
+    if plan.next_tokens is not None:
+        behind[ends[len(ends) - len(plan.next_tokens) :] - 1] = plan.next_tokens
+    first = ends[plan.sample] - widths
+    columns = np.arange(tokens.shape[1])
+    behind[(first[:, None] + columns)[columns < widths[:, None]]] = tokens[columns < widths[:, None]]
+    return behind, first + counts - 1
+
+
+def with_drafts(plan: BatchPlan, drafts: IntArray) -> BatchPlan:
+    """The same plan, with the tokens that the device has guessed as if they were given. Decodes stand first."""
+    decodes = plan.given < plan.query_lens
+    given = np.where(decodes, plan.query_lens - 1, plan.given).astype(np.int32)
+    return replace(plan, given=given, tokens=np.concatenate([drafts.astype(np.int32), plan.tokens]))
+
+
+def draft_places(plan: BatchPlan, layout: StepLayout) -> LongArray:
+    """Where the drafts of the decodes stand among the tokens of a step."""
+    decodes = len(layout.from_device)
+    counts = plan.query_lens[:decodes] - 1
+    return (layout.from_device.repeat(counts) + 1 + positions_in_runs(counts)).astype(np.int64)

@@ -1,0 +1,148 @@
+"""A draft model beside the served one: whether it fits, its configuration, and its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from bough.attention.base import AttentionBackend
+from bough.attention.reading import ToDevice
+from bough.core.errors import ModelError, SettingsError
+from bough.core.model_config import FULL_ATTENTION, ModelConfig
+from bough.core.plan import Limits
+from bough.core.settings import Settings
+from bough.executor.drafter import Drafter
+from bough.executor.load_model import LoadedWeights, initial_format, load_model
+from bough.loader.config import read_config
+from bough.loader.load import open_source
+from bough.loader.locate import ModelFiles, locate
+from bough.loader.source import SafetensorsSource
+from bough.memory.pools.kv_pool import KVPool
+from bough.models.decoder import Decoder
+from bough.models.draft_families import EAGLE, EAGLE3, next_token_config
+from bough.models.drafts import DraftModel, SmallerModel, TargetReader
+from bough.models.registry import runs_transformers
+
+PADDING = 1024  # tokens by which vocabularies of models with one tokenizer may differ
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model that was found to fit, before its weights are read."""
+
+    files: ModelFiles
+    config: ModelConfig
+
+    def load(self, settings: Settings, target: LoadedWeights) -> LoadedDraft:
+        dtype = str(target.dtype).removeprefix("torch.")
+        load_format = "dummy" if initial_format(settings) == "dummy" else "auto"
+        own = replace(settings.model, model_shape=None, load_format=load_format, dtype=dtype)
+        memory = replace(settings.memory, quantization_param_path=None)
+        settings = replace(settings, model=own, memory=memory)
+        loaded = load_model(self.files, settings, self.config, target.device, group=target.group)
+        loaded = replace(loaded, cache_dtype=target.cache_dtype, cache_scales=None)
+        if self.config.draft is None:
+            return LoadedDraft(loaded, SmallerModel(loaded.model, target.config.vocab_size))
+        reader = cast(TargetReader, loaded.model)
+        assert isinstance(target.model, Decoder)
+        reader.serve(target.model)
+        return LoadedDraft(loaded, cast(DraftModel, reader))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    loaded: LoadedWeights
+    model: DraftModel
+
+    def drafter(
+        self, limits: Limits, beside: KVPool, attention: AttentionBackend, to_device: ToDevice = torch.from_numpy
+    ) -> Drafter:
+        """With pages of its own, which move with those of the target from now on."""
+        own, dtype, device = self.loaded, self.loaded.dtype, self.loaded.device
+        pool = KVPool(own.config, limits.pages[:1], limits.page_size, own.cache_dtype, device, own.topology)
+        beside.join(pool)
+        agree = own.group.from_first
+        return Drafter(self.model, pool, attention, limits, agree, dtype=dtype, device=device, to_device=to_device)
+
+
+def per_token_bytes(target: LoadedWeights, draft: LoadedDraft | None) -> tuple[int, ...]:
+    """What a token costs in each group of attention: of a draft model in the first."""
+    models = [target] if draft is None else [target, draft.loaded]
+    first, *others = (KVPool.bytes_per_token(each.config, each.cache_dtype, each.topology) for each in models)
+    return (first[0] + sum(own[0] for own in others), *first[1:])
+
+
+def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Draft | None:
+    """The draft model that the settings ask for, if they do; raises where it could not serve the target."""
+    speculative = settings.speculative
+    algorithm, path = speculative.speculative_algorithm, speculative.speculative_draft_model_path
+    if not speculative.has_model:
+        if path is not None:
+            raise SettingsError("--speculative-draft-model-path needs --speculative-algorithm STANDALONE or EAGLE3.")
+        return None
+    asked = f"--speculative-algorithm {algorithm}"
+    parallel = settings.parallel
+    apart = settings.disaggregation.disaggregation_mode != "null"
+    if apart or max(parallel.pp_size, parallel.groups, parallel.simulate_tp) > 1:
+        others = "--pp-size, --enable-dp-attention, --simulate-tp and --disaggregation-mode"
+        raise SettingsError(f"{asked} does not go with {others}; leave them out.")
+    if target.states is not None:
+        raise SettingsError(f"{asked}: the model's recurrent layers cannot go back behind a draft; leave it out.")
+    if algorithm != "STANDALONE" and runs_transformers(target):
+        raise SettingsError(f"{asked} reads hidden states of Bough's own layers, not of transformers' modules.")
+    if algorithm == "NEXTN":
+        return _own_layer(files, target, path, dummy=initial_format(settings) == "dummy")
+    if path is None:
+        raise SettingsError(f"{asked} needs --speculative-draft-model-path.")
+    files = locate(path)
+    if algorithm == "STANDALONE":
+        config = read_config(files)
+        if abs(config.vocab_size - target.vocab_size) > PADDING:
+            raise SettingsError(
+                f"{path} knows {config.vocab_size} tokens and the model {target.vocab_size}: a draft model must have "
+                "the model's tokenizer."
+            )
+        if config.draft is not None:
+            raise SettingsError(f"{path} is an EAGLE head; use --speculative-algorithm EAGLE or EAGLE3.")
+    else:
+        config = _head(files, target, algorithm == "EAGLE3")
+    if config.kv_groups != (FULL_ATTENTION,):
+        raise SettingsError(f"{path}: a draft model must have full attention, no windows and no recurrent layers.")
+    if config.learned_positions and config.context_length < target.context_length:
+        raise SettingsError(f"{path} knows {config.context_length} positions only; lower --context-length to that.")
+    return Draft(files, replace(config, context_length=target.context_length))
+
+
+def _head(files: ModelFiles, target: ModelConfig, third: bool) -> ModelConfig:
+    names = SafetensorsSource(files.safetensors).names() if files.safetensors else ()
+    bias = any(name.endswith("fc.bias") for name in names)
+    config = read_config(files, {"architectures": [EAGLE3 if third else EAGLE], "fc_bias": bias})
+    draft, layers = config.draft, target.num_layers
+    assert draft is not None
+    if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+        raise ModelError(
+            f"{files.folder} is made for a model with hidden states of {config.hidden_size} and {config.vocab_size} "
+            f"tokens; this one has {target.hidden_size} and {target.vocab_size}."
+        )
+    if not third:
+        return config
+    taps = draft.taps or (2, layers // 2, layers - 3)
+    if not all(0 <= tap < layers for tap in taps):
+        raise ModelError(f"{files.folder} reads hidden states of layers that the model with {layers} has not.")
+    return replace(config, draft=replace(draft, taps=taps))
+
+
+def _own_layer(files: ModelFiles, target: ModelConfig, path: str | None, *, dummy: bool) -> Draft:
+    if path is not None:
+        raise SettingsError("NEXTN's layer is in the model's own checkpoint; leave out --speculative-draft-model-path.")
+    config = next_token_config(target)
+    assert config.draft is not None
+    name = f"model.layers.{config.draft.layer}.eh_proj.weight"
+    if not dummy and (files.gguf is not None or name not in open_source(files, target).names()):
+        raise SettingsError(
+            f"--speculative-algorithm NEXTN: {files.name} has no layer that predicts further tokens ({name} in "
+            "safetensors); use another algorithm."
+        )
+    return Draft(files, config)

@@ -1,0 +1,78 @@
+"""Hidden states to vectors: of rows that want one, what they have gathered of their prompts so far, and its end.
+
+A prompt may come in chunks, so a mean is a sum until the last of them. What is pooled goes through the model's head, if
+that scores labels; or else it is cut and normalised, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from bough.core.plan import BatchPlan, FloatArray, RowSetup
+from bough.core.pooling import Pooling, VectorConfig
+from bough.executor.layout import StepLayout
+from bough.models.base import CausalLM
+
+
+@dataclass(slots=True)
+class Gathered:
+    wanted: Pooling
+    prompt_len: int
+    sum: torch.Tensor | None = None  # or the first token's state
+
+
+class Pooler:
+    """Owns the rows that end with a vector."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._config, self._head = model.config.vectors or VectorConfig(), model.label_head
+        self._context = model.config.context_length
+        self._typed = model.config.positions > self._context
+        self._rows: dict[int, Gathered] = {}
+
+    def set_up(self, setups: Sequence[RowSetup]) -> None:
+        for setup in setups:
+            self._rows.pop(setup.row, None)
+            if setup.pooling is not None:
+                self._rows[setup.row] = Gathered(setup.pooling, setup.prompt_len)
+
+    def wanted(self, plan: BatchPlan, layout: StepLayout) -> bool:
+        """Whether some row gives a vector, now or later. The tokens of second texts then have the positions of their
+        type: see `PlaceTable`."""
+        for i, row in enumerate(plan.rows.tolist() if self._typed and self._rows else ()):
+            if row in self._rows and (second := self._rows[row].wanted.second) is not None:
+                positions = layout.positions[layout.query_starts[i] : layout.query_starts[i + 1]]
+                positions[positions >= second] += self._context
+        return bool(self._rows) and not self._rows.keys().isdisjoint(plan.rows.tolist())
+
+    @torch.inference_mode()
+    def pool(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor) -> dict[int, FloatArray]:
+        """The vectors of the prompts that end with this step, of the hidden states of all its tokens."""
+        pooled: dict[int, torch.Tensor] = {}
+        starts, ends = layout.query_starts.tolist(), layout.lengths.tolist()
+        for i, row in enumerate(plan.rows.tolist()):
+            if (gathered := self._rows.get(row)) is None:
+                continue
+            states, mode = hidden[starts[i] : starts[i + 1]], gathered.wanted.mode
+            if mode == "mean":
+                total = states.sum(0, dtype=torch.float32)
+                gathered.sum = total if gathered.sum is None else gathered.sum + total
+            elif mode == "cls" and gathered.sum is None:
+                gathered.sum = states[0].float().clone()
+            if ends[i] == gathered.prompt_len:
+                vector = states[-1].float() if gathered.sum is None else gathered.sum
+                vector = vector / gathered.prompt_len if mode == "mean" else vector
+                pooled[i] = vector if self._head is not None else self._shaped(vector, gathered.wanted)
+                del self._rows[row]
+        if self._head is not None and pooled:
+            pooled = dict(zip(pooled, self._head(torch.stack(list(pooled.values()))), strict=True))
+        return {i: vector.cpu().numpy() for i, vector in pooled.items()}
+
+    def _shaped(self, vector: torch.Tensor, wanted: Pooling) -> torch.Tensor:
+        vector = vector[: wanted.dimensions]
+        normalize = self._config.normalize if wanted.normalize is None else wanted.normalize
+        return F.normalize(vector, dim=0) if normalize else vector

@@ -1,0 +1,69 @@
+"""BERT, which MiniLM, BGE and E5 are too: attention to both sides, learned positions, norms behind attention and MLP,
+token types for pairs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bough import layers
+from bough.core.model_config import NO_ROPE, ModelConfig
+from bough.models.family import PLAIN, ModelFamily, layer_norms
+from bough.models.fields import Fields
+from bough.models.names import Names, Piece
+
+ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": True, "final_norm": False}
+LAYER = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "post_attention_layernorm",
+    "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+    "output.LayerNorm": "post_mlp_layernorm",
+}
+
+
+class Bert(ModelFamily):
+    architectures: tuple[str, ...] = ("BertModel", "BertForSequenceClassification", "BertForMaskedLM")
+    model_types: tuple[str, ...] = ("bert",)
+    activations = PLAIN
+    prefix = "bert."  # that the names of the model's own modules may have
+    first_position = 0  # of their table
+    head: ClassVar[Names] = {"bert.pooler.dense": "score.hidden", "classifier": "score.out"}
+    defaults: ClassVar[dict[str, Any]] = {
+        "hidden_act": "gelu",
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "attention_bias": True,
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {
+            **ENCODER,
+            **layer_norms(config),
+            "rope": NO_ROPE,
+            "learned_positions": True,
+            "context_length": config.integer("max_position_embeddings") - self.first_position,
+            "token_types": config.integer("type_vocab_size"),
+            "mlp": "plain",
+            "mlp_bias": True,
+        }
+
+    def modules(self, config: ModelConfig) -> Names:
+        rows = slice(self.first_position, self.first_position + config.context_length)
+        return {
+            "embeddings.word_embeddings": "model.embed_tokens",
+            "embeddings.position_embeddings": Piece("model.embed_positions", rows),
+            "embeddings.token_type_embeddings": "model.embed_types",
+            "embeddings.LayerNorm": "model.embed_norm",
+            **{f"encoder.layer.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        own = self.modules(config)
+        return {**own, **{self.prefix + name: piece for name, piece in own.items()}, **self.head}
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.PostNormBlock(config, layer, placement)

@@ -1,0 +1,89 @@
+"""Families of draft models: how the checkpoints of EAGLE heads are read, and where a target's layer for further tokens
+stands in its own. They are found by the target's algorithm, not by what a checkpoint calls itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bough.core.errors import ModelError
+from bough.core.model_config import DraftConfig, ModelConfig
+from bough.models.family import ModelFamily
+from bough.models.fields import Fields
+from bough.models.names import Names
+
+if TYPE_CHECKING:
+    from bough.layers.placement import Placement
+    from bough.models.base import CausalLM
+
+EAGLE, EAGLE3, NEXTN = "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "NextN"  # the last behind the target's name
+
+
+class Eagle(ModelFamily):
+    architectures = (EAGLE,)
+    defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"draft": DraftConfig(bias=config.boolean("fc_bias")), "mlp_bias": config.boolean("mlp_bias")}
+
+    def names(self, config: ModelConfig) -> Names:
+        return {"model.": ""}
+
+    def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
+        from bough.models.drafts import EagleHead
+
+        return EagleHead(config, placement)
+
+
+class Eagle3(Eagle):
+    architectures = (EAGLE3,)
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        found = super().fields(config)
+        given = config.section("eagle_config")
+        layers = () if given is None else given.values.get("eagle_aux_hidden_state_layer_ids") or ()
+        if not all(isinstance(layer, int) for layer in layers):
+            raise ModelError(f"{config.where}: eagle_aux_hidden_state_layer_ids must hold numbers, got {layers!r}.")
+        taps = tuple(layer + 1 for layer in layers)  # what a layer gives is what the next one is given
+        draft = replace(found["draft"], taps=taps, vocab_size=config.optional_integer("draft_vocab_size"))
+        return {**found, "draft": draft}
+
+    def names(self, config: ModelConfig) -> Names:
+        inner = {f"{outer}{layer}.": "midlayer." for outer in ("model.", "") for layer in ("midlayer", "layers.0")}
+        return {**inner, **super().names(config)}
+
+    def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
+        from bough.models.drafts import Eagle3Head
+
+        return Eagle3Head(config, placement)
+
+
+class NextToken(ModelFamily):
+    """The layer of a target of the family `inner`."""
+
+    def __init__(self, inner: ModelFamily) -> None:
+        self._inner = inner
+        self.architectures = (inner.architectures[0] + NEXTN,)
+
+    def names(self, config: ModelConfig) -> Names:
+        return self._inner.names(config)
+
+    def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
+        from bough.models.drafts import NextTokenLayer
+
+        return NextTokenLayer(config, placement, self._inner.block(config, 0, placement))
+
+
+def next_token_config(target: ModelConfig) -> ModelConfig:
+    """Of the layer behind the target's last. It is like the last: with experts, where there are some."""
+    moe, latent = target.moe, target.latent
+    if latent is not None and latent.index is not None:
+        latent = replace(latent, index=replace(latent.index, layers=()))
+    return replace(
+        target,
+        architecture=target.architecture + NEXTN,
+        num_layers=1,
+        moe=None if moe is None else replace(moe, dense_layers=()),
+        latent=latent,
+        draft=DraftConfig(layer=target.num_layers),
+    )

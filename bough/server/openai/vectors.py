@@ -1,0 +1,157 @@
+"""Vectors and scores: /v1/embeddings, /v1/classify, /v1/rerank, /v1/score, and SGLang's /encode and /classify."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.client.outputs import RequestOutput
+from bough.client.vectors import Vectors, sigmoid, softmax
+from bough.core.errors import RequestError
+from bough.server.context import ServerContext, offload
+from bough.server.endpoint import OPENAI, Endpoint, encode_json
+from bough.server.errors import set_field_names
+from bough.server.openai.completions import text_or_ids
+from bough.server.openai.requests import Identity
+from bough.server.openai.writing import usage_of
+from bough.server.streaming import while_connected
+
+
+class TextsRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/embeddings and /v1/classify."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    rid: str | None = None
+    priority: int | None = None
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/rerank, as Cohere and Jina have it."""
+
+    query: str
+    documents: list[str | dict[str, Any]]  # a text, or an object with one
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    instruct: str | None = None  # for Qwen3-Reranker
+
+
+class ScoreRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/score."""
+
+    query: str | list[int]
+    items: str | list[str | list[int]]
+    label_token_ids: list[int]
+    apply_softmax: bool = False
+    item_first: bool = False
+    model: str | None = None
+
+
+class EncodeBody(msgspec.Struct, kw_only=True):
+    """POST /encode and /classify."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    dimensions: int | None = None
+    rid: str | list[str] | None = None
+    priority: int | None = None
+
+
+def vector_routes(context: ServerContext) -> list[Endpoint]:
+    routes = VectorRoutes(context)
+    answers: dict[str, Any] = {**OPENAI, "answer": dict[str, Any]}
+    native: dict[str, Any] = {"methods": ("POST", "PUT"), "body": EncodeBody, "answer": dict[str, Any] | list[Any]}
+    return [
+        Endpoint("/v1/embeddings", routes.embed, "Texts to vectors", body=TextsRequest, **answers),
+        Endpoint("/v1/classify", routes.classify, "Texts to labels", body=TextsRequest, **answers),
+        Endpoint("/v1/rerank", routes.rerank, "How well documents answer a query", body=RerankRequest, **answers),
+        Endpoint("/rerank", routes.rerank, "Same as /v1/rerank", body=RerankRequest, **answers),
+        Endpoint("/v1/score", routes.score, "How likely tokens follow", body=ScoreRequest, **answers),
+        Endpoint("/encode", routes.encode, "One text or several to vectors", **native),
+        Endpoint("/classify", routes.encode, "One text or several to the scores of labels, or a reward", **native),
+    ]
+
+
+class VectorRoutes:
+    def __init__(self, context: ServerContext) -> None:
+        self._vectors = Vectors(context.client, context.read_inputs, context.tokenizer, context.model.limits)
+        self._model = context.model.name
+
+    async def embed(self, request: Request, body: TextsRequest) -> Response:
+        if self._vectors.labels:
+            raise RequestError("This model scores labels; use /v1/classify or /v1/rerank.", field="model")
+
+        def shown(answer: RequestOutput) -> dict[str, Any]:
+            raw, listed = answer.vector.astype("<f4").tobytes(), body.encoding_format != "base64"
+            vector = answer.vector.tolist() if listed else base64.b64encode(raw).decode()
+            return {"object": "embedding", "index": answer.index, "embedding": vector}
+
+        return await self._written(await self._texts(request, body), lambda items: {"data": list(map(shown, items))})
+
+    async def classify(self, request: Request, body: TextsRequest) -> Response:
+        labels = self._vectors.labels
+        if not labels:
+            raise RequestError("This model has no labels; serve a sequence classifier.", field="model")
+
+        def shown(answer: RequestOutput) -> dict[str, Any]:
+            scores = answer.vector.astype(np.float64)
+            shares = (softmax if len(labels) > 1 else sigmoid)(scores).tolist()
+            label = {"label": labels[int(scores.argmax())], "probs": shares, "num_classes": len(labels)}
+            return {"index": answer.index, **label}
+
+        identity = Identity.make("classify-", body.rid, self._model)
+        common = {"id": identity.id, "created": identity.created}
+        answers = await self._texts(request, body)
+        return await self._written(answers, lambda items: {**common, "data": list(map(shown, items))})
+
+    async def rerank(self, request: Request, body: RerankRequest) -> Response:
+        texts = [each if isinstance(each, str) else str(each.get("text") or "") for each in body.documents]
+        if "" in texts:
+            raise RequestError("documents must be texts, or objects with a text, and not empty.", field="documents")
+        if body.top_n is not None and body.top_n < 1:
+            raise RequestError(f"top_n must be at least 1, got {body.top_n}.", field="top_n")
+        set_field_names({"input_ids": "documents"})
+        ranking = self._vectors.rerank(body.query, texts, body.instruct)
+        scores, answers = await while_connected(request, ranking)
+        results = [
+            {"index": i, "relevance_score": float(scores[i])}
+            | ({"document": {"text": texts[i]}} if body.return_documents else {})
+            for i in np.argsort(-scores, kind="stable").tolist()[: body.top_n]
+        ]
+        common = {"id": Identity.make("rerank-", None, self._model).id, "results": results}
+        return await self._written(answers, lambda items: common)
+
+    async def score(self, request: Request, body: ScoreRequest) -> Response:
+        set_field_names({"token_ids_logprob": "label_token_ids", "input_ids": "items"})
+        options = {"apply_softmax": body.apply_softmax, "item_first": body.item_first}
+        scoring = self._vectors.score(body.query, body.items, body.label_token_ids, **options)
+        scores, answers = await while_connected(request, scoring)
+        return await self._written(answers, lambda items: {"object": "scoring", "scores": scores.tolist()})
+
+    async def encode(self, request: Request, body: EncodeBody) -> Response:
+        if (body.text is None) == (body.input_ids is None):
+            raise RequestError("Give exactly one of text and input_ids.", field="text")
+        given = {"prompt": body.text, "input_ids": body.input_ids, "rid": body.rid, "priority": body.priority}
+        shown = await while_connected(request, self._vectors.encoded(dimensions=body.dimensions, **given))
+        return Response(await offload(1 << 20, lambda: encode_json(shown)), media_type="application/json")
+
+    async def _texts(self, request: Request, body: TextsRequest) -> list[RequestOutput]:
+        set_field_names({"prompt": "input", "input_ids": "input"})
+        given = {**text_or_ids(body.input, "input"), "rid": body.rid, "priority": body.priority}
+        return await while_connected(request, self._vectors.encode(dimensions=body.dimensions, **given))
+
+    async def _written(self, answers: list[RequestOutput], show: Callable[[list[RequestOutput]], Any]) -> Response:
+        """Millions of numbers take seconds to write: in a thread."""
+        common = {"object": "list", "model": self._model, "usage": usage_of(answers)}
+        size = sum(answer.vector.size for answer in answers)
+        return Response(await offload(size, lambda: encode_json(common | show(answers))), media_type="application/json")

@@ -1,0 +1,1 @@
+"""What learns from a served model."""

@@ -90,12 +90,10 @@ def check_adapters(settings: Settings) -> None:
     given, parallel = adapter_paths(settings.lora.lora_paths), settings.parallel
     if given and not settings.lora.enable_lora:
         raise SettingsError("--lora-paths needs --enable-lora; add it.")
-    alone = parallel.replica_ranks * parallel.simulate_tp * parallel.groups == 1
+    alone = parallel.replica_ranks * parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
     if settings.lora.enable_lora and not (alone and settings.disaggregation.disaggregation_mode == "null"):
-        others = "--tp-size, --pp-size, --enable-dp-attention and --disaggregation-mode"
-        raise SettingsError(
-            f"--enable-lora: one rank does all of a request; leave out {others}. --dp-size can be used."
-        )
+        others = "--tp-size, --pp-size, --enable-dp-attention, --disaggregation-mode and draft models"
+        raise SettingsError(f"--enable-lora: one rank and one model do all of a request; leave out {others}.")
 
 
 def check_ranks(files: ModelFiles, settings: Settings) -> None:

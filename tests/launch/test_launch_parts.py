@@ -110,7 +110,7 @@ def test_paths_of_adapters(given: str | None, found: list[tuple[str, str, bool]]
 
 @pytest.mark.parametrize("given", ['{"lora_name": "x"}', "[3]", "[", '{"x"'])
 def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
-    with pytest.raises(SettingsError, match="--lora-paths: .* is not NAME=PATH"):
+    with pytest.raises(SettingsError, match=r"--lora-paths: .* is not NAME=PATH"):
         adapter_paths(given)
 
 

@@ -10,6 +10,21 @@ from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
 
+Segments = tuple[tuple[int, torch.Tensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which tokens each adapter changes: slots, each with the places [n] of its tokens. Those without one are in none.
+    After the last attention only `logits_indices` are left, so places are counted among those, too."""
+
+    tokens: Segments
+    ends: Segments
+
+    def among(self, count: int, ends: torch.Tensor | None) -> Segments:
+        """Of so many rows, which are all tokens or those at `ends`. Where these are as many, they are the same."""
+        return self.tokens if ends is None or len(ends) != count else self.ends
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
@@ -23,3 +38,4 @@ class ForwardContext:
     )
     # The hidden states before some layers, for a draft model that reads them: by layer, each put in place of None.
     tapped: dict[int, torch.Tensor | None] | None = None
+    adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights

@@ -57,7 +57,7 @@ def add_setting(section: argparse._ActionsContainer, f: Field, default: Any) -> 
     aliases = [alias for alias, target in ALIASES.items() if target == f.name]
     options: dict[str, Any] = {}
     if field_type(f)[0] is not bool:
-        options["metavar"] = _metavar(f)
+        options |= {"metavar": _metavar(f)} | ({"nargs": "+"} if f.metadata["many"] else {})
     elif f.default:
         options["action"] = argparse.BooleanOptionalAction
     else:

@@ -334,6 +334,7 @@ def _generate_message(answer: RequestOutput) -> Generate:
         custom_logit_processor=prompt.processor,
         pooling=prompt.pooling,
         bootstrap=prompt.bootstrap,
+        adapter=prompt.adapter,
     )
 
 

@@ -54,6 +54,7 @@ class Prompt:
     dp_rank: int | None = None  # the replica that the caller chose
     pooling: Pooling | None = None  # the answer is a vector
     bootstrap: Bootstrap | None = None  # the engine that computes the prompt
+    adapter: str = ""  # by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class InputReader:
         bootstrap_host: str | Sequence[str] | None = None,
         bootstrap_port: int | Sequence[int | None] | None = None,
         bootstrap_room: int | Sequence[int] | None = None,
+        lora_path: str | Sequence[str | None] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
@@ -142,6 +144,7 @@ class InputReader:
             "cache_salt": _column(cache_salt, count, many, "cache_salt"),
             "pooling": _column(pooling, count, many, "pooling"),
             "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
+            "adapter": _column(lora_path, count, many, "lora_path"),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -170,7 +173,7 @@ class InputReader:
         prompts: list[Prompt] = []
         for i, sampling in enumerate(samplings):
             logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
-            namespace = _namespace(columns["extra_key"][i], columns["cache_salt"][i])
+            namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "adapter")))
             seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
             shared = {base_rid, rid} if isinstance(rid, str) else {base_rid}
@@ -196,6 +199,7 @@ class InputReader:
                         dp_rank=dp_rank,
                         pooling=columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
+                        adapter=columns["adapter"][i] or "",
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -387,9 +391,10 @@ def _processor(given: Any) -> str | None:
     return given or None
 
 
-def _namespace(extra_key: Any, cache_salt: Any) -> str:
-    """Requests share prefixes only within one namespace. The separator keeps ("a", "b") and ("ab", "") apart."""
-    for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt)):
+def _namespace(extra_key: Any, cache_salt: Any, adapter: Any) -> str:
+    """Requests share prefixes only within one namespace. The separator keeps ("a", "b") and ("ab", "") apart. What an
+    adapter adds to it the scheduler knows."""
+    for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt), ("lora_path", adapter)):
         if value is not None and not isinstance(value, str):
             raise RequestError(f"{name} must be a string, got {value!r}.", field=name)
         require_utf8(value or "", name)

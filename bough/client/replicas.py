@@ -103,7 +103,7 @@ class Replicas:
         if self._policy is not None:
             request = RoutingRequest(
                 model="",
-                text=prompt.namespace + _as_text(prompt),
+                text=prompt.adapter + prompt.namespace + _as_text(prompt),
                 token_ids=prompt.ids.data,
                 session=None,
                 target=None if prompt.dp_rank is None else str(prompt.dp_rank),

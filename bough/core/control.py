@@ -102,15 +102,31 @@ class MeetGroups(msgspec.Struct, frozen=True, tag=True):
     """Waits for the other attention groups before this one leaves."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Reads an adapter into the host's memory; without a path it is forgotten, and no later plan has rows of it."""
+
+    name: str
+    path: str | None
+
+
+class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Puts a loaded adapter into a slot, in the place of what stood there: rows of that slot compute with it."""
+
+    name: str
+    slot: int  # from 1 on
+
+
+AdapterCommand = LoadAdapter | PlaceAdapter
 ClientCommand = SwapWeights | Sleep | Wake | RecordExperts  # that clients send through the scheduler
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
-Command = GroupCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
+Command = GroupCommand | AdapterCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 
 
 class CommandResult(msgspec.Struct, frozen=True):
     message: str = ""
     obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
     seconds: float | None = None  # that a copy of pages took, waiting left out; None: not measured
+    content: str = ""  # of an adapter that was loaded: what its numbers hash to
 
 
 class Ticket(Protocol):

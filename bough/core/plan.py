@@ -70,6 +70,7 @@ class RowSetup:
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
     processor: str | None = None  # the user's own code over its logits, as its text
     pooling: Pooling | None = None  # the row ends with a vector, which the last chunk of its prompt gives
+    adapter: int = 0  # the slot of the adapter that it computes with (`PlaceAdapter`); 0: none
 
 
 @dataclass(frozen=True, slots=True)

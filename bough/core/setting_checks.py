@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import PurePath
@@ -22,9 +23,11 @@ def setting(
     instead: Mapping[Any, str] | None = None,
     low: float | None = None,
     high: float | None = None,
+    many: bool = False,
 ) -> Any:
-    """A field with what the command line and the checks need to know of it; `instead` are hints for other choices."""
-    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high}
+    """A field with what the command line and the checks need to know of it; `instead` are hints for other choices. Of
+    `many`, a list is kept as JSON."""
+    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high, "many": many}
     return field(default=default, metadata=meta)
 
 
@@ -48,6 +51,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         value = float(value)
     if plain is str and isinstance(value, PurePath):
         value = str(value)
+    if meta["many"] and isinstance(value, list | tuple):
+        value = value[0] if len(value) == 1 else json.dumps(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
         raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
     if f.name in SECRETS and not str(value).strip():

@@ -452,6 +452,22 @@ class DisaggregationSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """LoRA adapters, which change the model for the requests that choose them."""
+
+    enable_lora: bool = setting(False, "serve adapters, those of --lora-paths and those that are loaded later; on CPUs")
+    lora_paths: str | None = setting(
+        None, 'adapters to begin with: NAME=PATH, PATH, or {"lora_name", "lora_path", "pinned"} as JSON', many=True
+    )
+    max_loras_per_batch: int = setting(8, "most adapters that run at the same time; requests of others wait", low=1)
+    max_loaded_loras: int | None = setting(None, "most adapters in memory; one more is refused", low=1)
+    max_lora_rank: int = setting(256, "largest rank that an adapter may have", low=1, high=256)
+    lora_target_modules: str | None = setting(
+        None, "modules that adapters may change, such as q_proj; all when left out, or with the word all", many=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
     """How the engine's processes behave."""
 
@@ -533,7 +549,6 @@ class UnbuiltSettings:
     """Settings of SGLang whose feature this engine does not have. Start scripts have them, so they are accepted at
     SGLang's default, where they ask for nothing; the help does not show them."""
 
-    enable_lora: bool = unbuilt(False)
     incremental_streaming_output: bool = unbuilt(False)
     pp_async_batch_depth: int = unbuilt(0)
     moe_runner_backend: str = unbuilt("auto")
@@ -547,6 +562,7 @@ class Settings:
     speculative: SpeculativeSettings = SpeculativeSettings()
     parallel: ParallelSettings = ParallelSettings()
     disaggregation: DisaggregationSettings = DisaggregationSettings()
+    lora: LoraSettings = LoraSettings()
     process: ProcessSettings = ProcessSettings()
     server: ServerSettings = ServerSettings()
     unbuilt: UnbuiltSettings = UnbuiltSettings()

@@ -15,6 +15,7 @@ from bough.core.model_config import ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, ParallelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
+from bough.executor.adapters import AdapterStore
 from bough.executor.load_draft import find_draft, per_token_bytes
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
@@ -104,6 +105,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
     names = choose_backends(settings.model, device.type)
+    if settings.lora.enable_lora and device.type != "cpu":
+        raise SettingsError("--enable-lora: adapters are applied on CPUs only; use --device cpu, or merge the adapter.")
     check_number_formats(settings, capability_of(device))
     check_deterministic(settings.model, names, device.type)
     check_cache_readers(settings.memory.kv_cache_dtype, names)
@@ -237,7 +240,9 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
     check = make_check(settings.parallel.check_ranks, group, device)
     drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())
-    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, weights, group, check, drafter)
+    adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
+    more = (weights, group, check, drafter, adapters)
+    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, *more)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
 
@@ -277,6 +282,8 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return "they cannot add up the results of several ranks (--tp-size)"
     if settings.parallel.pp_size > 1:
         return "they do not pass hidden states from stage to stage (--pp-size)"
+    if settings.lora.enable_lora:
+        return "they do not apply adapters (--enable-lora)"
     if settings.parallel.expert_distribution_recorder_mode is not None:
         return "they do not count how often experts are chosen (--expert-distribution-recorder-mode)"
     if settings.speculative.has_model:

@@ -24,8 +24,10 @@ from bough.core.control import (
     CopyPagesOut,
     Decline,
     GroupCommand,
+    LoadAdapter,
     MeetGroups,
     MemoryTag,
+    PlaceAdapter,
     ProfileStart,
     ProfileStop,
     RebalanceExperts,
@@ -36,6 +38,7 @@ from bough.core.control import (
 )
 from bough.core.errors import BoughError, RankLostError, RequestError
 from bough.distributed.group import ALONE, RankGroup
+from bough.executor.adapters import AdapterStore
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
 
@@ -57,10 +60,11 @@ class ModelControl:
         join: Callable[[], None] = nothing,
         drop: Callable[[], None] = nothing,
         rebuild: Callable[[], None] = nothing,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """Without `weights`, as in a rehearsal, they can be neither swapped nor released."""
         self._weights, self._pool, self._drop, self._rebuild = weights, pool, drop, rebuild
-        self._group, self._join = group, join
+        self._group, self._join, self._adapters = group, join, adapters
         self._profiler = TorchProfiler()
         self._asleep: set[MemoryTag] = set()
 
@@ -86,7 +90,7 @@ class ModelControl:
         return result
 
     def _run(self, command: Command) -> CommandResult:
-        message, began = "", time.monotonic()
+        message, hashed, began = "", "", time.monotonic()
         match command:
             case SwapWeights():
                 message = self._swap(command)
@@ -112,6 +116,9 @@ class ModelControl:
                 self._profiler.start(command)
             case ProfileStop():
                 message = self._profiler.stop()
+            case LoadAdapter() | PlaceAdapter():
+                assert self._adapters is not None
+                hashed = self._adapters.obey(command)
             case Decline() | MeetGroups():
                 pass
             case RebalanceExperts():
@@ -122,7 +129,7 @@ class ModelControl:
                 message = self._weights.experts.obey(command)
             case _:
                 assert_never(command)
-        return CommandResult(message, self._obstacle(), time.monotonic() - began)
+        return CommandResult(message, self._obstacle(), time.monotonic() - began, hashed)
 
     def _swap(self, command: SwapWeights) -> str:
         if "weights" in self._asleep:

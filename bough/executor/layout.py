@@ -51,6 +51,7 @@ class StepLayout:
     slots: LongArray  # [groups, tokens] where each token's key and value go: page * page_size + offset
     token_ids: LongArray  # [tokens] as far as the host knows them
     from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
+    adapters: LongArray  # [tokens] the slots of their rows' adapters; 0: none
     common: IntArray | None = None  # [batch] `BatchPlan.common`, and 0 for prompts
 
 
@@ -66,6 +67,7 @@ class RowMirror:
         self._growing = len(limits.pages) - (limits.groups[-1].kind == "state")
         self._page_counts = np.zeros(limits.rows, dtype=np.int32)
         self._lengths = np.zeros(limits.rows, dtype=np.int32)
+        self._adapters = np.zeros(limits.rows + 1, dtype=np.int64)
 
     def apply(self, plan: BatchPlan) -> StepLayout:
         """Brings the rows up to date with a plan and lays it out."""
@@ -102,6 +104,7 @@ class RowMirror:
             slots=slots,
             token_ids=_place_tokens(plan, starts),
             from_device=from_device,
+            adapters=self._adapters[rows],
             common=None
             if plan.common is None
             else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
@@ -119,6 +122,7 @@ class RowMirror:
     def _set_up(self, setup: RowSetup) -> TableWrites:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length
+        self._adapters[setup.row] = setup.adapter
         # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
         tables = (*setup.pages[: self._growing], *(pages[:1] for pages in setup.pages[self._growing :]))
         return _joined([self._write(group, setup.row, 0, pages) for group, pages in enumerate(tables)])

@@ -20,6 +20,7 @@ from bough.distributed.topology import Topology
 from bough.executor.machine import free_memory_bytes
 from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.packed import Format
+from bough.layers.adapters import AdapterSlots
 from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
@@ -71,6 +72,7 @@ class LoadedWeights:
     load_s: float = 0.0
     group: RankGroup = ALONE
     spread: SpreadExperts = field(default_factory=SpreadExperts)
+    adapters: AdapterSlots | None = None  # None: the engine has none
 
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
@@ -89,6 +91,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     _check_vectors(config, settings)
     if runs_transformers(config):
         _check_fallback(settings.model)
+        if settings.lora.enable_lora:
+            raise SettingsError(
+                "--enable-lora is for Bough's own layers, not for transformers' modules (--model-impl)."
+            )
         if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
             raise SettingsError(
                 "--tp-size and --pp-size are for Bough's own layers, and this model runs through transformers' modules "
@@ -165,6 +171,7 @@ def load_model(
         parallel.ep_num_redundant_experts, parallel.counts_experts, parallel.moe_a2a_backend == "torch"
     )
     spread = SpreadExperts(group, options)
+    adapters = AdapterSlots() if settings.lora.enable_lora else None
     model = build_model(
         config,
         topology,
@@ -176,6 +183,7 @@ def load_model(
         packed_ops=packed_ops,
         form_of=form_of,
         spread=spread,
+        adapters=adapters,
     )
     slots = list(model.slots())
     check_weights(slots, source)
@@ -205,7 +213,8 @@ def load_model(
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = cache_scales(settings, source, config) if cache.itemsize == 1 else None
-    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, scales, load_s, group, spread)
+    more = (scales, load_s, group, spread, adapters)
+    return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, *more)
 
 
 def check_experts(config: ModelConfig, settings: Settings) -> None:

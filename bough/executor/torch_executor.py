@@ -17,6 +17,7 @@ from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
+from bough.executor.adapters import AdapterStore, adapter_rows
 from bough.executor.control import ModelControl
 from bough.executor.drafter import Drafter, draft_places, with_drafts
 from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
@@ -43,6 +44,7 @@ class TorchExecutor:
         group: RankGroup = ALONE,
         check: RankCheck | None = None,
         drafter: Drafter | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -56,7 +58,7 @@ class TorchExecutor:
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
-        self._control = ModelControl(weights, pool, group, join=self._join)
+        self._control = ModelControl(weights, pool, group, join=self._join, adapters=adapters)
 
     def limits(self) -> Limits:
         return self._limits
@@ -94,9 +96,10 @@ class TorchExecutor:
         )
         self._attention.prepare(batch)
         self._states.begin(plan.setups)
-        last = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
+        ends = sampled_tokens(plan, layout.query_starts)
+        last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
         whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
-        context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps)
+        context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters)
         token_ids = torch.from_numpy(layout.token_ids)
         hidden = self._model.forward(token_ids, batch.positions, context)
         self._states.keep(plan)

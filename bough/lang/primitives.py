@@ -51,10 +51,11 @@ def gen(
     choices_method: ChoicesSamplingMethod | None = None,
     regex: str | None = None,
     json_schema: Mapping[str, Any] | str | type | None = None,
+    lora_path: str | None = None,
 ) -> Expr:
     """The model continues the text. What is left out takes the value that `run` was given. `json_schema` is a schema,
     its JSON or a pydantic model; with `choices` it is a `select`; with `n` over 1 the variable is a list, and the text
-    goes on with its first."""
+    goes on with its first. `lora_path` names an adapter, which writes this generation alone."""
     arguments = locals()
     if choices is not None:
         if not (dtype is regex is json_schema is None):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.backends.base import LOGPROB_OPTIONS, GenOutput, GenRequest, Usage
+from bough.lang.backends.base import OPTIONS, GenOutput, GenRequest, Usage
 from bough.lang.chat import Document
 from bough.lang.choices import normalized
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
@@ -101,7 +101,9 @@ class Writer:
 
     def _request(self, own: Mapping[str, Any], ends: Sequence[str] = ()) -> GenRequest:
         merged = {**self.options.sampling, **own}
-        options = {name: merged.pop(name) for name in LOGPROB_OPTIONS if name in merged}
+        options = {name: merged.pop(name) for name in OPTIONS if name in merged}
+        if "lora_path" in options and not self.backend.has_adapters:
+            raise RequestError("lora_path is for Bough's own engines; name the fine-tuned model instead.")
         document = self.document
         more = (*ends, *(document.chat_format.stop if document.role == "assistant" else ()))
         if more:

@@ -22,7 +22,7 @@ from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
 from bough.messages.outputs import Reply, facts_of
-from bough.messages.requests import FlushCache
+from bough.messages.requests import ChangeAdapters, FlushCache
 from bough.observability.logs import set_up_logging
 from bough.version import __version__
 
@@ -41,7 +41,6 @@ UNBUILT_ARGUMENTS = frozenset(
         "image_data",
         "video_data",
         "audio_data",
-        "lora_path",
         "return_hidden_states",
         "session_params",
         "input_embeds",
@@ -97,7 +96,7 @@ class Engine:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
         return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt, routed_dp_rank,
-        custom_logit_processor; and what the answer must
+        lora_path (the name of an adapter), custom_logit_processor; and what the answer must
         match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
         structural_tag or choices."""
         inputs = self._read(prompt, sampling_params, input_ids, options)
@@ -186,6 +185,15 @@ class Engine:
     def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
         """Takes the memory again. Weights are read from the files that they came from; the cache is empty."""
         _raise_if_refused(self._wait(self._client.resume_memory(tags)))
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str | Path, pinned: bool = False) -> None:
+        """Loads an adapter that PEFT has saved; requests choose it by its name (`lora_path`). Needs `enable_lora`."""
+        path = str(lora_path)
+        _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name, path, pinned))))
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Raises a `RequestError` while requests use it."""
+        _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name))))
 
     def start_expert_distribution_record(self) -> None:
         """Counts how often each expert is chosen, from now on; needs `expert_distribution_recorder_mode="stat"`."""

@@ -22,7 +22,7 @@ from bough.core.settings import Settings
 from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
-from bough.launch.parts import check_model, check_ranks, input_reader, open_tokenizer
+from bough.launch.parts import check_adapters, check_model, check_ranks, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
@@ -71,6 +71,7 @@ class EngineProcesses:
             raise SettingsError("--hicache-storage-backend needs --enable-hierarchical-cache.")
         check_nodes(parallel)
         check_disaggregation(settings)
+        check_adapters(settings)
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor

@@ -68,6 +68,34 @@ def _gguf_metadata(path: Path) -> dict[str, Any]:
     return {key: value.values() if isinstance(value, GgufArray) else value for key, value in found.items()}
 
 
+def adapter_paths(given: str | None) -> list[tuple[str, str, bool]]:
+    """What --lora-paths names, in words or in a list as JSON: the name, the path and whether it is pinned."""
+    found: list[tuple[str, str, bool]] = []
+    try:
+        words = json.loads(given) if given and given.lstrip()[0] == "[" else [given] if given else []
+        for word in words:
+            each = json.loads(word) if isinstance(word, str) and word.startswith("{") else word
+            if isinstance(each, str):
+                each = {"lora_name": each.rpartition("=")[0], "lora_path": each.rpartition("=")[2]}
+            path = str(each["lora_path"])
+            found.append((str(each.get("lora_name") or path), path, bool(each.get("pinned"))))
+    except (ValueError, TypeError, AttributeError, KeyError):
+        shape = "NAME=PATH, PATH or JSON objects with lora_name and lora_path"
+        raise SettingsError(f"--lora-paths: {given!r} is not {shape}.") from None
+    return found
+
+
+def check_adapters(settings: Settings) -> None:
+    """Raises before a process is started if adapters cannot be had."""
+    given, parallel = adapter_paths(settings.lora.lora_paths), settings.parallel
+    if given and not settings.lora.enable_lora:
+        raise SettingsError("--lora-paths needs --enable-lora; add it.")
+    alone = parallel.replica_ranks * parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
+    if settings.lora.enable_lora and not (alone and settings.disaggregation.disaggregation_mode == "null"):
+        others = "--tp-size, --pp-size, --enable-dp-attention, --disaggregation-mode and draft models"
+        raise SettingsError(f"--enable-lora: one rank and one model do all of a request; leave out {others}.")
+
+
 def check_ranks(files: ModelFiles, settings: Settings) -> None:
     """Raises before a process is started if there are more ranks than the model has parts; ranks find the rest."""
     parallel = settings.parallel

@@ -19,7 +19,7 @@ from bough.core.settings import ProcessSettings, Settings
 from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.parts import end_ids, has_text, open_tokenizer
+from bough.launch.parts import adapter_paths, end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec, in_gib, load_function
 from bough.loader.catalogue import home
 from bough.loader.locate import fingerprint
@@ -115,6 +115,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     trace = open_trace(settings.process, spec.dp_rank)
 
     from bough.sampling.custom_logit_processor import load_processor
+    from bough.scheduler.adapters import Adapters
     from bough.scheduler.loop import Scheduler
     from bough.scheduler.ngram import NgramProposer
 
@@ -150,6 +151,9 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         handover = tier = open_tier(limits, settings.memory, identity_of(spec, settings))
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
+    adapters = Adapters(loaded.executor if settings.lora.enable_lora else None, settings.lora)
+    for given in adapter_paths(settings.lora.lora_paths):
+        adapters.load(*given)
     scheduler = Scheduler(
         loaded.executor,
         inbox,
@@ -164,6 +168,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         load_processor=load_processor if settings.scheduler.enable_custom_logit_processor else None,
         host=host,
         handover=handover,
+        adapters=adapters,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     settle_garbage()

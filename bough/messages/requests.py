@@ -66,6 +66,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     custom_logit_processor: str | None = None
     pooling: Pooling | None = None  # ends with a vector; `sampling` then has no new tokens
     bootstrap: Bootstrap | None = None
+    adapter: str = ""  # by its name; empty: the model as it is
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -163,6 +164,16 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     facts: dict[str, str] = {}  # what the engine's state says from then on
 
 
+class ChangeAdapters(msgspec.Struct, frozen=True, tag=True):
+    """Loads an adapter, which requests may then choose by its name; without a path it is forgotten, if no request uses
+    it. One that is `pinned` keeps its slot."""
+
+    call: int
+    name: str
+    path: str | None = None
+    pinned: bool = False
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Ends the process. Open requests are aborted first."""
 
@@ -192,5 +203,6 @@ Command = (
     | StartProfile
     | StopProfile
     | Control
+    | ChangeAdapters
 )
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bough.distributed.group import RankGroup
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
+    from bough.layers.adapters import AdapterSlots
     from bough.layers.schemes.stored import FormOf
     from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
@@ -102,10 +103,11 @@ def build_model(
     packed_ops: PackedOps | None = None,
     form_of: FormOf | None = None,
     spread: SpreadExperts | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> CausalLM:
     """A model with memory for this rank's weights, not yet filled. More than one rank needs a `group`. With
     `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names. `spread` gets
-    to know the layers' experts."""
+    to know the layers' experts, `adapters` those that it can change."""
     family = find_family(config.architecture)
     from bough.distributed.group import ALONE, AttentionGroup
     from bough.kernels.registry import ops_for
@@ -128,6 +130,8 @@ def build_model(
         if form_of is not None:
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
+        if adapters is not None:
+            scheme = adapters.over(scheme)
         table = PlainTable if topology.tp_size == 1 else ShardedTable
         spread = spread or SpreadExperts(ranks)
         attending = ranks if isinstance(ranks, AttentionGroup) else None

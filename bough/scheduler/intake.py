@@ -19,6 +19,7 @@ from bough.core.sampling_params import SamplingParams
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
 from bough.messages.requests import Generate
+from bough.scheduler.adapters import Adapters
 from bough.scheduler.request import Request
 
 SHOWN_IDS = 8  # of those that a warning is about
@@ -32,10 +33,12 @@ class Intake:
         settings: SchedulerSettings,
         eos_ids: Sequence[int],
         load_processor: Callable[[str], object] | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """`load_processor` unpacks a custom logit processor or says why it cannot be; None: they are not allowed."""
         self._limits = limits
         self._load_processor = load_processor
+        self._adapters = adapters or Adapters()
         self._pool_tokens = limits.pages[0] * limits.page_size
         self._truncate = settings.allow_auto_truncate
         self._max_queued = settings.max_queued_requests
@@ -91,13 +94,14 @@ class Intake:
             seed=message.seed,
             max_new=min(sampling.max_new_tokens, longest - len(tokens)),
             stop_ids=stop_ids,
-            namespace=message.namespace,
+            namespace=self._adapters.namespace(message.adapter, message.namespace),
             priority=message.priority,
             logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
             arrival=next(self._arrivals),
             since=now,
             names=frozenset({message.rid, *message.names}),
             stream=message.stream,
+            adapter=message.adapter,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
             logprob_end=no_more,
             thinking=message.thinking,

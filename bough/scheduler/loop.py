@@ -25,6 +25,7 @@ from bough.core.settings import LIVE_SETTINGS, MemorySettings, SchedulerSettings
 from bough.messages.outputs import Reply
 from bough.messages.requests import (
     Abort,
+    ChangeAdapters,
     ChangeSettings,
     Control,
     FlushCache,
@@ -42,6 +43,7 @@ from bough.messages.requests import (
     ToScheduler,
 )
 from bough.observability.step_trace import Timeline
+from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
 from bough.scheduler.control import ControlQueue, Recording
@@ -88,6 +90,7 @@ class Scheduler:
         proposer: Proposer | None = None,
         host: HostMemory | None = None,
         handover: Handover | None = None,
+        adapters: Adapters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -102,7 +105,8 @@ class Scheduler:
         self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}
-        self._intake = Intake(limits, settings, eos_ids, load_processor)
+        self._adapters = adapters or Adapters()
+        self._intake = Intake(limits, settings, eos_ids, load_processor, self._adapters)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
         self._jump_forward = None
         # A recurrent state cannot go back: by the token that a jump replaces, or by drafts that do not hold.
@@ -114,7 +118,7 @@ class Scheduler:
         if grammars is not None and eos_ids and can_jump:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer)
+        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer, self._adapters)
         self._control = ControlQueue(executor)
         facts = self._control.facts
         sinks = outbox, eos_ids, self._forget, clock, facts
@@ -338,6 +342,8 @@ class Scheduler:
                 self._resume(message)
             case StartProfile() | StopProfile():
                 self._outbox.reply(self._recording.obey(message))
+            case ChangeAdapters():
+                self._outbox.reply(self._adapters.obey(message, self._requests.values()))
             case Control():
                 self._control.message = message
                 if message.abort_all:
@@ -521,5 +527,6 @@ class Scheduler:
             "device_busy_share": self._stats.busy.share,
             "prefill_tokens_per_s": self._planner.prefill_tokens_per_s,
             **self._cache.figures,
+            **self._adapters.facts,
             **self._control.facts,
         }

@@ -11,6 +11,7 @@ import numpy as np
 
 from bough.core.plan import Limits, RowSetup, StepResult
 from bough.core.settings import SchedulerSettings
+from bough.scheduler.adapters import Adapters
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.drafting import Drafting
@@ -28,6 +29,7 @@ from bough.scheduler.waiting_queue import WaitingQueue
 
 NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 CROWDED_S = 1.0  # a request that has waited so long waits because the device is overloaded
+SLOT_WAIT_S = 5.0  # a request that has waited so long for its adapter's slot lets no other adapter's go first
 
 
 class Planner:
@@ -39,11 +41,13 @@ class Planner:
         limits: Limits,
         seed: int,
         proposer: Proposer | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._batch = batch
         self._table = batch.table
         self._cache = batch.cache
         self._queue = queue
+        self._adapters = adapters or Adapters()
         self._mixed = settings.enable_mixed_chunk
         self._whole_prompts = limits.whole_prompts
         most = prefill_budget(limits.chunk_tokens, settings.max_prefill_tokens, limits.page_size)
@@ -147,9 +151,13 @@ class Planner:
             if count > 0:
                 chunks.append(self._extend(request, count))
                 budget -= count
+        overdue = False
         for request in self._candidates(budget):
             if budget <= 0 or not self._table.free_rows:
                 break
+            if request.adapter and (overdue or not self._adapters.place(request, self._table.running_requests())):
+                overdue = overdue or now - request.since > SLOT_WAIT_S
+                continue
             chunk = self._admit(request, budget, now)
             if chunk is None:
                 break

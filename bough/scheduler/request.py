@@ -42,6 +42,8 @@ class Request:
     logprob_end: int
     names: frozenset[str] = frozenset()  # what an abort may call it
     stream: bool = False  # its tokens are watched as they come
+    adapter: str = ""  # what it computes with beside the model's weights
+    slot: int = 0  # that of its adapter, while it runs
     row: int = -1
     node: Node | None = None  # the tree node that this request holds a lock on
     branch: int = 0  # where its tokens leave those of earlier requests: a chunk ends there, with a copy of its state
@@ -74,6 +76,9 @@ class Request:
         self.retractions += 1
         self.ran_s += now - self.since
         self.since = now
+
+    def take_slot(self, slot: int) -> None:
+        self.slot = slot
 
     def take_row(self, row: int) -> None:
         self.row = row

@@ -127,6 +127,7 @@ class RunningBatch:
             # A grammar's mask knows when the end may come.
             stop_ids=() if request.constraint is not None else tuple(sorted(request.stop_ids)),
             processor=request.processor,
+            adapter=request.slot,
             pooling=request.pooling,
         )
 

@@ -71,8 +71,12 @@ class ServerContext:
         """The states of the schedulers, which they send between two steps; those that do not answer are missing."""
         return await self.client.states(STATE_TIMEOUT_S)
 
-    async def read_inputs(self, **given: Any) -> Inputs:
-        """`InputReader.read`, which tokenises; in a thread when there is much to tokenise."""
+    async def read_inputs(self, *, model: str | None = None, **given: Any) -> Inputs:
+        """`InputReader.read`, which tokenises; in a thread when there is much to tokenise. Where there are adapters, a
+        `model` may be one: by its own name, or behind that of the model and a colon."""
+        own = self.model.name
+        if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
+            given["lora_path"] = model.removeprefix(f"{own}:")
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
         if given.get("truncate_prompt_tokens") == -1:

@@ -212,7 +212,10 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["--enable-lora"], "enable_lora: this engine does not have it yet; leave it out or at False, got True."),
+        (
+            ["--pp-async-batch-depth", "1"],
+            "pp_async_batch_depth: this engine does not have it yet; leave it out or at 0, got 1.",
+        ),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
         (["--speculative-eagle-topk", "4"], "speculative_eagle_topk must be one of 1; got 4. Drafts are chains here"),
     ],
@@ -223,21 +226,24 @@ def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: 
     assert str(caught.value).startswith(text)
 
 
-@pytest.mark.parametrize("text", ["incremental-streaming-output: false", "enable_lora: 'false'"])
+@pytest.mark.parametrize("text", ["incremental-streaming-output: false", "incremental_streaming_output: 'false'"])
 def test_a_file_may_hold_settings_that_are_not_built(text: str, tmp_path: Path) -> None:
     file = config_file(tmp_path, text)
     assert Settings.from_flat(given("--config", file)) == Settings()
     refused = text.replace("false", "true")
     with pytest.raises(
-        SettingsError, match=r"engine\.yaml: (incremental_streaming_output|enable_lora): this engine does not have it"
+        SettingsError, match=r"engine\.yaml: incremental_streaming_output: this engine does not have it"
     ):
         given("--config", config_file(tmp_path, refused))
 
 
 def test_a_variable_may_hold_settings_that_are_not_built(caplog: pytest.LogCaptureFixture) -> None:
     assert Settings.from_flat(given(BOUGH_PP_SIZE="1", BOUGH_DP="1")) == Settings() and not caplog.messages
-    with pytest.raises(SettingsError, match="BOUGH_ENABLE_LORA: enable_lora: this engine does not have it"):
-        given(BOUGH_ENABLE_LORA="1")
+    with pytest.raises(
+        SettingsError,
+        match="BOUGH_INCREMENTAL_STREAMING_OUTPUT: incremental_streaming_output: this engine does not have it",
+    ):
+        given(BOUGH_INCREMENTAL_STREAMING_OUTPUT="1")
 
 
 @pytest.mark.parametrize("flag", ["--tp-size", "--tp", "--tensor-parallel-size"])

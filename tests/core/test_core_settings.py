@@ -66,7 +66,7 @@ def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
         ({"tp_size": 0}, "tp_size must be at least 1"),
         ({"dp_size": 0}, "dp_size must be at least 1"),
         ({"load_balance_method": "follow_bootstrap_room"}, "round_robin, .* auto goes by that"),
-        ({"enable_lora": True}, "enable_lora: this engine does not have it yet"),
+        ({"incremental_streaming_output": True}, "incremental_streaming_output: this engine does not have it yet"),
         ({"load_format": "pt"}, r"must be one of auto, .*; got 'pt'\. .*save them as safetensors"),
         ({"load_format": "runai_streamer"}, "safetensors reads the same files"),
         ({"load_format": "remote"}, "Fetch the files first"),

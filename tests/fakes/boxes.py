@@ -30,6 +30,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "custom_logit_processor",
         "pooling",
         "bootstrap",
+        "adapter",
     )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)

@@ -26,7 +26,9 @@ from bough.core.control import (
     CommandResult,
     CopyPagesIn,
     CopyPagesOut,
+    LoadAdapter,
     MemoryTag,
+    PlaceAdapter,
     ProfileStart,
     ProfileStop,
     Sleep,
@@ -213,6 +215,7 @@ class FakeExecutor:
         self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
         self.states = [StateGroup(i) for i, (group, _) in enumerate(groups, 1) if group.kind == "state"]
         self.weights = ""
+        self.placed: dict[int, str] = {}  # adapters by slot
         self.asleep: set[MemoryTag] = set()
         self.command_looks = 0  # how often a ticket must be looked at
         self.tickets: list[FakeTicket] = []
@@ -279,6 +282,12 @@ class FakeExecutor:
             case CopyPagesIn():
                 slots = slice(None) if command.slots is None else command.slots
                 self._fill(command.group, command.pages, command.buffer[slots])
+            case LoadAdapter():
+                if command.path == "missing":
+                    raise ModelError("There is no such adapter.")
+                return CommandResult(content=str(command.path))
+            case PlaceAdapter():
+                self.placed[command.slot] = command.name
             case ProfileStart() | ProfileStop():
                 pass
         return CommandResult("done", "asleep" if self.asleep else "")

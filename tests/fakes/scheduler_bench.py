@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from bough.core.plan import Executor
-from bough.core.settings import MemorySettings, SchedulerSettings
+from bough.core.settings import LoraSettings, MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
 from bough.observability.step_trace import Timeline
+from bough.scheduler.adapters import Adapters
 from bough.scheduler.handover import Handover
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.ports import CacheEvents, Grammars, Outbox, Proposer
@@ -32,6 +33,7 @@ class Bench:
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
         host_pages: tuple[int, ...] | None = None,
+        lora: LoraSettings | None = None,
         handover: Callable[[Executor, Outbox], tuple[Handover, Outbox]] | None = None,
         **settings: Any,
     ) -> None:
@@ -56,6 +58,7 @@ class Bench:
             proposer=proposer,
             host=host,
             handover=side,
+            adapters=None if lora is None else Adapters(self.executor, lora),
             clock=lambda: self.now,
         )
 

@@ -111,7 +111,7 @@ def native(info: dict[str, Any] = INFO) -> Iterator[NativeServer]:
 
 @sgl.function
 def chat(s: Any) -> None:
-    s += sgl.user("Hi") + sgl.assistant(sgl.gen("a", max_tokens=3, return_logprob=True))
+    s += sgl.user("Hi") + sgl.assistant(sgl.gen("a", max_tokens=3, return_logprob=True, lora_path="sql"))
     s += sgl.select("b", choices=["xx", "ay"])
 
 
@@ -124,6 +124,7 @@ def test_programs_run_over_http_with_the_servers_own_template() -> None:
         path, body, key = server.asked[1]
         assert path == "/generate" and body["text"] == "<user>Hi</><assistant>" and key == "Bearer secret"
         assert body["sampling_params"]["max_new_tokens"] == 3 and body["return_logprob"] is True
+        assert body["lora_path"] == "sql"
         assert state.get_meta_info("b")["input_token_logprobs"][1] == [(-97.0, 97, "a"), (-121.0, 121, "y")]
         streamed = chat.run(backend=backend, stream=True)
         assert "".join(streamed.text_iter("a")) == "abc"

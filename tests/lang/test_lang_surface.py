@@ -53,6 +53,7 @@ def names_of(function: Any) -> list[str]:
                 "choices_method",
                 "regex",
                 "json_schema",
+                "lora_path",
             ],
         ),
         (sgl.gen_float, ["name", "max_tokens", "n", "stop", "arguments"]),

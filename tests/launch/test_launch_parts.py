@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.settings import ModelSettings, Settings
-from bough.launch.parts import check_model, check_ranks, open_tokenizer
+from bough.launch.parts import adapter_paths, check_adapters, check_model, check_ranks, open_tokenizer
 from bough.loader.locate import locate
 from tests.conftest import TINY_LLAMA
 from tests.fakes.checkpoints import write_checkpoint
@@ -91,3 +92,38 @@ def test_more_ranks_than_the_model_has_parts_are_refused_at_once(tmp_path: Path)
         check_ranks(files, Settings.from_flat({"pp_size": 100}))
     with pytest.raises(SettingsError, match=r"--tp-size 100: the model has \d+ heads to share"):
         check_ranks(files, Settings.from_flat({"tp_size": 100}))
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, []),
+        ("sql=/a/sql", [("sql", "/a/sql", False)]),
+        ("/a/sql", [("/a/sql", "/a/sql", False)]),
+        ('{"lora_name": "sql", "lora_path": "/a", "pinned": true}', [("sql", "/a", True)]),
+        ('["x=/a", {"lora_name": "y", "lora_path": "/b"}]', [("x", "/a", False), ("y", "/b", False)]),
+    ],
+)
+def test_paths_of_adapters(given: str | None, found: list[tuple[str, str, bool]]) -> None:
+    assert adapter_paths(given) == found
+
+
+@pytest.mark.parametrize("given", ['{"lora_name": "x"}', "[3]", "[", '{"x"'])
+def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
+    with pytest.raises(SettingsError, match=r"--lora-paths: .* is not NAME=PATH"):
+        adapter_paths(given)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"lora_paths": "x=/a"}, "needs --enable-lora"),
+        ({"enable_lora": True, "tp_size": 2}, "leave out --tp-size"),
+        ({"enable_lora": True, "pp_size": 2}, "--pp-size"),
+        ({"enable_lora": True, "disaggregation_mode": "prefill"}, "--disaggregation-mode"),
+    ],
+)
+def test_adapters_that_cannot_be_had(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        check_adapters(Settings.from_flat(flags))
+    check_adapters(Settings.from_flat({"enable_lora": True, "lora_paths": ["x=/a", "y=/b"], "dp_size": 2}))

@@ -55,6 +55,7 @@ SETUP = RowSetup(
     logprobs=LogprobSpec(2, (5, 6)),
     stop_ids=(1, 2),
     processor="code",
+    adapter=3,
 )
 PLAN = BatchPlan(
     step=17,

@@ -3,7 +3,7 @@ and scheduler and executor alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
+from bough.scheduler.adapters import Adapters
 from bough.scheduler.loop import Scheduler
+from bough.scheduler.ngram import NgramProposer
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
 
 ROOMY_TOKENS = 12288  # holds all golden samples with their outputs, twice over
@@ -35,16 +37,28 @@ class LocalEngine:
         loaded = build_executor(locate(str(folder)), settings)
         self.executor, self.limits = loaded.executor, loaded.executor.limits()
         self.inbox, self.out = FakeInbox(), FakeOutbox()
+        self.adapters = Adapters(loaded.executor, settings.lora) if settings.lora.enable_lora else None
         self.scheduler = Scheduler(
-            loaded.executor, self.inbox, self.out, memory=settings.memory, settings=settings.scheduler
+            loaded.executor,
+            self.inbox,
+            self.out,
+            memory=settings.memory,
+            settings=settings.scheduler,
+            adapters=self.adapters,
+            proposer=NgramProposer(settings.speculative) if settings.speculative.speculative_algorithm else None,
         )
         self._handles, self._new = 0, new
 
-    def ask(self, *prompts: list[int], logprobs: LogprobRequest | None = None) -> list[tuple[list[int], int]]:
+    def ask(
+        self, *prompts: list[int], logprobs: LogprobRequest | None = None, adapters: Sequence[str] = ()
+    ) -> list[tuple[list[int], int]]:
+        """`adapters` are those of the prompts, by name; none have any when left out."""
         handles = range(self._handles, self._handles + len(prompts))
         self._handles += len(prompts)
         options = {"max_new_tokens": self._new, "temperature": 0.0, "ignore_eos": True, "logprobs": logprobs}
-        self.inbox.pending += [generate(*one, **options) for one in zip(handles, prompts, strict=True)]
+        chosen = adapters or [""] * len(prompts)
+        given = zip(handles, prompts, chosen, strict=True)
+        self.inbox.pending += [generate(handle, prompt, adapter=name, **options) for handle, prompt, name in given]
         while not all(handle in self.out.ended for handle in handles):
             self.scheduler.turn()
             assert not self.scheduler._batch.audit().problems

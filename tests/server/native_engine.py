@@ -14,6 +14,7 @@ from bough.core.finish import FinishAbort, FinishReason
 from bough.messages.outputs import Delta, Reply
 from bough.messages.requests import (
     Abort,
+    ChangeAdapters,
     ChangeSettings,
     Control,
     FlushCache,
@@ -90,6 +91,7 @@ class NativeEngine(ScriptedEngine):
                     | StartProfile()
                     | StopProfile()
                     | Control()
+                    | ChangeAdapters()
                 ):
                     self.commands.append(message)
                     if not self.silent:

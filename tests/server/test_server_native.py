@@ -143,7 +143,6 @@ SGLANG_DEFAULTS: dict[str, Any] = {
     "top_logprobs_num": 0,
 }
 ASKING = {name: True for name, value in SGLANG_DEFAULTS.items() if value is False and name.startswith("return_")} | {
-    "lora_path": "x",
     "lora_id": "x",
     "session_id": "x",
     "background": True,
@@ -245,8 +244,8 @@ def test_a_native_answer_that_the_context_will_cut_says_so() -> None:
 
 
 def test_errors_have_sglangs_fields_at_the_top_level() -> None:
-    body = ask({"text": "a", "lora_path": "x"}).json()
-    assert (body["object"], body["code"], body["param"]) == ("error", 400, "lora_path")
+    body = ask({"text": "a", "lora_id": "x"}).json()
+    assert (body["object"], body["code"], body["param"]) == ("error", 400, "lora_id")
     assert body["message"] == body["error"]["message"] and body["error"]["retryable"] is False
 
 
@@ -302,7 +301,7 @@ def test_nested_ids_are_for_many_prompts() -> None:
         ({"text": "a", "sampling_params": {"top_q": 3}}, "top_q", "Did you mean"),
         ({"text": "a", "sampling_params": {"custom_params": 5}}, "custom_params", "must be an object"),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf", "give one of them"),
-        ({"text": "a", "lora_path": "x"}, "lora_path", "not supported"),
+        ({"text": "a", "lora_path": 3}, "lora_path", "str"),
         ({"text": "a", "image_data": ["x"]}, "image_data", "not supported"),
         ({"input_ids": [1, "a"]}, "input_ids", "int"),
         ({"text": ["a"], "rid": ["x", "y"]}, "rid", "2 entries for 1"),
@@ -333,7 +332,7 @@ def test_nested_ids_are_for_many_prompts() -> None:
             "logit_bias",
             "262145 entries; at most 262144",
         ),
-        ({"text": "a", "lora_path": [None, "x"]}, "lora_path", "not supported"),
+        ({"text": "a", "lora_path": [None, "x"]}, "lora_path", "2 entries for 1"),
         ({"text": "a", "input_embeds": [[0.0]]}, "input_embeds", "not supported"),
         ({"input_embeds": [[0.0]]}, "input_embeds", "not supported"),
         ({"text": "a", "return_hidden_states": [True]}, "return_hidden_states", "not supported"),

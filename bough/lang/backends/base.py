@@ -21,6 +21,7 @@ from bough.lang.choices import Scores
 from bough.lang.loop import wait_for
 
 LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+OPTIONS = (*LOGPROB_OPTIONS, "lora_path")  # of a request, beside its sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class GenRequest:
     text: str
     messages: Sequence[Mapping[str, Any]]  # complete ones; the last is the one being written, if that has begun
     sampling: Mapping[str, Any]  # the engine's names; unset values are left out
-    options: Mapping[str, Any] = field(default_factory=dict)  # LOGPROB_OPTIONS
+    options: Mapping[str, Any] = field(default_factory=dict)  # OPTIONS
     images: Sequence[str | bytes] = ()
     videos: Sequence[tuple[str, int]] = ()
 
@@ -70,6 +71,7 @@ class Backend(ABC):
     """One place where programs run. `chat_only`: it takes messages and cannot continue a text."""
 
     chat_only = False
+    has_adapters = True  # whether `lora_path` may name one
 
     def __init__(self) -> None:
         self.token_usage = Usage()  # of all programs

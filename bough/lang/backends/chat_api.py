@@ -34,6 +34,7 @@ def load_sdk(module: str, extra: str) -> Any:
 
 class ChatApiBackend(Backend):
     chat_only = True
+    has_adapters = False
     service = "This API"
     known: frozenset[str] = frozenset()  # sampling fields that it has a word for
 

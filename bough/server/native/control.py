@@ -21,16 +21,27 @@ from bough.core.errors import RequestError, SettingsError
 from bough.core.setting_checks import check_value
 from bough.core.settings import LIVE_SETTINGS, all_fields
 from bough.messages.outputs import Reply
-from bough.messages.requests import ChangeSettings, FlushCache, Pause, ProcessCommand, Resume, StartProfile, StopProfile
+from bough.messages.requests import (
+    ChangeAdapters,
+    ChangeSettings,
+    FlushCache,
+    Pause,
+    ProcessCommand,
+    Resume,
+    StartProfile,
+    StopProfile,
+)
 from bough.server.bodies import given_fields, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native.schemas import (
     AbortBody,
+    AdapterBody,
     ExpertCounts,
     LoggingBody,
     MemoryBody,
+    NamedAdapter,
     Nothing,
     Outcome,
     PauseBody,
@@ -85,6 +96,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
         command_route("/hicache/storage-backend/clear", CLEAR, Nothing, lambda _: client.call(clear)),
         command_route("/clear_hicache_storage_backend", CLEAR, Nothing, lambda _: client.call(clear), **get_or_post),
         Endpoint("/update_weights_from_disk", partial(update_weights, context), UPDATE_WEIGHTS, **weights),
+        *adapter_routes(context),
         command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
         command_route(
             "/pause_generation",
@@ -130,6 +142,21 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             lambda body: client.resume_memory(body.tags),
             **admin_only,
         ),
+    ]
+
+
+def adapter_routes(context: ServerContext) -> list[Endpoint]:
+    async def change(body: AdapterBody | NamedAdapter) -> Reply:
+        given = (body.lora_path, bool(body.pinned)) if isinstance(body, AdapterBody) else ()
+        return await context.client.call(lambda call: ChangeAdapters(call, body.lora_name, *given))
+
+    return [
+        command_route(root + path, summary, body, change, access="admin_only")
+        for root in ("", "/v1")
+        for path, summary, body in (
+            ("/load_lora_adapter", "Load a LoRA adapter", AdapterBody),
+            ("/unload_lora_adapter", "Forget a LoRA adapter that no request uses", NamedAdapter),
+        )
     ]
 
 

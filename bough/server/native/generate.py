@@ -38,6 +38,7 @@ OPTIONS = (
     "priority",
     "extra_key",
     "cache_salt",
+    "lora_path",
     "custom_logit_processor",
     "routed_dp_rank",
     "data_parallel_rank",

@@ -66,7 +66,7 @@ class Timings(msgspec.Struct):
 NOT_HERE = (
     "input_embeds", "positional_embed_overrides", "multi_item_delimiter_indices", "image_data", "video_data",
     "audio_data", "mm_hashes", "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
-    "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_path", "lora_id", "session_id",
+    "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
     "session_params", "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
     "return_hidden_states", "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
     "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size",
@@ -106,6 +106,7 @@ class GenerateBody(OtherFields, kw_only=True):
     priority: int | None = None
     extra_key: str | list[str | None] | None = None
     cache_salt: str | list[str | None] | None = None
+    lora_path: str | list[str | None] | None = None  # the name of an adapter
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
     routed_dp_rank: int | None = None  # the replica that gets it
@@ -296,6 +297,17 @@ class WeightsOutcome(Outcome):
     """Whether the weights were updated; a 400 has the field `error` too."""
 
     num_paused_requests: int
+
+
+class NamedAdapter(msgspec.Struct, forbid_unknown_fields=True):
+    lora_name: str
+
+
+class AdapterBody(NamedAdapter, kw_only=True):
+    """A folder that PEFT has saved, on the server's host. A `pinned` adapter keeps its place among those that run."""
+
+    lora_path: str
+    pinned: bool | None = None
 
 
 class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -35,15 +36,21 @@ def routes(context: ServerContext) -> list[Endpoint]:
     complete, chat = Completions(context).completions, Chats(context).chat
     card = ModelCard(id=model.name, created=model.created, root=model.name, max_model_len=model.context_length)
 
+    async def cards() -> list[ModelCard]:
+        states = await context.states() if context.settings.lora.enable_lora else ()
+        adapters = {name: path for state in states for name, path in state["loaded_adapters"].items()}
+        return [card, *(replace(card, id=name, root=path, parent=model.name) for name, path in adapters.items())]
+
     async def list_models(request: Request) -> Response:
-        return json_response(ModelList(data=[card]))
+        return json_response(ModelList(data=await cards()))
 
     async def show_model(request: Request) -> Response:
-        """Generation accepts any model name; this route only the served one."""
+        """Generation accepts any model name, unless there are adapters; this route only what is served."""
         name = request.path_params["model"]
-        if name != model.name:
+        found = next((each for each in await cards() if each.id == name), None)
+        if found is None:
             raise HttpError(404, f"There is no model {name!r} here; this server has {model.name!r}.", "NotFoundError")
-        return json_response(card)
+        return json_response(found)
 
     return [
         Endpoint("/v1/completions", complete, "Continue one prompt or several", **COMPLETION),
@@ -53,6 +60,6 @@ def routes(context: ServerContext) -> list[Endpoint]:
         Endpoint("/v1/responses/{id}", responses.retrieve, "A response that was stored", methods=GET, **STORED),
         Endpoint("/v1/responses/{id}/cancel", responses.cancel, "End a response that still runs", **STORED),
         *vector_routes(context),
-        Endpoint("/v1/models", list_models, "The models that are served: one", answer=ModelList, **SHOWN),
+        Endpoint("/v1/models", list_models, "The model that is served, and its adapters", answer=ModelList, **SHOWN),
         Endpoint("/v1/models/{model:path}", show_model, "One model by its name", answer=ModelCard, **SHOWN),
     ]

@@ -203,7 +203,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "bough"
     root: str
-    parent: None = None
+    parent: str | None = None  # of an adapter: the model that it changes
     max_model_len: int
 
 

@@ -111,8 +111,8 @@ class EngineFields(SamplingFields, kw_only=True):
     return_meta_info: bool | None = None
     return_timings: bool | None = None
     prompt_logprobs: TopLogprobs = None
+    lora_path: str | list[str | None] | None = None  # the name of an adapter; one for each prompt
     # Features that this engine does not have: refused where they ask for something.
-    lora_path: Annotated[str | list[str | None] | None, UNSUPPORTED] = None
     session_id: Annotated[str | None, UNSUPPORTED] = None
     session_params: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
     return_hidden_states: Annotated[bool | None, UNSUPPORTED] = None
@@ -344,6 +344,8 @@ def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
         "priority": request.priority,
         "extra_key": request.extra_key,
         "cache_salt": request.cache_salt,
+        "lora_path": request.lora_path,
+        "model": request.model,
         "custom_logit_processor": request.custom_logit_processor,
         "routed_dp_rank": request.routed_dp_rank,
         "data_parallel_rank": request.data_parallel_rank,

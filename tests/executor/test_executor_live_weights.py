@@ -112,14 +112,16 @@ def test_quantised_engines_quantise_what_they_take(
 
 
 def test_a_tied_models_head_is_its_embedding(make: Make, tmp_path: Path) -> None:
-    first, second = (write_checkpoint(tmp_path / name, seed, tie_word_embeddings=True) for seed, name in enumerate("ab"))
+    first, second = (
+        write_checkpoint(tmp_path / name, seed, tie_word_embeddings=True) for seed, name in enumerate("ab")
+    )
     executor, wanted = make(first), make(second)
     tensors = tensors_of(second)
     table = tensors["model.embed_tokens.weight"]
     take(executor, written(tmp_path / "all", {**tensors, "lm_head.weight": table.clone()}))
     assert tokens_of(executor) == tokens_of(wanted)
     assert torch.equal(rows_of(executor, "lm_head.weight", 5), table[:5])
-    with pytest.raises(RequestError, match="lm_head.weight is model.embed_tokens.weight"):
+    with pytest.raises(RequestError, match=r"lm_head.weight is model.embed_tokens.weight"):
         take(executor, written(tmp_path / "head", {"lm_head.weight": table}))
     executor.close()
     wanted.close()

@@ -67,7 +67,9 @@ def read_config(
     return replace(config, vectors=vectors, context_length=min(limit, config.context_length))
 
 
-def check_config(files: ModelFiles, overrides: Mapping[str, Any], impl: str, *, embeds: bool) -> ModelConfig | None:
+def check_config(
+    files: ModelFiles, overrides: Mapping[str, Any], impl: str, *, embeds: bool = False
+) -> ModelConfig | None:
     """`read_config`, but without torch: None of a model that only `transformers` knows."""
     if files.config is None or _family(str(files.config), {**_stated(files.config), **overrides}, impl) != FALLBACK:
         return read_config(files, overrides, impl, embeds=embeds)

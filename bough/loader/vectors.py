@@ -40,7 +40,8 @@ def read_vectors(folder: Path, config: Fields, *, encoder: bool, asked: bool) ->
         return _sentence_transformer(folder / "modules.json")
     if encoder:
         return VectorConfig("mean", normalize=False)
-    return VectorConfig() if asked or architecture.endswith("Model") else None
+    headless = architecture.endswith("Model") and not architecture.endswith("HeadModel")  # as in GPT2LMHeadModel
+    return VectorConfig() if asked or headless else None
 
 
 def _classifier(config: Fields, *, encoder: bool) -> VectorConfig:

@@ -27,7 +27,7 @@ def put_modules(folder: Path, *kinds: str, **pooling: Any) -> None:
 
 
 def test_the_architecture_or_the_user_says_so(tmp_path: Path) -> None:
-    assert read(tmp_path, "Qwen3ForCausalLM") is None
+    assert read(tmp_path, "Qwen3ForCausalLM") is read(tmp_path, "GPT2LMHeadModel") is None
     assert (
         read(tmp_path, "Qwen3ForCausalLM", asked=True) == read(tmp_path, "MistralModel") == VectorConfig("last", True)
     )

@@ -110,7 +110,7 @@ def test_which_modules_compute() -> None:
     assert find_family("PersimmonForCausalLM") is FALLBACK
     with pytest.raises(ModelError, match="--model-impl transformers may run it"):
         find_family("PersimmonForCausalLM", impl="bough")
-    for unknown in ("BertForMaskedLM", "NobodysForCausalLM"):
+    for unknown in ("ElectraForMaskedLM", "NobodysForCausalLM"):
         with pytest.raises(ModelError, match=r"not supported(?!.*--model-impl)"):
             find_family(unknown)
 

@@ -35,9 +35,11 @@ def open_trainer(path: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where)
 
 
-def sample(engine: bough.Engine, group: int, tokens: int) -> list[dict[str, Any]]:
+def sample(engine: bough.Engine, group: int, tokens: int, step: int) -> list[dict[str, Any]]:
+    """Each answer has a seed of its own: equal ones would teach nothing."""
     prompts = [TURN.format(question) for question in QUESTIONS for _ in range(group)]
-    params = {"temperature": 1.0, "max_new_tokens": tokens}
+    seeds = range(step * len(prompts), (step + 1) * len(prompts))
+    params = [{"temperature": 1.0, "max_new_tokens": tokens, "sampling_seed": seed} for seed in seeds]
     outputs: list[dict[str, Any]] = engine.generate(prompts, params, return_logprob=True, logprob_start_len=0)
     return outputs
 
@@ -72,12 +74,12 @@ def main() -> None:
     given = parser.parse_args()
     # Weights and sums in float32, so that trainer and engine can be compared.
     exact = {"dtype": "float32", "quantization": "none", "enable_deterministic_inference": given.deterministic}
-    with bough.Engine(given.model, max_total_tokens=8192, random_seed=0, **exact) as engine:
+    with bough.Engine(given.model, max_total_tokens=8192, **exact) as engine:
         model = open_trainer(Path(engine.get_model_info()["model_path"]))
         optimizer = torch.optim.AdamW(model.parameters(), given.learning_rate, weight_decay=0.0)
         engine.update_weights_from_tensor(model.state_dict(), weight_version="0")
         for step in range(1, given.steps + 1):
-            outputs = sample(engine, given.group, given.tokens)
+            outputs = sample(engine, given.group, given.tokens, step)
             assert {output["meta_info"]["weight_version"] for output in outputs} == {str(step - 1)}
             rewards = torch.tensor([reward(output["text"]) for output in outputs]).view(len(QUESTIONS), -1)
             gains = (rewards - rewards.mean(1, keepdim=True)).flatten()

@@ -74,19 +74,10 @@ __all__ = [
     "video",
 ]
 
-_ERRORS = (
-    "BoughError",
-    "EngineDeadError",
-    "ModelError",
-    "ProgramError",
-    "RequestError",
-    "ResourceError",
-    "SettingsError",
-)
 _HOMES = {
     "Engine": "bough.launch.engine",
     "SamplingParams": "bough.core.sampling_params",
-    **dict.fromkeys(_ERRORS, "bough.core.errors"),
+    **{name: "bough.core.errors" for name in __all__ if name.endswith("Error")},
 }
 
 

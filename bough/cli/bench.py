@@ -24,13 +24,13 @@ MENU = Menu(
         "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
         "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
+        # Benchmarks of single parts: they live beside the tests and run in a checkout only.
         "lang": Command(
-            "programs of the frontend language, and what the interpreter costs", "bough.bench.lang", starts_engine=True
+            "programs, and what the interpreter costs (in a checkout)", "tests.bench.lang", starts_engine=True
         ),
         "constrained": Command(
-            "what structured output costs: masks, jump-forward", "bough.bench.constrained", starts_engine=True
+            "what structured output costs (in a checkout)", "tests.bench.constrained", starts_engine=True
         ),
-        # Benchmarks of single parts: they live beside the tests and run in a checkout only.
         "cpu": Command("this CPU, alone or beside llama.cpp (in a checkout)", "tests.bench.cpu", starts_engine=True),
         "embeddings": Command("texts to vectors (in a checkout)", "tests.bench.embeddings", starts_engine=True),
         "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),

@@ -38,9 +38,7 @@ TYPE_WORDS = {int: "a whole number", float: "a number"}
 
 
 def add_sampling_flags(
-    parser: argparse.ArgumentParser,
-    defaults: Mapping[str, Any] | None = None,
-    leave_out: frozenset[str] = frozenset(),
+    parser: argparse.ArgumentParser, defaults: Mapping[str, Any] | None = None, leave_out: frozenset[str] = frozenset()
 ) -> None:
     """Adds a flag for every parameter that makes sense on a command line. `defaults` are the command's own."""
     section = parser.add_argument_group("Sampling", "Where the model's makers recommend a value, that is the default.")

@@ -142,8 +142,7 @@ def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, field: str) -> tuple[str, .
         return missing + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)
     more = f", and {len(missing) - MAX_TOLD} more" if len(missing) > MAX_TOLD else ""
     raise RequestError(
-        f"Not all of {field} can be guaranteed: {'; '.join(missing[:MAX_TOLD])}{more}. {ADVICE}",
-        field=field,
+        f"Not all of {field} can be guaranteed: {'; '.join(missing[:MAX_TOLD])}{more}. {ADVICE}", field=field
     )
 
 

@@ -224,6 +224,7 @@ def _negated_types(node: Plain) -> set[str]:
 MAX_STEPS = 8
 MAX_COMPARED = 48  # objects that are compared each with each, where no property tells all of them apart
 MAX_LEAVES = 20_000
+KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 Owned = tuple[int, dict[str, Any]]  # a schema, and the option that it belongs to
 
 
@@ -246,7 +247,7 @@ def _distinguishable(schemas: list[Owned], definitions: Mapping[str, dict[str, A
             for value in schema["enum"]:
                 if owner_of_value.setdefault(same(value), owner) != owner:
                     return False
-                value_kinds.setdefault(_kind(value), set()).add(owner)
+                value_kinds.setdefault(KINDS.get(type(value), "object"), set()).add(owner)
         elif "type" not in schema:
             return len({one for one, _ in schemas}) == 1
         else:
@@ -288,18 +289,3 @@ def _disjoint_objects(objects: list[Owned], definitions: Mapping[str, dict[str, 
         return False
     pairs = ([one, other] for one, other in combinations(objects, 2) if one[0] != other[0])
     return all(_disjoint_objects(pair, definitions, steps - 1) for pair in pairs)
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"

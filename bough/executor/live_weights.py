@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from bough.core.control import ReadWeight, TakeTensors
 from bough.core.errors import BoughError, RequestError
 from bough.executor.load_model import LoadedWeights
-from bough.kernels.quant_linear.native import dequantize_row
+from bough.kernels.quant_linear.native import linear_library, structs_of
 from bough.layers.weights import WeightSlot
 from bough.loader.load import check_weights
 from bough.loader.locate import ModelFiles
@@ -124,13 +124,19 @@ class LiveWeights:
             if slot.store is not None or slot.form is not None:
                 raise RequestError(f"{command.name} is kept in other numbers, which cannot be shown.")
             rows, *columns = slot.index or (slice(None),)
-            own, packed = range(first)[rows], slot.packing
+            own = range(first)[rows]
             for place in own[: max(len(values) - own.start, 0)]:
-                row = place - own.start
-                value = slot.target[row] if packed is None else dequantize_row(packed.weight, row)
-                values[place][tuple(columns)] += value.float().cpu()
+                values[place][tuple(columns)] += _row(slot, place - own.start)
                 counts[place][tuple(columns)] += 1
         return values.to(self._loaded.device), counts.to(self._loaded.device)
+
+
+def _row(slot: WeightSlot, number: int) -> torch.Tensor:
+    if slot.packing is None:
+        return slot.target[number].float().cpu()
+    values, weight = torch.empty(slot.packing.inputs), slot.packing.weight
+    linear_library().bough_weight_row(structs_of([weight]), number, values.data_ptr())
+    return values
 
 
 def _of_file(path: Path) -> Tensors:

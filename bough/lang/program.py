@@ -21,10 +21,7 @@ class Program(Body):
     """A function of a state `s` and arguments of its own, with the ways to run it."""
 
     def __init__(
-        self,
-        func: Callable[..., Any],
-        num_api_spec_tokens: int | None = None,
-        bound: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], num_api_spec_tokens: int | None = None, bound: Mapping[str, Any] | None = None
     ) -> None:
         functools.update_wrapper(self, func)  # its name, its words, its signature
         super().__init__(func, bound or {})

@@ -38,9 +38,7 @@ X86_FLAGS: dict[str, tuple[str, ...]] = {
     "avx512": AVX512,
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-mavx512vbmi"),
 }
-ARM_FLAGS: dict[str, tuple[str, ...]] = {
-    "neon": ("-march=armv8.2-a+dotprod+fp16",),
-}
+ARM_FLAGS: dict[str, tuple[str, ...]] = {"neon": ("-march=armv8.2-a+dotprod+fp16",)}
 VARIANT_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": X86_FLAGS,
     "amd64": X86_FLAGS,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from bough.core.errors import ResourceError
@@ -51,6 +52,10 @@ STRUCTS = {
 }
 
 
+def _each(of: type[Any], *names: str) -> Iterator[tuple[str, type[Any]]]:
+    return ((name, of) for name in names)
+
+
 class _AnyArguments(ctypes.Union):
     _fields_ = tuple(STRUCTS.items())
 
@@ -71,24 +76,12 @@ class Step(ctypes.Structure):
     """`bough_step` of step.h."""
 
     _fields_ = (
-        ("tokens", Size),
-        ("batch", Size),
-        ("logits_count", Size),
-        ("token_ids", Address),
-        ("positions", Address),
-        ("slots", Address),
-        ("logits_indices", Address),
-        ("rows", Address),
-        ("query_starts", Address),
-        ("context_lens", Address),
-        ("page_table", Address),
-        ("slots_stride", Size),
-        ("page_table_stride", Size),
-        ("page_table_width", Size),
-        ("page_size", Size),
+        *_each(Size, "tokens", "batch", "logits_count"),
+        *_each(Address, "token_ids", "positions", "slots", "logits_indices"),
+        *_each(Address, "rows", "query_starts", "context_lens", "page_table"),
+        *_each(Size, "slots_stride", "page_table_stride", "page_table_width", "page_size"),
         ("common", Address),
-        ("prompts", Spans),
-        ("logits_prompts", Spans),
+        *_each(Spans, "prompts", "logits_prompts"),
     )
 
 
@@ -96,22 +89,9 @@ class Sampling(ctypes.Structure):
     """`bough_sampling` of sampling.h."""
 
     _fields_ = (
-        ("count", Size),
-        ("vocabulary", Size),
-        ("logits", Address),
-        ("rows", Address),
-        ("random", Address),
-        ("temperature", Address),
-        ("top_k", Address),
-        ("top_p", Address),
-        ("min_p", Address),
-        ("seed", Address),
-        ("generated", Address),
-        ("tokens", Address),
-        ("bad", Address),
-        ("scratch", Address),
-        ("masks", Address),
-        ("mask_lines", Address),
+        *_each(Size, "count", "vocabulary"),
+        *_each(Address, "logits", "rows", "random", "temperature", "top_k", "top_p", "min_p", "seed", "generated"),
+        *_each(Address, "tokens", "bad", "scratch", "masks", "mask_lines"),
     )
 
 

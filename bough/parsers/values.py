@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
+KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 
 
@@ -94,17 +95,5 @@ def _refuse(word: str) -> NoReturn:
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    """Of what a JSON parser gives."""
+    return KINDS.get(type(value), "object")

@@ -73,12 +73,7 @@ KIMI_PATTERN = "|".join(
     ]
 )
 DEEPSEEK_V3_WORDS = "|".join(
-    [
-        rf"{ASCII_PUNCTUATION}[A-Za-z]+",
-        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
-        SPACES,
-    ]
+    [rf"{ASCII_PUNCTUATION}[A-Za-z]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+[\r\n]*", SPACES]
 )
 DEEPSEEK_V3 = SplitRule((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3_WORDS))
 

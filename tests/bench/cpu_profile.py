@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bough.bench.constrained import RECORD
 from bough.cli.bench import run_benchmark
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
 from bough.launch.parts import has_text
 from bough.loader.locate import locate
+from tests.bench.constrained import RECORD
 from tests.bench.cpu_cases import VOCABULARY, Case, cases
 from tests.bench.cpu_executor_profile import SAMPLING, executor_costs
 from tests.bench.cpu_step_costs import Cost, EngineCosts, cpu_by_role, engine_costs, read_trace

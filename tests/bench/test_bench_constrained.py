@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from bough.bench.constrained import made_up_vocabulary, measure_masks
+from tests.bench.constrained import made_up_vocabulary, measure_masks
 
 
 def test_masks_of_a_few_requests() -> None:

@@ -14,8 +14,8 @@ from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
-from bough.kernels.paged_attention.reference import paged_attention
 from bough.memory.pools.kv_pool import KVPool
+from tests.kernels.references.paged_attention import paged_attention
 
 HEAD_DIM = 8
 

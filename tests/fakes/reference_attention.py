@@ -6,8 +6,8 @@ import torch
 
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.batch import AttentionBatch
-from bough.kernels.paged_attention.reference import decode_attention, prefill_attention
 from bough.memory.pools.kv_pool import KVPool
+from tests.kernels.references.paged_attention import decode_attention, prefill_attention
 
 
 class ReferenceAttention(AttentionBackend):

@@ -13,7 +13,7 @@ import torch
 
 from bough.kernels.decode_attention.triton import DecodeConfig, config_for, decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
-from bough.kernels.paged_attention import reference
+from tests.kernels.references import paged_attention as reference
 
 HEAD_DIM, KV_HEADS, SCALE = 128, 8, 128**-0.5
 LAYERS = 4

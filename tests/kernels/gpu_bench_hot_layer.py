@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from bough.kernels.decode_attention import triton as fast
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
-from bough.kernels.paged_attention import reference
+from tests.kernels.references import paged_attention as reference
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 PRODUCTS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))

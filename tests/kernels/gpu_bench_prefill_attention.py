@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from bough.kernels.paged_attention import reference
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for, prefill_attention, query_blocks
+from tests.kernels.references import paged_attention as reference
 
 HEAD_DIM, KV_HEADS, SCALE = 128, 8, 128**-0.5
 CONFIGS = [  # block_m, block_n, warps, stages

@@ -14,9 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
-from bough.kernels.sampling import reference
 from bough.kernels.sampling.rows import RowParameters
 from bough.kernels.sampling.triton import SamplingConfig, config_for, sample_rows
+from tests.kernels.references import sampling as reference
 
 BATCHES = (1, 16, 256, 512)
 VOCABULARIES = (151_936, 128_256)

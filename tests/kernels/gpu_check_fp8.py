@@ -23,7 +23,6 @@ from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.norm_rope_store.reference import norm_rope_store_ as plain_store
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Norm
-from bough.kernels.paged_attention import reference as plain_attention
 from bough.kernels.quantize_rows import reference as plain
 from bough.kernels.quantize_rows import triton as fast
 from bough.kernels.quantize_rows.reference import QuantizedRows
@@ -33,6 +32,7 @@ from bough.layers.placement import Placement
 from bough.layers.schemes.base import LinearWeight, Part
 from bough.layers.schemes.registry import scheme_for
 from tests.fakes.context import NO_CONTEXT
+from tests.kernels.references import paged_attention as plain_attention
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16

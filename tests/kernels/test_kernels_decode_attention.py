@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from bough.kernels.decode_attention import triton as fast
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
-from bough.kernels.paged_attention import reference
-from bough.kernels.paged_attention.reference import paged_attention
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 from tests.kernels.closeness import assert_near
+from tests.kernels.references import paged_attention as reference
+from tests.kernels.references.paged_attention import paged_attention
 
 SINKS = torch.tensor([-3.0, 0.5, 2.0, 5.0])  # of four heads
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bough.kernels.decode_inputs import reference, triton
+from bough.kernels.decode_inputs import triton
+from tests.kernels.references import decode_inputs as reference
 
 
 @pytest.mark.parametrize("implementation", [reference.decode_inputs_, triton.decode_inputs_], ids=["torch", "triton"])

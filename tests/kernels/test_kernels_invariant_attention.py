@@ -15,8 +15,8 @@ import torch
 
 from bough.kernels.invariant_attention import triton as fast
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
-from bough.kernels.paged_attention import reference
 from tests.kernels.closeness import assert_near
+from tests.kernels.references import paged_attention as reference
 
 SMALL = fast.InvariantConfig(chunk=32, block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)
 SCALE = 0.25

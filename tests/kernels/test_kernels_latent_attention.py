@@ -22,10 +22,10 @@ from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems, Partials, prefill_items
 from bough.kernels.latent_attention import reference
 from bough.kernels.latent_attention import triton as fast
-from bough.kernels.paged_attention.reference import paged_attention
 from bough.kernels.prefill_attention.triton import query_blocks
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 from tests.kernels.closeness import assert_near
+from tests.kernels.references.paged_attention import paged_attention
 
 SMALL = LatentConfig(rank=20, rope_dim=8, nope_dim=12, value_dim=10)  # nothing is a power of two
 EVEN = LatentConfig(rank=32, rope_dim=16, nope_dim=16, value_dim=16)

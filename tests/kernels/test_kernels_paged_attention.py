@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.paged_attention.reference import paged_attention
+from tests.kernels.references.paged_attention import paged_attention
 
 
 @pytest.mark.parametrize("window", [None, 3])

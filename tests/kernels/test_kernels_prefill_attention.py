@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.kernels.paged_attention import reference
-from bough.kernels.paged_attention.reference import paged_attention
 from bough.kernels.prefill_attention import triton as fast
 from bough.kernels.prefill_attention.triton import query_blocks
 from tests.kernels.closeness import assert_near
+from tests.kernels.references import paged_attention as reference
+from tests.kernels.references.paged_attention import paged_attention
 
 SMALL = fast.PrefillConfig(block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)
 

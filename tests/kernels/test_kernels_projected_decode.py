@@ -14,10 +14,10 @@ from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.decode_attention.work import DecodeWork, _plan, plan_decode
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
-from bough.kernels.paged_attention.reference import decode_attention
 from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
 from bough.kernels.skinny_linear.triton import skinny_linear
 from tests.kernels.closeness import assert_near
+from tests.kernels.references.paged_attention import decode_attention
 from tests.kernels.test_kernels_decode_attention import SINKS, few_programs, make
 
 EPS = 1e-6

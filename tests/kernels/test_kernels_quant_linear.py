@@ -9,10 +9,12 @@ import torch
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from bough.kernels.quant_linear import native, reference
+from bough.kernels.quant_linear import native
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, packed_bytes
 from bough.native.build import compiler
 from bough.native.library import build_library, find_library
+from tests.kernels.references import quant_linear as reference
+from tests.native import lone_products
 
 QUANTISED = [kind for kind in NATURAL if kind not in FLOATS]
 K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K)
@@ -50,35 +52,35 @@ def random_rows(kind: GGMLQuantizationType, n: int, k: int, seed: int = 0) -> np
 def test_a_packed_weight_holds_what_the_file_held(kind: GGMLQuantizationType, n: int) -> None:
     rows = random_rows(kind, n, 512)
     expected = torch.from_numpy(quants.dequantize(rows, kind))
-    weight = native.pack(rows, kind, 512, NATURAL[kind])
+    weight = lone_products.pack(rows, kind, 512, NATURAL[kind])
     found = reference.dequantize(weight)
     if kind not in K_QUANTS:  # whose scales are products that are rounded to 16 bits
         assert torch.equal(found, expected)
     scales = expected.view(n, -1, 16).abs().amax(dim=2, keepdim=True).expand(-1, -1, 16).reshape(n, -1)
     assert ((found - expected).abs() <= scales * 2**-9).all()
-    assert torch.equal(native.dequantize_row(weight, n - 1), found[n - 1])
+    assert torch.equal(lone_products.dequantize_row(weight, n - 1), found[n - 1])
 
 
 @pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
 def test_any_type_can_be_packed_as_floats(kind: GGMLQuantizationType) -> None:
     rows = random_rows(kind, 19, 256)
-    weight = native.pack(rows, kind, 256, Format.F32)
+    weight = lone_products.pack(rows, kind, 256, Format.F32)
     assert torch.equal(reference.dequantize(weight), torch.from_numpy(quants.dequantize(rows, kind)))
-    assert torch.equal(native.dequantize_row(weight, 17), reference.dequantize(weight)[17])
+    assert torch.equal(lone_products.dequantize_row(weight, 17), reference.dequantize(weight)[17])
 
 
 @pytest.mark.parametrize("kind", FLOATS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("k", [32, 50])
 def test_floats_stay_as_they_are(kind: GGMLQuantizationType, k: int) -> None:
     rows = quants.quantize(np.random.default_rng(1).standard_normal((21, k)).astype(np.float32), kind)
-    weight = native.pack(rows.view(np.uint8), kind, k, Format.F32)
+    weight = lone_products.pack(rows.view(np.uint8), kind, k, Format.F32)
     assert torch.equal(reference.dequantize(weight), torch.from_numpy(quants.dequantize(rows, kind)))
 
 
 @pytest.mark.parametrize(("form", "steps"), [(Format.Q8, 254), (Format.Q4_MIN, 15)])
 def test_floats_can_be_quantised(form: Format, steps: int) -> None:
     values = torch.randn(20, 64, generator=torch.Generator().manual_seed(2))
-    weight = native.pack(values.numpy().view(np.uint8), GGMLQuantizationType.F32, 64, form)
+    weight = lone_products.pack(values.numpy().view(np.uint8), GGMLQuantizationType.F32, 64, form)
     error = (reference.dequantize(weight) - values).view(20, 2, 32).abs()
     groups = values.view(20, 2, 32)
     spread = groups.abs().amax(dim=2) * 2 if form is Format.Q8 else groups.amax(dim=2) - groups.amin(dim=2)
@@ -95,7 +97,7 @@ def test_floats_can_be_quantised(form: Format, steps: int) -> None:
 )
 def test_what_cannot_be_packed_is_refused(kind: GGMLQuantizationType, k: int, form: Format) -> None:
     with pytest.raises(ValueError, match=kind.name):
-        native.pack(np.zeros((16, 4096), np.uint8), kind, k, form)
+        lone_products.pack(np.zeros((16, 4096), np.uint8), kind, k, form)
 
 
 @pytest.mark.parametrize("kind", list(NATURAL), ids=lambda kind: kind.name)
@@ -105,7 +107,7 @@ def test_the_reference_is_the_product_with_rounded_activations(kind: GGMLQuantiz
         rows = rows.view(np.uint8)
     else:
         rows = random_rows(kind, 33, 512)
-    weight = native.pack(rows, kind, 512, NATURAL[kind])
+    weight = lone_products.pack(rows, kind, 512, NATURAL[kind])
     values = reference.dequantize(weight).double()
     x = torch.randn(5, 512, generator=torch.Generator().manual_seed(4))
     bias = torch.arange(33.0)
@@ -116,14 +118,6 @@ def test_the_reference_is_the_product_with_rounded_activations(kind: GGMLQuantiz
     assert ((found - exact).abs() <= rounding + 1e-5 * exact.abs().max()).all()
 
 
-def test_results_can_be_added_to_what_is_there() -> None:
-    weight = native.pack(random_rows(GGMLQuantizationType.Q4_1, 20, 64), GGMLQuantizationType.Q4_1, 64, Format.Q4_MIN)
-    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(5))
-    out = torch.ones(3, 20)
-    reference.quant_linear(x, [weight], out=out, accumulate=True)
-    torch.testing.assert_close(out, reference.quant_linear(x, [weight]) + 1)
-
-
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [(torch.bfloat16, GGMLQuantizationType.BF16), (torch.float16, GGMLQuantizationType.F16)],
@@ -132,9 +126,9 @@ def test_results_can_be_added_to_what_is_there() -> None:
 def test_sixteen_bit_floats_are_kept_exactly(dtype: torch.dtype, kind: GGMLQuantizationType) -> None:
     values = torch.randn(21, 64, generator=torch.Generator().manual_seed(3)).to(dtype)
     values[3, :3] = torch.tensor([6e-8, -6e4, 0.0], dtype=dtype)  # the least and about the most that float16 has
-    weight = native.pack(values.view(torch.uint8).numpy(), kind, 64, NATURAL[kind])
+    weight = lone_products.pack(values.view(torch.uint8).numpy(), kind, 64, NATURAL[kind])
     assert torch.equal(reference.dequantize(weight), values.float())
-    assert torch.equal(native.dequantize_row(weight, 20), values[20].float())
+    assert torch.equal(lone_products.dequantize_row(weight, 20), values[20].float())
     assert weight.blob.nbytes == 2 * 32 * 64
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from bough.core.seeds import GOLDEN_GAMMA, mix64
-from bough.kernels.sampling import reference
 from bough.kernels.sampling import triton as triton_kernels
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE, RowParameters
 from bough.kernels.sampling.triton import SamplingConfig
+from tests.kernels.references import sampling as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on whose scalars the interpreter computes
 

@@ -91,7 +91,6 @@ def measure(weights: list[PackedWeight], m: int, pool: ThreadPool, *, prompt: bo
             None,
             m,
             prompt,
-            False,
             scratch.ctypes.data,
         )
         for one, w in zip(structs, weights, strict=True)

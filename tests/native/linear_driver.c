@@ -36,7 +36,7 @@ static void compute(bough_thread_pool *pool, int threads, const bough_weight *we
     bough_cpu_allow(plain ? 0 : ~0u);
     size_t size = (bough_linear_scratch(weight, 1, m, threads) + 63) / 64 * 64;
     void *scratch = aligned_alloc(64, size);
-    bough_linear_alone(pool, weight, 1, x, K, y, N, bias, m, m > 8, false, scratch);
+    bough_linear_alone(pool, weight, 1, x, K, y, N, bias, m, m > 8, scratch);
     free(scratch);
 }
 

@@ -17,10 +17,10 @@ from bough.kernels.experts.reference import experts as plain_experts
 from bough.kernels.ops import PackedExpertWeights, add_gated
 from bough.kernels.quant_linear.filling import FillingWeight
 from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
-from bough.kernels.quant_linear.reference import quant_linear
 from bough.kernels.routing.reference import route
 from bough.loader.source import float_rows
 from bough.native.tape import Step, ThreadPool
+from tests.kernels.references.quant_linear import quant_linear
 
 HIDDEN, INNER = 64, 32
 MOE = MoEConfig(experts=12, per_token=3, intermediate_size=INNER)

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from bough.kernels.quant_linear.filling import FillingWeight
-from bough.kernels.quant_linear.native import dequantize_row
 from bough.kernels.quant_linear.packed import Format, PackedWeight
 from bough.layers.weights import WeightSlot
 from bough.loader.load import load_weights
 from bough.loader.packed_cache import PackedCache
 from bough.loader.source import SafetensorsSource
+from tests.native.lone_products import dequantize_row
 
 VALUES = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).half()
 

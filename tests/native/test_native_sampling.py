@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from bough.core.plan import LogprobSpec, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.executor.native_sampling import NativeSampler
-from bough.kernels.sampling.reference import sample_rows
 from bough.kernels.token_mask.reference import forbid_tokens_
 from bough.native.library import load_library
 from bough.native.tape import ThreadPool
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import SamplingState
+from tests.kernels.references.sampling import sample_rows
 
 VOCAB = 1003
 NO_PAGES = (np.zeros(0, dtype=np.int32),)

@@ -181,10 +181,10 @@ void bough_run_experts(const bough_experts *e, const float *x, int64_t rows, con
         int64_t pair = first * e->per_token, width = 2 * s.inner;
         sort(&s, ids + pair, thread);
         gather(&s, x + first * s.hidden, kernels, thread);
-        linear_call gate_up = {e->weights, 2, s.states, s.hidden, s.gate_up, width, e->gate_up_bias, 0, false, scratch};
+        linear_call gate_up = {e->weights, 2, s.states, s.hidden, s.gate_up, width, e->gate_up_bias, 0, scratch};
         multiply(&s, 0, &gate_up, kernels, thread);
         activate(&s, kernels, ops, thread);
-        linear_call down = {e->weights, 1, s.gate_up, width, s.states, s.hidden, e->down_bias, 0, false, scratch};
+        linear_call down = {e->weights, 1, s.gate_up, width, s.states, s.hidden, e->down_bias, 0, scratch};
         multiply(&s, 2, &down, kernels, thread);
         add_up(&s, weights + pair, out + first * s.hidden, thread);
     }

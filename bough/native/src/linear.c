@@ -100,8 +100,7 @@ int64_t linear_run_size(const bough_weight *parts, int count, int64_t times, int
 static tile_output output_of(const linear_call *call, const tile_run *run, int64_t tile, int64_t first_token) {
     int64_t row = tile * TILE_ROWS, output = run->first_output + row;
     return (tile_output){call->y + first_token * call->y_stride + output, call->y_stride,
-                         call->bias ? call->bias + output : NULL, (int)at_most(TILE_ROWS, run->weight->n - row),
-                         call->accumulate};
+                         call->bias ? call->bias + output : NULL, (int)at_most(TILE_ROWS, run->weight->n - row)};
 }
 
 /* Quantises the tokens, each thread all of them where that is little. Where they lie then. */
@@ -227,9 +226,8 @@ static linear_call part_of(const linear_call *call, int64_t first, int64_t end) 
 }
 
 void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
-                  const float *bias, int64_t m, bough_spans prompts, bool accumulate, void *scratch,
-                  bough_thread *thread) {
-    linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch};
+                  const float *bias, int64_t m, bough_spans prompts, void *scratch, bough_thread *thread) {
+    linear_call call = {parts, count, x, x_stride, y, y_stride, bias, m, scratch};
     const linear_wide_kernels *wide = wide_kernels();
     if (prompts.count < 2 || !fits(wide, parts, count)) {
         multiply_narrow(&call, thread);
@@ -257,13 +255,12 @@ static void run_call(bough_thread *thread, void *argument) {
     const lone_call *lone = argument;
     const linear_call *call = &lone->call;
     bough_linear(call->parts, call->count, call->x, call->x_stride, call->y, call->y_stride, call->bias, call->m,
-                 lone->prompts, call->accumulate, call->scratch, thread);
+                 lone->prompts, call->scratch, thread);
 }
 
 void bough_linear_alone(bough_thread_pool *pool, const bough_weight *parts, int count, const float *x, int64_t x_stride,
-                        float *y, int64_t y_stride, const float *bias, int64_t m, bool prompt, bool accumulate,
-                        void *scratch) {
+                        float *y, int64_t y_stride, const float *bias, int64_t m, bool prompt, void *scratch) {
     int64_t bounds[3] = {0, 0, m};
-    lone_call lone = {{parts, count, x, x_stride, y, y_stride, bias, m, accumulate, scratch}, {bounds, prompt ? 2 : 0}};
+    lone_call lone = {{parts, count, x, x_stride, y, y_stride, bias, m, scratch}, {bounds, prompt ? 2 : 0}};
     bough_thread_pool_run(pool, run_call, &lone);
 }

@@ -73,16 +73,14 @@ BOUGH_EXPORT void bough_weight_row(const bough_weight *weight, int64_t row, floa
 BOUGH_EXPORT size_t bough_linear_scratch(const bough_weight *parts, int count, int64_t m, int threads);
 
 /* Called by all threads of a pool; ends with a barrier. The parts have the same k; their outputs stand side by side in
- * y. `bias` (or NULL) has one number for each of them. With `accumulate` the product is added to what y holds. Strides
- * count floats. `prompts` marks the tokens of prompts. */
+ * y. `bias` (or NULL) has one number for each of them. Strides count floats. `prompts` marks the tokens of prompts. */
 void bough_linear(const bough_weight *parts, int count, const float *x, int64_t x_stride, float *y, int64_t y_stride,
-                  const float *bias, int64_t m, bough_spans prompts, bool accumulate, void *scratch,
-                  bough_thread *thread);
+                  const float *bias, int64_t m, bough_spans prompts, void *scratch, bough_thread *thread);
 
 /* The same on a whole pool, for tests and for callers outside a step; all tokens are of a prompt, or none. */
 BOUGH_EXPORT void bough_linear_alone(bough_thread_pool *pool, const bough_weight *parts, int count, const float *x,
                                      int64_t x_stride, float *y, int64_t y_stride, const float *bias, int64_t m,
-                                     bool prompt, bool accumulate, void *scratch);
+                                     bool prompt, void *scratch);
 
 /* The variant that this CPU gets for tokens, of a prompt or not: "plain", "avx2", "avxvnni", "avx512", "amx", "neon". */
 BOUGH_EXPORT const char *bough_linear_variant(int format, bool prompt);

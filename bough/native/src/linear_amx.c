@@ -131,10 +131,7 @@ static void store_sums(const float sums[16][16], int64_t first, int64_t count, c
     __m512 bias = out->bias ? _mm512_maskz_loadu_ps(rows, out->bias) : _mm512_setzero_ps();
     for (int64_t token = 0; token < count; token++) {
         float *y = out->y + (first + token) * out->stride;
-        __m512 sum = _mm512_add_ps(_mm512_load_ps(sums[token]), bias);
-        if (out->accumulate)
-            sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(rows, y));
-        _mm512_mask_storeu_ps(y, rows, sum);
+        _mm512_mask_storeu_ps(y, rows, _mm512_add_ps(_mm512_load_ps(sums[token]), bias));
     }
 }
 

@@ -163,10 +163,7 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
     __m512 bias = out->bias ? _mm512_maskz_loadu_ps(rows, out->bias) : _mm512_setzero_ps();
     for (int t = 0; t < at_once; t++) {
         float *y = out->y + (first + t) * out->stride;
-        __m512 sum = _mm512_add_ps(sums[t], bias);
-        if (out->accumulate)
-            sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(rows, y));
-        _mm512_mask_storeu_ps(y, rows, sum);
+        _mm512_mask_storeu_ps(y, rows, _mm512_add_ps(sums[t], bias));
     }
 }
 

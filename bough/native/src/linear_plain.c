@@ -48,31 +48,20 @@ static void multiply_token(int format, const uint8_t *tile, int64_t k, const tok
     }
 }
 
-static void multiply_floats(const float *weights, int64_t k, const float *x, float sums[TILE_ROWS]) {
-    for (int64_t i = 0; i < k; i++)
-        for (int row = 0; row < TILE_ROWS; row++)
-            sums[row] += weights[i * TILE_ROWS + row] * x[i];
-}
-
-static void multiply_bfloats(const uint16_t *weights, int64_t k, const float *x, float sums[TILE_ROWS]) {
-    for (int64_t i = 0; i < k; i++)
-        for (int row = 0; row < TILE_ROWS; row++)
-            sums[row] += bfloat_to_float(weights[(i / 2 * TILE_ROWS + row) * 2 + i % 2]) * x[i];
-}
-
-static void multiply_halves(const uint16_t *weights, int64_t k, const float *x, float sums[TILE_ROWS]) {
-    for (int64_t i = 0; i < k; i++)
-        for (int row = 0; row < TILE_ROWS; row++)
-            sums[row] += half_to_float(weights[i * TILE_ROWS + row]) * x[i];
+/* A row's weight of an input, in a tile of floats. */
+ALWAYS_INLINE float weight_at(int format, const uint8_t *tile, int64_t input, int row) {
+    const uint16_t *halves = (const uint16_t *)tile;
+    if (format == BOUGH_FORMAT_F32)
+        return ((const float *)tile)[input * TILE_ROWS + row];
+    if (format == BOUGH_FORMAT_F16)
+        return half_to_float(halves[input * TILE_ROWS + row]);
+    return bfloat_to_float(halves[(input / 2 * TILE_ROWS + row) * 2 + input % 2]);
 }
 
 static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
-    const uint16_t *weights = (const uint16_t *)tile;
     for (int64_t i = 0; i < k; i++)
         for (int row = 0; row < TILE_ROWS; row++)
-            wide[i * TILE_ROWS + row] = format == BOUGH_FORMAT_F16
-                                            ? half_to_float(weights[i * TILE_ROWS + row])
-                                            : bfloat_to_float(weights[(i / 2 * TILE_ROWS + row) * 2 + i % 2]);
+            wide[i * TILE_ROWS + row] = weight_at(format, tile, i, row);
 }
 
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
@@ -80,14 +69,12 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
     (void)next;
     for (int64_t token = first; token < first + at_once; token++) {
         float sums[TILE_ROWS] = {0};
-        if (format == BOUGH_FORMAT_F32)
-            multiply_floats((const float *)tile, k, (const float *)tokens + token * stride, sums);
-        else if (format == BOUGH_FORMAT_BF16)
-            multiply_bfloats((const uint16_t *)tile, k, (const float *)tokens + token * stride, sums);
-        else if (format == BOUGH_FORMAT_F16)
-            multiply_halves((const uint16_t *)tile, k, (const float *)tokens + token * stride, sums);
-        else
+        const float *x = (const float *)tokens + token * stride;
+        if (!takes_floats(format))
             multiply_token(format, tile, k, token_at(tokens, token, k), sums);
+        for (int64_t i = 0; takes_floats(format) && i < k; i++)
+            for (int row = 0; row < TILE_ROWS; row++)
+                sums[row] += weight_at(format, tile, i, row) * x[i];
         store_rows(out, token, sums);
     }
 }

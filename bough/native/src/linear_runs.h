@@ -21,7 +21,6 @@ typedef struct {
     int64_t y_stride;
     const float *bias;
     int64_t m;
-    bool accumulate;
     void *scratch;
 } linear_call;
 

@@ -107,19 +107,16 @@ typedef struct {
     int64_t stride;
     const float *bias; /* of the tile's rows, or NULL */
     int rows;          /* that exist: 16, or fewer at the end of the weight */
-    bool accumulate;
 } tile_output;
 
 static inline void store_rows(const tile_output *out, int64_t token, const float sums[TILE_ROWS]) {
     float *y = out->y + token * out->stride;
-    if (out->rows == TILE_ROWS && out->bias == NULL && !out->accumulate) {
+    if (out->rows == TILE_ROWS && out->bias == NULL) {
         memcpy(y, sums, TILE_ROWS * sizeof(float));
         return;
     }
-    for (int row = 0; row < out->rows; row++) {
-        float sum = sums[row] + (out->bias ? out->bias[row] : 0.0f);
-        y[row] = out->accumulate ? y[row] + sum : sum;
-    }
+    for (int row = 0; row < out->rows; row++)
+        y[row] = sums[row] + (out->bias ? out->bias[row] : 0.0f);
 }
 
 /* Multiplies tokens with one tile. `tokens` are quantised tokens, or floats with a stride for a weight of floats. `next`

@@ -40,7 +40,7 @@ static void run_rms_norm(const bough_operation *op, int64_t rows, const running 
 static void run_linear(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
     __typeof__(&op->linear) o = &op->linear;
     bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows,
-                 op->on_logits ? r->step->logits_prompts : r->step->prompts, false, r->linear_scratch, thread);
+                 op->on_logits ? r->step->logits_prompts : r->step->prompts, r->linear_scratch, thread);
 }
 
 static void run_layer_norm(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {

@@ -36,17 +36,10 @@ def quant_linear(
     x: torch.Tensor,  # [tokens, in] float32
     parts: Sequence[PackedWeight],  # whose outputs stand side by side
     bias: torch.Tensor | None = None,  # [out]
-    *,
-    out: torch.Tensor | None = None,  # [tokens, out]
-    accumulate: bool = False,
 ) -> torch.Tensor:
-    """`x @ weight.T + bias`, written to `out` if given, or added to what is there."""
+    """`x @ weight.T + bias`"""
     product = torch.from_numpy(np.concatenate([_product(x, part) for part in parts], axis=1)).float()
-    if bias is not None:
-        product += bias
-    if out is None:
-        return product
-    return out.add_(product) if accumulate else out.copy_(product)
+    return product if bias is None else product + bias
 
 
 def dequantize(weight: PackedWeight) -> torch.Tensor:

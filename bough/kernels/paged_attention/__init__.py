@@ -1,1 +1,0 @@
-"""Attention of ragged rows over a paged key/value cache."""

@@ -104,9 +104,7 @@ class LiveWeights:
             raise RequestError("A tensor has fewer dimensions than that of the checkpoint.") from None
         for name, shape in shapes.items():
             if shape != self._shapes[name]:
-                raise RequestError(
-                    f"Tensor {name} has shape {list(shape)}, the model's has {list(self._shapes[name])}."
-                )
+                raise RequestError(f"Tensor {name} has shape {list(shape)}, not {list(self._shapes[name])}.")
         check_weights([slot for slot in slots if slot.name in found], source)
         return source
 

@@ -23,7 +23,6 @@ from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
-LOWER_TIERS = {"storage": 0, "storage_backend": None, "disk": 0, "store": 0}  # than the host's memory: there is none
 Entry = tuple[float | None, int, str | None]  # logprob (None where there is none), token id, its text if asked for
 
 
@@ -358,8 +357,11 @@ class RequestOutput:
             "e2e_latency": end - self._received_at,
         }
         if (host := self._started.host_tokens) is not None:
-            device = self.cached_tokens - host
-            meta["cached_tokens_details"] = {"device": device, "host": host} | LOWER_TIERS
+            stored, backend = self._started.storage or (0, None)
+            stored = min(stored, host)
+            details = {"device": self.cached_tokens - host, "host": host - stored, "storage": stored}
+            lower = {"disk": stored, "store": 0} if backend == "file" else {"disk": 0, "store": stored}
+            meta["cached_tokens_details"] = {**details, "storage_backend": backend if stored else None, **lower}
         if self.dp_rank is not None:
             meta["dp_rank"] = self.dp_rank
         if self.warnings:

@@ -44,6 +44,10 @@ REASONING_PARSERS = (
     "minimax-append-think", "minimax-m3", "mistral", "muse", "nemotron_3", "poolside_v1", "qwen3", "qwen3-thinking",
     "step3", "step3p5",
 )  # fmt: skip
+STORAGE_INSTEAD = {
+    "mooncake": "Bough has no adapter for it; redis and memory are shared between hosts too.",
+    "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file.",
+}
 DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose drafts the executor makes
 NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user does not say
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
@@ -196,6 +200,20 @@ class MemorySettings:
         "page_first",
         "accepted for SGLang's users; all layers of a page always stand together",
         choices=("page_first", "layer_first", "page_first_direct", "page_first_kv_split", "page_head"),
+    )
+    hicache_storage_backend: str | None = setting(
+        None,
+        "keep cached prefixes also in files, with `bough store` or with Redis, where they outlive the engine",
+        choices=("file", "memory", "redis"),
+        instead=STORAGE_INSTEAD,
+    )
+    hicache_storage_prefetch_policy: str = setting(
+        "timeout",
+        "how long a request waits for what is stored of its prompt: for a while, until its turn, or for all of it",
+        choices=("timeout", "best_effort", "wait_complete"),
+    )
+    hicache_storage_backend_extra_config: str | None = setting(
+        None, 'options of the storage, as JSON such as {"max_bytes": 100000000000} or as @FILE'
     )
 
 
@@ -428,7 +446,7 @@ class DisaggregationSettings:
     )
     disaggregation_claim_timeout_s: float = setting(120.0, "for a router's request to reach both engines", low=0.1)
     disaggregation_peer_timeout_s: float = setting(5.0, "silence after which another engine counts as gone", low=2.0)
-    disaggregation_transfer_timeout_s: float = setting(60.0, "for the next pages of a transfer that has begun", low=0.1)
+    disaggregation_transfer_timeout_s: float = setting(30.0, "silence after which a transfer has failed", low=2.0)
     disaggregation_decode_enable_radix_cache: bool = setting(False, "accepted for SGLang's users; it is always on")
     disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
 

@@ -25,7 +25,6 @@ from bough.disaggregation.link import Side
 from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
 from bough.messages.outputs import Ended, StepOutput
 from bough.messages.requests import Bootstrap, Generate
-from bough.scheduler.handover import Passing
 from bough.scheduler.intake import ending_of
 from bough.scheduler.request import Request
 
@@ -37,7 +36,7 @@ class Receiving:
     request: Request
     peer: str
     own_choice: bool  # nobody named the prefill engine, so the prompt may be computed here as well
-    progress_s: float | None = None  # when the last pages came
+    heard_s: float | None = None  # when the prefill engine last said something of it
 
 
 class DecodeSide(Side):
@@ -48,9 +47,6 @@ class DecodeSide(Side):
         self._home = home
         self._rooms: dict[int, Receiving] = {}
         self._copies: list[tuple[Ticket, Buffer]] = []  # whose memory is still read
-
-    def waits(self) -> bool:
-        return bool(self._rooms)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -89,37 +85,31 @@ class DecodeSide(Side):
             del self._rooms[room]
             self._link.send(known.peer, wire.Cancel(room))
 
-    def passed(self) -> list[Passing]:
-        self._copies = [copy for copy in self._copies if not copy[0].ready()]
-        return super().passed()
-
     # -- prefill engines -----------------------------------------------------------------------------------------------
 
     def receive(self, peer: str, message: Any, payload: Buffer | None, now: float) -> None:
         known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
+        known.heard_s = now
         if isinstance(message, Pages):
-            known.progress_s = now
             self._take_pages(known, message, payload)
-        elif isinstance(message, Done):
-            if message.started is not None and message.started.weight_version != self.weight_version:
-                self._fail(message.room, Failed(message.room, "The prefill engine has other weights."))
-                return
-            del self._rooms[message.room]
-            if not self._finish(known.request, message):
-                self._passing.append((known.request, None))
         elif isinstance(message, Failed):
             self._fail(message.room, message)
+        elif isinstance(message, Done):
+            self._take_answer(known.request, message)
 
     def lost(self, peer: str) -> None:
         for room in [room for room, known in self._rooms.items() if known.peer == peer]:
             self._fail(room, Failed(room, f"The prefill engine at {peer} is gone."))
 
     def tick(self, now: float) -> None:
+        self._copies = [copy for copy in self._copies if not copy[0].ready()]
         patience_s = self._settings.disaggregation_transfer_timeout_s
         for room, known in list(self._rooms.items()):
-            if known.progress_s is not None and now - known.progress_s > patience_s:
+            if known.heard_s is None:
+                known.heard_s = now
+            elif now - known.heard_s > patience_s:
                 self._link.send(known.peer, wire.Cancel(room))
                 self._fail(room, Failed(room, "The transfer has stalled (--disaggregation-transfer-timeout-s)."))
 
@@ -132,9 +122,11 @@ class DecodeSide(Side):
             return
         self._passing.append((known.request, FinishAbort(failed.reason, failed.status_code, failed.err_type)))
 
-    def _finish(self, request: Request, done: Done) -> bool:
-        """The caller gets the first token as from any engine. Whether the request is over with it."""
-        self.counts["transfers"] += 1
+    def _take_answer(self, request: Request, done: Done) -> None:
+        """The caller gets the first token as from any engine. The request may be over with it."""
+        if done.started is not None and done.started.weight_version != self.weight_version:
+            self._fail(done.room, Failed(done.room, "The prefill engine has other weights."))
+            return
         output = np.frombuffer(done.tokens, dtype=np.int32)
         request.take_over(output)
         reason = ending_of(request.tokens[request.prompt_len :], request)
@@ -152,10 +144,15 @@ class DecodeSide(Side):
                 {} if done.logprobs is None else {request.handle: done.logprobs},
             )
         )
-        if reason is not None:
+        if reason is None and done.more:
+            return
+        del self._rooms[done.room]
+        self.counts["transfers"] += 1
+        if reason is None:
+            self._passing.append((request, None))
+        else:
             super().leave(request)
             self._drop(request)
-        return reason is not None
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
@@ -188,12 +185,10 @@ class DecodeSide(Side):
             return  # the tokens before these are gone, or these are here
         size, tree = cache.page_size, cache.tree
         none = np.zeros(known, dtype=np.int32)
-        node = tree.insert(request.tokens[: known * size], none, request.namespace).node if known else None
-        if node is not None:
-            tree.lock(node)  # while pages are taken, which may evict
+        node = tree.insert(request.tokens[: known * size], none, request.namespace).node
+        tree.lock(node)  # while pages are taken, which may evict
         pages = cache.take(end - known) if cache.available >= end - known else None
-        if node is not None:
-            tree.unlock(node)
+        tree.unlock(node)
         if pages is not None:
             self._copy_in(pages, content[known - part.first :], 0)
             key = request.tokens[: end * size]

@@ -46,6 +46,7 @@ class Side(Handover):
         super().__init__()
         self._executor, self._outbox, self._link, self._identity = executor, outbox, link, identity
         self._settings, self._limits = settings, executor.limits()
+        self._rooms: Mapping[int, Any] = {}
         self._passing: list[tuple[Request, FinishAbort | None]] = []
 
     def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
@@ -63,7 +64,7 @@ class Side(Handover):
 
     def waits(self) -> bool:
         """Whether time must not pass unnoticed."""
-        raise NotImplementedError
+        return bool(self._rooms)
 
     def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None:
         raise NotImplementedError

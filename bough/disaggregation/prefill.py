@@ -20,7 +20,7 @@ import numpy as np
 from bough.constrained.interface import Ticket as GrammarTicket
 from bough.core.control import CopyPagesOut, Ticket
 from bough.core.errors import RequestError
-from bough.core.finish import FinishAbort
+from bough.core.finish import FinishAbort, FinishLength
 from bough.core.plan import IntArray
 from bough.disaggregation import wire
 from bough.disaggregation.link import TICK_S, Side
@@ -45,6 +45,7 @@ class Room:
     shared: bool = False  # pages go through shared memory
     request: Request | None = None
     next_page: int = 0  # the first that has not been sent
+    tokens: int = 0  # that the decode engine knows of; forced ones behind them may be computed here too
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class PrefillSide(Side):
     def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:
         if message.bootstrap is None or message.bootstrap.room is None:
             return False
-        request.end_after_one()
+        if ticket is None:
+            request.end_after_one()  # else what its grammar forces around that token belongs to it
         room = self._of[request.handle] = self._room(message.bootstrap.room)
         room.request, self[request] = request, ticket
         self._begin(room)
@@ -115,7 +117,7 @@ class PrefillSide(Side):
         if claim.digest != wire.digest_of(request.tokens, request.namespace):
             self._passing.append((request, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
             return
-        room.next_page = claim.have // self._limits.page_size
+        room.next_page, room.tokens = claim.have // self._limits.page_size, len(request.tokens)
         self._passing.append((request, None))
 
     # -- decode engines ------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class PrefillSide(Side):
         self._ticked_s = now
         self._close_shared([fd for fd, (until, _) in self._shared.items() if now > until])
         for room in list(self._rooms.values()):
-            if room.claim is not None and not self._link.send(room.peer, wire.Beat()):
+            if room.claim is not None and not self._link.send(room.peer, wire.Beat(room.number)):
                 self._let_go(room, "The decode engine is gone.")
             elif now > room.until_s and (room.claim is None or room.request is None):
                 reason = "Only one of the two engines has got it in time (--disaggregation-claim-timeout-s)."
@@ -173,9 +175,11 @@ class PrefillSide(Side):
         room, message = parcel.room, parcel.message
         if self._rooms.get(room.number) is not room:
             return
-        self._link.send(room.peer, message, parcel.content)
-        if not isinstance(message, Pages):
+        if room.claim is not None:  # else nobody waits for it yet
+            self._link.send(room.peer, message, parcel.content)
+        if isinstance(message, Failed) or (isinstance(message, Done) and not message.more):
             del self._rooms[room.number]
+            self.counts["failed_transfers" if isinstance(message, Failed) else "transfers"] += 1
 
     def _close_shared(self, descriptors: Sequence[int]) -> None:
         for fd in descriptors:
@@ -192,13 +196,14 @@ class PrefillSide(Side):
 
     def _send_chunk(self, room: Room, chunk: Chunk) -> None:
         """Whole pages. What a window or a state holds behind the whole prompt goes with its last chunk."""
-        table, row, end = self._batch.table, chunk.request.row, chunk.first + chunk.count
+        table, row, end = self._batch.table, chunk.request.row, min(chunk.first + chunk.count, room.tokens)
         first, whole = room.next_page, end // self._limits.page_size
+        last = chunk.final and not chunk.request.started
         found: list[tuple[Part, IntArray]] = []
         if whole > first:
             found.append((Part(0, first, whole - first), table.pages[row, first:whole].copy()))
             room.next_page = whole
-        for index, group in enumerate(self._batch.cache.groups if chunk.final else ()):
+        for index, group in enumerate(self._batch.cache.groups if last else ()):
             if group.is_state:
                 found.append((Part(index + 1, whole - 1, 1), table.group_pages[index][row, :1].copy()))
                 continue
@@ -233,32 +238,31 @@ class PrefillSide(Side):
     def tokens(self, message: Open | StepOutput | Ping | ProcessCommand) -> None:
         if isinstance(message, Open) and client_of(message.handle) == FOREIGN:
             return
-        if isinstance(message, StepOutput):
-            for end in message.ended:
-                room = self._of.pop(end.handle, None)
-                if room is not None and self._rooms.get(room.number) is room:
-                    self._hand_over(room, end, message)
+        if isinstance(message, StepOutput) and self._of:
+            self._hand_over(message)
         self._outbox.tokens(message)
 
     def reply(self, message: Reply) -> None:
         self._outbox.reply(message)
 
-    def _hand_over(self, room: Room, end: Ended, step: StepOutput) -> None:
-        last: Done | Failed
-        if isinstance(end.reason, FinishAbort):
-            last = Failed(room.number, end.reason.message, end.reason.status_code, end.reason.err_type)
-        else:
-            started = next((each for each in step.started if each.handle == end.handle), None)
-            last = Done(room.number, _tokens_of(end.handle, step), started, step.logprobs.get(end.handle))
-        self.counts["transfers" if isinstance(last, Done) else "failed_transfers"] += 1
-        if room.claim is None:  # nobody waits for it yet
-            del self._rooms[room.number]
-        else:
-            self._parcels.append(Parcel(room, last))
-
-
-def _tokens_of(handle: int, step: StepOutput) -> bytes:
-    handles = np.frombuffer(step.handles, dtype=np.int64)
-    counts = np.frombuffer(step.counts, dtype=np.int32) if step.counts else np.ones(len(handles), dtype=np.int32)
-    tokens: IntArray = np.frombuffer(step.tokens, dtype=np.int32)[(handles == handle).repeat(counts)]
-    return tokens.tobytes()
+    def _hand_over(self, step: StepOutput) -> None:
+        """Requests end here with their first token, and what their grammars force around it, once that has logprobs."""
+        reasons, started = {end.handle: end.reason for end in step.ended}, {each.handle: each for each in step.started}
+        handles = np.frombuffer(step.handles, dtype=np.int64)
+        owners = handles.repeat(np.frombuffer(step.counts, dtype=np.int32)) if step.counts else handles
+        for handle in {*handles.tolist(), *reasons, *started} & self._of.keys():
+            room, reason = self._of[handle], reasons.get(handle)
+            tokens = np.frombuffer(step.tokens, dtype=np.int32)[owners == handle]
+            if reason is None and len(tokens) and room.request is not None and not room.request.unsent:
+                reason = FinishLength(len(tokens))
+                step.ended.append(Ended(handle, reason, room.request.retractions))
+                self._drop(room.request)
+            if reason is not None:
+                del self._of[handle]
+            message: Done | Failed
+            if isinstance(reason, FinishAbort):
+                message = Failed(room.number, reason.message, reason.status_code, reason.err_type)
+            else:
+                scores, more = step.logprobs.get(handle), reason is None
+                message = Done(room.number, tokens.tobytes(), started.get(handle), scores, more)
+            self._parcels.append(Parcel(room, message))

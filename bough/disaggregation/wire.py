@@ -64,7 +64,9 @@ class Mapped(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """Only shows whether it can be sent."""
+    """Shows whether it can be sent, and that the scheduler which sends it lives."""
+
+    room: int
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -88,9 +90,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The prompt is computed. Seeds, penalties and grammars follow from the tokens."""
 
     room: int
-    tokens: bytes  # int32: the first one of the answer
+    tokens: bytes  # int32: the first one of the answer, with what a grammar forces around it
     started: Started | None = None
     logprobs: LogprobRun | None = None
+    more: bool = False  # forced ones follow, with their logprobs
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.launch.nodes import fingerprint
 from bough.launch.spec import ChildSpec
+from bough.loader.locate import fingerprint
 from bough.messages.channels import KEY_VARIABLE, TCP, cluster_key
 from bough.messages.requests import Bootstrap
 
@@ -42,18 +42,15 @@ def check_disaggregation(settings: Settings) -> None:
     if mode == "decode" and settings.memory.disable_radix_cache:
         raise SettingsError("--disaggregation-mode decode keeps what arrives in the radix cache; leave it on.")
     home_of(settings)
-    if mode == "prefill" and settings.server.host not in LOCAL:
-        key_of(settings.server.host)
+    key_of(settings)
 
 
-def key_of(host: str) -> str | None:
-    """The cluster's key. Between processes of one host it may be missing."""
-    if host in LOCAL and not os.environ.get(KEY_VARIABLE):
-        return None
-    try:
-        return cluster_key()
-    except SettingsError as error:
-        raise SettingsError(f"Engines that hand over pages at {host} need a key. {error}") from None
+def key_of(settings: Settings) -> str | None:
+    """The cluster's key. Between engines of one host the API key will do, or none."""
+    host, listens = settings.server.host, settings.disaggregation.disaggregation_mode == "prefill"
+    if not os.environ.get(KEY_VARIABLE) and (host in LOCAL or not listens):
+        return settings.server.api_key
+    return cluster_key()
 
 
 def home_of(settings: Settings) -> Bootstrap | None:
@@ -81,15 +78,15 @@ def open_handover(
     if limits.page_size > 1 and any(group.kind == "state" for group in limits.groups):
         raise SettingsError("Recurrent states are handed over behind whole prompts; use --page-size 1 with this model.")
     kinds = tuple(f"{group.kind} {group.window or ''}".strip() for group in limits.groups)
-    model = settings.model.model_shape or fingerprint(spec.files)
+    model = f"{settings.model.model_shape or fingerprint(spec.files)} {settings.model.json_model_override_args}"
     layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
     identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
     if chosen.disaggregation_mode == "prefill":
         host = "127.0.0.1" if settings.server.host == "localhost" else settings.server.host
         where = f"{TCP}{f'[{host}]' if ':' in host else host}:{chosen.disaggregation_bootstrap_port}"
-        link = Link(context, ToPrefill, silence_s, key_of(host), where)
+        link = Link(context, ToPrefill, silence_s, key_of(settings), where)
         side = PrefillSide(executor, outbox, link, identity, chosen)
         return side, PairInbox(inbox, link, side), side
-    link = Link(context, ToDecode, silence_s, os.environ.get(KEY_VARIABLE) or None)
+    link = Link(context, ToDecode, silence_s, key_of(settings))
     taker = DecodeSide(executor, outbox, link, identity, chosen, home=home_of(settings))
     return taker, PairInbox(inbox, link, taker), outbox

@@ -61,12 +61,14 @@ class EngineProcesses:
                 f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks; use a number "
                 f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
             )
-        apart = settings.memory.disable_radix_cache or settings.disaggregation.disaggregation_mode != "null"
-        if settings.memory.enable_hierarchical_cache and (apart or parallel.pp_size > 1):
+        memory = settings.memory
+        if memory.enable_hierarchical_cache and (memory.disable_radix_cache or parallel.pp_size > 1):
             raise SettingsError(
-                "--enable-hierarchical-cache keeps shared prefixes of one engine, all layers of a page together; "
-                "leave out --disable-radix-cache, --disaggregation-mode and --pp-size."
+                "--enable-hierarchical-cache keeps shared prefixes, all layers of a page together; leave out "
+                "--disable-radix-cache and --pp-size."
             )
+        if settings.memory.hicache_storage_backend and not settings.memory.enable_hierarchical_cache:
+            raise SettingsError("--hicache-storage-backend needs --enable-hierarchical-cache.")
         check_nodes(parallel)
         check_disaggregation(settings)
         if parallel.node_rank:

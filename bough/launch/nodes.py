@@ -4,9 +4,7 @@ Without the cluster's key nobody joins, hears anything or is heard."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +17,7 @@ from bough.core import errors
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import ParallelSettings, Settings, all_fields
 from bough.launch.supervisor import Supervisor
-from bough.loader.locate import ModelFiles, gguf_parts
+from bough.loader.locate import ModelFiles, fingerprint
 from bough.messages.channels import KEY_VARIABLE, TCP, Addresses, cluster_key, use_key
 from bough.version import __version__
 
@@ -87,20 +85,6 @@ def facts_of(settings: Settings, files: ModelFiles) -> dict[str, Any]:
     shared = [f.name for group, f in all_fields() if group not in ("server", "process") and f.name not in OWN_SETTINGS]
     flat = settings.to_flat()
     return facts | {"--" + name.replace("_", "-"): flat[name] for name in shared}
-
-
-def fingerprint(files: ModelFiles) -> str:
-    """Of the configuration and of each file of weights: its size, its beginning and a piece of its middle, because
-    models of one family differ in the numbers alone."""
-    weights = files.safetensors if files.gguf is None else gguf_parts(files.gguf)
-    found = hashlib.sha256()
-    for path in (*([files.config] if files.config else []), *weights):
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            for position in (0, size // 2):
-                file.seek(position)
-                found.update(size.to_bytes(8, "big") + file.read(1 << 16))
-    return found.hexdigest()[:16]
 
 
 class NodeLink:

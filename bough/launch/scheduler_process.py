@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import platform
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -21,17 +22,26 @@ from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec, in_gib, load_function
 from bough.loader.catalogue import home
+from bough.loader.locate import fingerprint
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Garbled, JoinStep, Ping, ProcessCommand, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
+from bough.version import __version__
 
 if TYPE_CHECKING:
+    from bough.scheduler.handover import Handover
     from bough.scheduler.ports import Inbox, Outbox
 
 log = logging.getLogger(__name__)
+
+COMPUTED_BY = (
+    *("model_impl", "load_format", "dtype", "quantization", "context_length", "json_model_override_args"),
+    *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "cpu_instruction_set"),
+    *("enable_deterministic_inference", "simulate_routing"),
+)
 
 
 class ChannelOutbox:
@@ -77,6 +87,18 @@ def memory_usage(limits: Limits, weight_bytes: int, ranks: Sequence[int]) -> dic
     }
 
 
+def identity_of(spec: ChildSpec, settings: Settings) -> list[str]:
+    """What keys and values of given tokens depend on, beside the layout of pages."""
+    from bough.executor.build import resolve_device
+
+    model, scales = settings.model, settings.memory.quantization_param_path
+    chosen = [str(getattr(model, name)) for name in COMPUTED_BY]
+    chosen.append(str(settings.speculative.speculative_draft_model_path))  # its keys and values are in the pages, too
+    given = "" if scales is None else Path(scales).read_text()
+    weights, device = model.model_shape or fingerprint(spec.files), resolve_device(model).type
+    return [__version__, weights, given, device, platform.machine(), *chosen]
+
+
 def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     began = time.monotonic()
     settings = spec.parse_settings()
@@ -119,8 +141,13 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
 
         host = host_memory(limits, settings)
     speculative = settings.speculative
-    handover = None
+    handover: Handover | None = None
+    tier = None
     way_out: Outbox = outbox
+    if settings.memory.hicache_storage_backend is not None:
+        from bough.storage.tier import open_tier
+
+        handover = tier = open_tier(limits, settings.memory, identity_of(spec, settings))
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
     scheduler = Scheduler(
@@ -162,6 +189,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         }
     )
     scheduler.run()
+    if tier is not None:
+        tier.close()
     loaded.executor.close()
     if grammars is not None:
         grammars.close()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,3 +191,17 @@ def _unknown_text(model: str) -> str:
 
 def _known_names() -> str:
     return ", ".join(entry.name for entry in catalogue.entries())
+
+
+def fingerprint(files: ModelFiles) -> str:
+    """Of the configuration and of each file of weights: its size, its beginning and a piece of its middle, because
+    models of one family differ in the numbers alone."""
+    weights = files.safetensors if files.gguf is None else gguf_parts(files.gguf)
+    found = hashlib.sha256()
+    for path in (*([files.config] if files.config else []), *weights):
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            for position in (0, size // 2):
+                file.seek(position)
+                found.update(size.to_bytes(8, "big") + file.read(1 << 16))
+    return found.hexdigest()[:16]

@@ -65,7 +65,7 @@ def cluster_key() -> str:
     key = os.environ.get(KEY_VARIABLE, "")
     if len(key) < KEY_LENGTH:
         raise SettingsError(
-            f"Hosts of one engine, and engines of one store, need the same secret of {KEY_LENGTH} characters or more "
+            f"Hosts of one engine, engines of a pair or of a store need one secret of {KEY_LENGTH} characters or more "
             f"in {KEY_VARIABLE}; make one with `python -c 'import secrets; print(secrets.token_hex(32))'`."
         )
     return key

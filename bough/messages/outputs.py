@@ -56,6 +56,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     warnings: tuple[str, ...] = ()  # what of its grammar is not enforced
     weight_version: str = WEIGHT_VERSION
     host_tokens: int | None = None  # of the cached ones, those that came from the host; None: there is no such tier
+    storage: tuple[int, str] | None = None  # what came to the host for it from a store, and from which
 
 
 class DraftCounts(msgspec.Struct, frozen=True, array_like=True):

@@ -84,9 +84,10 @@ class StreamEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
-    """Empties the prefix cache, if nothing is running."""
+    """Empties the prefix cache, if nothing is running, or the store below it."""
 
     call: int
+    storage: bool = False
 
 
 class GetState(msgspec.Struct, frozen=True, tag=True):

@@ -176,6 +176,11 @@ STATE_METRICS = (
     _counter("hicache_bytes_in_total", "Bytes of pages that were copied from the host to the device."),
     _counter("hicache_bytes_out_total", "Bytes of pages that were copied from the device to the host."),
     _counter("hicache_evicted_tokens_total", "Tokens that left the host's memory to make room."),
+    _counter("hicache_storage_read_tokens_total", "Tokens whose keys and values were read from the store."),
+    _counter("hicache_storage_written_tokens_total", "Tokens whose keys and values were written to the store."),
+    _counter("hicache_storage_dropped_runs_total", "Runs of 256 tokens that could not be stored."),
+    _counter("hicache_storage_corrupt_runs_total", "Runs that were damaged in the store, and computed anew."),
+    _counter("hicache_storage_failures_total", "Times that the store did not do what it was asked."),
     Metric(
         "evicted_tokens_total",
         "counter",

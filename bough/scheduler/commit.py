@@ -226,6 +226,7 @@ class Committer:
                         request.warnings + (() if request.constraint is None else request.constraint.warnings),
                         self._facts.get("weight_version", WEIGHT_VERSION),
                         request.fetched_tokens if self._batch.cache.tiered else None,
+                        request.storage,
                     )
                 )
         return started

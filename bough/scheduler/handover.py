@@ -54,3 +54,10 @@ class Handover(dict[Request, Ticket | None]):
 
     def launched(self, step: PlannedStep) -> None:
         """Called between the launch of a step and that of the next."""
+
+    def weights_changed(self) -> None:
+        """What is computed from now on differs."""
+
+    def clear_storage(self) -> tuple[bool, str]:
+        """Empties the store below the host's memory (`bough.storage`): whether it is empty, and what to tell."""
+        return False, "This engine has no store; start it with --hicache-storage-backend."

@@ -48,7 +48,7 @@ class Transfer:
 
 
 class TieredCache(PrefixCache):
-    """Owns the host's tier and the copies under way. `below` is the tier below the host, if there is one."""
+    """Owns the host's tier and the copies under way."""
 
     tiered = True
 
@@ -59,21 +59,21 @@ class TieredCache(PrefixCache):
         on_event: Callable[[KVEvent], None] | None,
         executor: Executor,
         buffers: HostMemory,
-        below: LowerTier | None = None,
     ) -> None:
         super().__init__(limits, memory, on_event)
         pages = tuple(len(buffer) - 1 for buffer in buffers)
         self.host = PrefixCache(
             replace(limits, pages=pages), replace(memory, radix_eviction_policy="lru"), on_event, HOST
         )
-        self._executor, self._buffers, self._below = executor, buffers, below
+        self._executor, self._buffers = executor, buffers
+        self.below: LowerTier | None = None
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self._policy = memory.hicache_write_policy
         if self._policy == "write_back" and self.groups:
             log.warning("write_back: windows and states leave the device one by one, so this model writes through")
             self._policy = "write_through"
         self._noted: list[tuple[IntArray, str]] = []  # what is copied out when the plan in the making is launched
-        self._under_way: deque[Transfer] = deque()  # in the order in which they end
+        self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self._bytes_per_s: float | None = None  # of copies in
         self._unpaid = 0  # copies in a row that would not have paid
         self._load_s = 0.0
@@ -89,15 +89,13 @@ class TieredCache(PrefixCache):
         noted, self._noted = self._noted, []
         for tokens, namespace in noted:
             self._write(tokens, namespace, beside=True)
-        while self._under_way and self._under_way[0].ticket.ready():
-            self._finish(self._under_way.popleft())
+        while self.under_way and self.under_way[0].ticket.ready():
+            self._finish(self.under_way.popleft())
 
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
             self._noted.append((tokens[: match.length].copy(), namespace))
         length = self.host.tree.match_length(tokens, namespace)
-        if self._below is not None and max(length, match.length) < len(tokens):
-            self._below.ask(tokens, namespace, max(length, match.length))
         if length <= match.length:
             return match
         found = self.host.match_and_lock(tokens, namespace)
@@ -115,16 +113,17 @@ class TieredCache(PrefixCache):
 
     def flush(self) -> None:
         self._noted.clear()
+        self.under_way = deque(replace(transfer, key=None) for transfer in self.under_way)  # offers nothing any more
         self._finish_all()
         self.host.flush()
         super().flush()
 
     def adopt(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], content: HostMemory) -> None:
-        """Takes over what the tier below has brought up: of each group the page of `content` that holds each page of
-        these tokens, 0 where there is none."""
+        """Takes over what the tier below has brought up: of each group the page of `content`, counted from 1, that
+        holds each page of these tokens; 0 where there is none, or where the host has it."""
         self._finish_all()  # a copy under way may still use a page that is free again
         for group, rows, slots in self._place(tokens, namespace, pages):
-            self._buffers[group][slots] = content[group][rows]
+            self._buffers[group][slots] = content[group][rows - 1]
 
     # What others want to know -----------------------------------------------------------------------------------------
 
@@ -138,6 +137,7 @@ class TieredCache(PrefixCache):
             "hicache_bytes_in_total": self._bytes_in,
             "hicache_bytes_out_total": self._bytes_out,
             "hicache_evicted_tokens_total": self.host.evicted * size,
+            **({} if self.below is None else self.below.figures),
         }
 
     def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:
@@ -186,9 +186,9 @@ class TieredCache(PrefixCache):
 
     def _evict(self, count: int) -> IntArray:
         pages = self.tree.evict(count, self._write_back if self._policy == "write_back" else None)
-        touched = [i for i, transfer in enumerate(self._under_way) if np.isin(transfer.read, pages).any()]
+        touched = [i for i, transfer in enumerate(self.under_way) if np.isin(transfer.read, pages).any()]
         for _ in range(touched[-1] + 1 if touched else 0):
-            self._finish(self._under_way.popleft())
+            self._finish(self.under_way.popleft())
         return pages
 
     def _write_back(self, leaf: Node) -> None:
@@ -248,14 +248,14 @@ class TieredCache(PrefixCache):
     ) -> None:
         nbytes = len(command.pages) * self._page_bytes[command.group]
         ticket = self._executor.control(command)
-        self._under_way.append(Transfer(ticket, nbytes, isinstance(command, CopyPagesIn), read, key))
+        self.under_way.append(Transfer(ticket, nbytes, isinstance(command, CopyPagesIn), read, key))
 
     def _finish(self, transfer: Transfer) -> None:
         seconds = transfer.ticket.wait().seconds
         if not transfer.inward:
             self._bytes_out += transfer.nbytes
-            if self._below is not None and transfer.key is not None:
-                self._below.offer(*transfer.key, self.host.tree.pages_of(*transfer.key), self._buffers)
+            if self.below is not None and transfer.key is not None:
+                self.below.offer(*transfer.key, self.host.tree.pages_of(*transfer.key), self._buffers)
             return
         self._bytes_in += transfer.nbytes
         if seconds:
@@ -264,5 +264,5 @@ class TieredCache(PrefixCache):
             self._bytes_per_s = max(seen, MEMORY * known + (1.0 - MEMORY) * seen)
 
     def _finish_all(self) -> None:
-        while self._under_way:
-            self._finish(self._under_way.popleft())
+        while self.under_way:
+            self._finish(self.under_way.popleft())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, assert_never
 
 from bough.constrained.interface import Ticket
+from bough.core.control import SwapWeights
 from bough.core.errors import BoughError, RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, InFlight
@@ -440,6 +441,8 @@ class Scheduler:
                 if done is None:
                     return
                 ok, text = True, done.message
+                if isinstance(message.command, SwapWeights):
+                    self._handover.weights_changed()
                 if message.flush_cache:
                     self._cache.flush()
             except BoughError as error:
@@ -466,6 +469,9 @@ class Scheduler:
         return self._table.running if self._paused else len(self._requests)
 
     def _flush(self, message: FlushCache) -> None:
+        if message.storage:
+            self._outbox.reply(Reply(message.call, *self._handover.clear_storage()))
+            return
         if self._busy:
             text = f"The cache can only be flushed when nothing runs or waits; {self._busy} requests do."
             self._outbox.reply(Reply(message.call, False, text))

@@ -42,18 +42,17 @@ class CacheEvents(Protocol):
 
 
 class LowerTier(Protocol):
-    """What lies below the host's memory, such as a disk or a shared store. Calls return at once: they come between
-    plans. What it brings up it hands to `TieredCache.adopt`, on the scheduler's thread."""
+    """What lies below the host's memory, such as a disk or a shared store. Calls come between plans. What it brings up
+    it hands to `TieredCache.adopt`, on the scheduler's thread."""
+
+    @property
+    def figures(self) -> dict[str, float]: ...
 
     def offer(
         self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
         """The host has these tokens: of each group in these pages of its buffer, 0 where it has none. They may change
         after the call."""
-        ...
-
-    def ask(self, tokens: IntArray, namespace: str, known: int) -> None:
-        """A request begins with these tokens, of which the upper tiers have the first `known`."""
         ...
 
 

@@ -47,6 +47,7 @@ class Request:
     branch: int = 0  # where its tokens leave those of earlier requests: a chunk ends there, with a copy of its state
     cached_tokens: int = -1  # of the prompt, found in the cache when first admitted
     fetched_tokens: int = 0  # of those, from the host
+    storage: tuple[int, str] | None = None  # what came to the host for it from a store, and from which
     started: bool = False
     retractions: int = 0
     queue_time_s: float = 0.0  # from its arrival until it was first admitted
@@ -89,6 +90,11 @@ class Request:
         if self.cached_tokens < 0:
             self.cached_tokens = min(tokens, self.prompt_len)
             self.fetched_tokens = max(0, self.cached_tokens - tokens + fetched)
+
+    def count_stored(self, tokens: int, store: str) -> None:
+        """So many more of its tokens are on the host, from a store; what comes too late for it does not count."""
+        if self.cached_tokens < 0:
+            self.storage = tokens, store
 
     def branch_off(self, length: int) -> None:
         self.branch = length

@@ -66,7 +66,8 @@ class Store:
     """Calls block, and may come from several threads. `clear` removes the runs of other engines too."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend, self.clear, self.close = backend, backend.clear, backend.close
+        self._backend, self.clear, self.close, self.errors = backend, backend.clear, backend.close, backend.errors
+        self.max_bytes: float = getattr(backend, "max_bytes", float("inf"))
         self.counts: Counter[str] = Counter()  # runs: written, dropped, found, missed, corrupt; failures
         self._pauses: dict[str, float] = {}  # until when
 

@@ -6,18 +6,22 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
+
 from bough.storage.store import Buffer, Store
 
 FETCH_S, FETCH_RUN_S = 1.0, 0.0625  # that the policy `timeout` waits, and for each run
 
 
 class Fetch:
-    """Runs that are read one after the other; the caller holds their buffers until `future` is done."""
+    """Runs of `run_bytes` that are read one after the other."""
 
-    def __init__(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> None:
-        self.got, self.stopped = 0, False  # how many of the first runs; once stopped, no further one is begun
+    def __init__(self, keys: Sequence[str], run_bytes: int) -> None:
+        self.keys, self._run_bytes = keys, run_bytes
+        self.runs: list[Buffer] = []  # the first ones, as far as they were found
+        self.stopped = False  # then no further one is begun
         self.future: Future[None] = Future()
-        self._runs, self._deadline = (keys, buffers), time.monotonic() + FETCH_S + FETCH_RUN_S * len(keys)
+        self._deadline = time.monotonic() + FETCH_S + FETCH_RUN_S * len(keys)
 
     def settled(self, policy: str) -> bool:
         """Whether its request waits no longer, by `--hicache-storage-prefetch-policy`."""
@@ -25,10 +29,11 @@ class Fetch:
         return late or policy == "best_effort" or self.future.done()
 
     def read(self, store: Store) -> None:
-        for key, buffer in zip(*self._runs, strict=True):
-            if self.stopped or not store.get([key], [buffer]):
+        for key in self.keys:
+            run = np.empty(self._run_bytes, dtype=np.uint8)
+            if self.stopped or not store.get([key], [run]):
                 return
-            self.got += 1
+            self.runs.append(run)
 
 
 class Transfers:
@@ -50,8 +55,8 @@ class Transfers:
         self._waiting[future] = size
         return future
 
-    def fetch(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> Fetch:
-        fetch = Fetch(keys, buffers)
+    def fetch(self, keys: Sequence[str], run_bytes: int) -> Fetch:
+        fetch = Fetch(keys, run_bytes)
         fetch.future = self._reader.submit(fetch.read, self.store)
         return fetch
 

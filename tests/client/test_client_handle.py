@@ -36,8 +36,16 @@ def delta(handle: int, text: str = "", ids: list[int] | None = None, **more: Any
     return Delta(handle, text, np.array(ids or [], dtype=np.int32).tobytes(), **more)
 
 
-@pytest.mark.parametrize("host", [None, 1])
-def test_deltas_become_a_cumulative_answer(host: int | None) -> None:
+@pytest.mark.parametrize(
+    ("host", "storage", "lower"),
+    [
+        (None, None, {}),
+        (1, None, {}),
+        (1, (5, "file"), {"host": 0, "storage": 1, "storage_backend": "file", "disk": 1}),
+        (1, (1, "redis"), {"host": 0, "storage": 1, "storage_backend": "redis", "store": 1}),
+    ],
+)
+def test_deltas_become_a_cumulative_answer(host: int | None, storage: Any, lower: dict[str, Any]) -> None:
     async def go() -> None:
         port = FakeScheduler()
         client = EngineClient(Replicas([port]), ByteTokenizer())  # type: ignore[arg-type]
@@ -45,15 +53,15 @@ def test_deltas_become_a_cumulative_answer(host: int | None) -> None:
         await asyncio.sleep(0)
         (message,) = port.sent
         assert isinstance(message, Generate) and not message.stream
-        started = Started(message.handle, 2, 1, 0.25, host_tokens=host)
+        started = Started(message.handle, 2, 1, 0.25, host_tokens=host, storage=storage)
         client.receive(Deltas([delta(message.handle, "x", [1], started=started)]))
         client.receive(Deltas([delta(message.handle, "y", [2], finish=FinishLength(2)), delta(999, "stray")]))
         answer: Any = await task
         assert answer["text"] == "xy" and answer["output_ids"] == [1, 2]
         meta = answer["meta_info"]
         assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == ("r", 2, 2, 1)
-        lower = {"storage": 0, "storage_backend": None, "disk": 0, "store": 0}
-        assert meta.get("cached_tokens_details") == (None if host is None else {"device": 0, "host": 1, **lower})
+        tiers = {"device": 0, "host": 1, "storage": 0, "storage_backend": None, "disk": 0, "store": 0} | lower
+        assert meta.get("cached_tokens_details") == (None if host is None else tiers)
 
     asyncio.run(go())
 

@@ -97,10 +97,10 @@ def test_a_listening_engine_finds_out_when_it_sends(ends: Ends) -> None:
     ends.decode.send(ends.where, Mapped(3))
     ends.until(lambda: prefill.heard)
     peer = prefill.heard[0][0]
-    assert ends.prefill.send(peer, Beat())
+    assert ends.prefill.send(peer, Beat(3))
     ends.contexts[1].destroy(linger=0)
     deadline = time.monotonic() + PATIENCE_S
-    while ends.prefill.send(peer, Beat()):
+    while ends.prefill.send(peer, Beat(3)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -4,6 +4,7 @@ after every turn."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from bough.disaggregation import wire
 from bough.messages.requests import Abort, Bootstrap, LogprobRequest
 from tests.fakes.engine_pair import HERE, EnginePair
 from tests.fakes.executor import VOCAB, FakeExecutor, make_groups, oracle
+from tests.fakes.grammars import EOS, FakeGrammars, Places, grammar
 from tests.fakes.scheduler_bench import Bench
 
 
@@ -67,6 +69,60 @@ def test_pages_of_every_group_travel(kind: str) -> None:
     for handle in range(4):
         assert pair.decode.out.outputs[handle] == oracle(prompt_of(handle, 30 + handle), 5)
     assert pair.decode.executor.computed_tokens == 4 * 4  # no token of a prompt
+
+
+ANY = [1, 2, 3, 40]
+FORCED: dict[str, Places] = {  # bytes that the tokenizer merges, so sampling would cut them differently
+    "first": [[1], [2], [3], [4], [9], [1], ANY, ANY],
+    "behind the first token": [ANY, [1], [2], [3], [4], [9], [1], ANY],
+    "both": [[1], [2], [3], [4], ANY, [1], [2], [3], [9], [8], ANY],
+    "everything": [ANY, [1], [2], [3], [4], [1]],
+    "nothing": [ANY] * 6,
+}
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("room", [3, 6, 30])
+@pytest.mark.parametrize("forced", FORCED)
+def test_text_that_a_grammar_forces_is_that_of_one_engine(forced: str, room: int, scored: bool) -> None:
+    for page_size in (1, 4):
+
+        def make(page_size: int = page_size) -> FakeExecutor:
+            return FakeExecutor(rows=4, pages=256, page_size=page_size, chunk_tokens=8)
+
+        own = {"eos_ids": (EOS,), "disable_overlap_schedule": page_size > 1}
+        pair, alone = EnginePair(make, grammars=FakeGrammars(), **own), Bench(make(), grammars=FakeGrammars(), **own)
+        wants: dict[str, object] = {"max_new_tokens": room, "regex": grammar(FORCED[forced])}
+        wants |= {"logprobs": LogprobRequest(start=2, top=2)} if scored else {}
+        for handle in range(6):
+            for bench in (pair, alone):
+                bench.ask(handle, prompt_of(handle, 7 + 3 * handle), **wants)
+        pair.run()
+        alone.run()
+        assert pair.decode.out.outputs == alone.out.outputs
+        assert pair.decode.out.ended == alone.out.ended
+        assert pair.decode.out.scored == alone.out.scored and pair.decode.out.scores == alone.out.scores
+        assert pair.used_pages() == (0, 0) and pair.prefill.out.outputs == {}
+        assert pair.decode.scheduler._state()["transfers"] == pair.prefill.scheduler._state()["transfers"] == 6
+
+
+@pytest.mark.parametrize("groups", [(), make_groups(1, 8, [(6, 64)], [])])
+def test_engines_of_a_pair_may_have_a_tier_below_the_device(groups: Any) -> None:
+    """Neither device holds two of the prompts with their answers. Both find the first again on their hosts."""
+
+    def make() -> FakeExecutor:
+        return FakeExecutor(pages=70, chunk_tokens=16, groups=groups)
+
+    pair = EnginePair(make, host_pages=(300, *(200 for _ in groups)))
+    for handle, seed in enumerate([1, 2, 3, 1, 2]):
+        pair.ask(handle, prompt_of(seed, 50), max_new_tokens=6)
+        pair.run()
+        assert pair.decode.out.outputs[handle] == oracle(prompt_of(seed, 50), 6)
+    for bench in (pair.prefill, pair.decode):
+        figures = bench.scheduler._cache.figures
+        assert figures["hicache_bytes_out_total"] > 0
+    assert pair.prefill.scheduler._cache.figures["load_back_tokens_total"] > 0
+    assert pair.used_pages() == (0, 0)
 
 
 def test_logprobs_of_the_prompt_and_of_the_first_token_travel() -> None:
@@ -231,17 +287,28 @@ def test_with_a_prefill_engine_of_its_own_choice_a_decode_engine_helps_itself() 
     assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 40), 5)
 
 
-def test_a_transfer_that_stalls_has_failed() -> None:
-    pair = EnginePair(
-        lambda: FakeExecutor(pages=256, chunk_tokens=4),
-        settings=DisaggregationSettings(disaggregation_transfer_timeout_s=2.0),
-    )
+@pytest.mark.parametrize("turns", [0, 6])
+def test_an_engine_that_hangs_while_its_connection_lives_is_given_up(turns: int) -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))
+    pair.alive["prefill"] = turns > 0
     pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
-    pair.turn(6)
-    pair.alive["prefill"] = False  # it hangs; its connection does not
-    pair.wait(3.0)
+    pair.turn(turns)
+    pair.alive["prefill"] = False
+    pair.wait(25.0)
+    assert 1 not in pair.decode.out.ended
+    pair.wait(6.0)
     reason = pair.decode.out.ended[1]
-    assert isinstance(reason, FinishAbort) and "stalled" in reason.message
+    assert isinstance(reason, FinishAbort) and "stalled" in reason.message and not pair.left("decode")
+
+
+def test_an_engine_may_take_its_time_as_long_as_its_loop_runs() -> None:
+    pair = EnginePair()
+    pair.prefill.scheduler._paused = True
+    pair.ask(1, prompt_of(1, 40), max_new_tokens=5)
+    pair.wait(90.0)
+    pair.prefill.scheduler._paused = False
+    pair.run()
+    assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 40), 5)
 
 
 def test_a_room_that_nobody_claims_ends() -> None:

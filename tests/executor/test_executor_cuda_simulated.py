@@ -48,6 +48,7 @@ from bough.loader.locate import locate
 from bough.memory.pools.kv_pool import KVPool
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import build_model
+from tests.disaggregation.test_disaggregation_pools import hand_over
 from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
 from tests.executor.test_executor_tiers import round_trip
@@ -484,9 +485,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> NoStream:
     return steps
 
 
-@pytest.mark.slow
-def test_eight_bits_and_their_scales_come_back(steps: NoStream) -> None:
-    """On the simulated GPU."""
+def eight_bits() -> CudaExecutor:
     torch.manual_seed(0)
     model = build_model(CONFIG, Topology(), torch.float16, CPU)
     for slot in model.slots():
@@ -495,9 +494,23 @@ def test_eight_bits_and_their_scales_come_back(steps: NoStream) -> None:
     weights = LoadedWeights(model, CONFIG, torch.float16, CPU, Topology(), 0, torch.float8_e4m3fn, scales)
     page_bytes = KVPool(CONFIG, (1,), 1, torch.float8_e4m3fn, CPU, Topology()).groups[0].page_bytes
     limits = Limits(2, 1, (64,), 64, CONFIG.vocab_size, 8, "", page_bytes=(page_bytes,))
-    executor = assemble(weights, SETTINGS, limits, GraphSizes())
+    return assemble(weights, SETTINGS, limits, GraphSizes())
+
+
+@pytest.mark.slow
+def test_eight_bits_and_their_scales_come_back(steps: NoStream) -> None:
+    """On the simulated GPU."""
+    executor = eight_bits()
     round_trip(executor)
     executor.close()
+
+
+@pytest.mark.slow
+def test_eight_bits_and_their_scales_are_handed_over(steps: NoStream) -> None:
+    engines = eight_bits(), eight_bits()
+    hand_over(*engines, close=2e-3)  # the first token is computed like a prompt there, in half precision
+    for engine in engines:
+        engine.close()
 
 
 @pytest.mark.parametrize("beside", [True, False])

@@ -21,8 +21,8 @@ from bough.distributed.cost_model import Cluster
 from bough.executor.load_model import check_experts, check_split, resolve_config
 from bough.executor.splits import Outlook, outlooks, share_of, weight_bytes_of
 from bough.launch.engine_processes import EngineProcesses
-from bough.launch.nodes import KEY_LENGTH, KEY_VARIABLE
 from bough.loader.locate import SHAPES, locate
+from bough.messages.channels import KEY_LENGTH, KEY_VARIABLE
 
 LLAMA_70B, DEEPSEEK_V3 = (
     json.loads((SHAPES / name / "config.json").read_text()) for name in ("llama-3.1-70b", "deepseek-v3")

@@ -1,10 +1,11 @@
-"""Pages of every kind come back from the host as they went: a request gets the same logprobs, to the last bit."""
+"""Pages of every kind come back from the host and from a store as they went: the same logprobs, to the last bit."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -14,10 +15,15 @@ from bough.executor.build import build_executor
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from bough.native.library import load_library
+from bough.storage.store import Store
+from bough.storage.tier import StoreTier
+from bough.storage.transfers import Transfers
 from tests.executor.test_executor_pipelines import CONFIGS
 from tests.executor.test_executor_ranks import with_ranks
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.scheduler_bench import Bench
+from tests.storage.test_storage_store import Kept
+from tests.storage.test_storage_tier import SlowThread
 
 PROMPT = [5, 9, 2, 7, 1, 8, 3, 3, 6, 4, 5, 1, 2, 2, 7, 9, 11, 4]
 KINDS: dict[str, dict[str, Any]] = {
@@ -55,6 +61,24 @@ def round_trip(executor: Executor, policy: str = "write_through") -> None:
     assert last[2:] == again[2:] and len(last[3]) == 6
 
 
+def through_a_store(executor: Executor) -> None:
+    """Another engine finds 16 tokens in the store, and computes the last one as if they had been on the device."""
+    prompt, kept = PROMPT[:17], Kept()
+    with patch("bough.storage.store.RUN_TOKENS", 8), patch("bough.storage.tier.RUN_TOKENS", 8):
+        _, again = answers(bench_over(kept, executor), [prompt, prompt])
+        ((cached, host, *found),) = answers(bench_over(kept, executor), [prompt])
+    assert again[:2] == (16, 0) and (cached, host) == (16, 16) and len(kept.values) == 2
+    assert found == [*again[2:]]
+
+
+def bench_over(kept: Kept, executor: Executor) -> Bench:
+    transfers = Transfers(Store(kept), 1 << 20)
+    transfers._reader, transfers._writer = SlowThread(), SlowThread()  # type: ignore[assignment]
+    limits, memory = executor.limits(), MemorySettings(hicache_storage_backend="file")
+    tier = StoreTier(transfers, limits, memory, [])
+    return Bench(cast(Any, executor), memory=memory, host_pages=limits.pages, handover=lambda _, out: (tier, out))
+
+
 @pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_round_trip_changes_no_bit(kind: str, backend: str, tmp_path: Path) -> None:
@@ -74,6 +98,8 @@ def test_a_round_trip_changes_no_bit(kind: str, backend: str, tmp_path: Path) ->
     }
     executor = build_executor(locate(str(folder)), Settings.from_flat(flat)).executor
     round_trip(executor)
+    if kind != "states":
+        through_a_store(executor)
     executor.close()
 
 
@@ -82,3 +108,8 @@ def test_the_parts_of_all_ranks_come_back(policy: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", 3, **CONFIGS["llama"])
     flags = {"max_total_tokens": 64, "max_running_requests": 2, "chunked_prefill_size": 8}
     with_ranks(folder, 2, partial(round_trip, policy=policy), **flags)
+
+
+def test_the_parts_of_all_ranks_come_back_from_a_store(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", 3, **CONFIGS["llama"])
+    with_ranks(folder, 2, through_a_store, max_total_tokens=64, max_running_requests=2)

@@ -63,13 +63,15 @@ class Deaf:
     def tokens(self, message: Any) -> None:
         if isinstance(message, StepOutput):
             handles, opened = np.frombuffer(message.handles, dtype=np.int64), self._out.opened
-            assert not message.counts
+            counts = np.frombuffer(message.counts, np.int32) if message.counts else np.ones(len(handles), np.int32)
             known = np.array([handle in opened for handle in handles.tolist()], dtype=np.bool_)
             message = StepOutput(
                 handles[known].tobytes(),
-                np.frombuffer(message.tokens, dtype=np.int32)[known].tobytes(),
+                np.frombuffer(message.tokens, dtype=np.int32)[known.repeat(counts)].tobytes(),
+                counts[known].tobytes(),
                 started=[each for each in message.started if each.handle in opened],
                 ended=[each for each in message.ended if each.handle in opened],
+                logprobs={handle: run for handle, run in message.logprobs.items() if handle in opened},
             )
         self._out.tokens(message)
 
@@ -119,7 +121,7 @@ class EnginePair:
         for wire, name, peer in ((self.to_prefill, "prefill", "decode"), (self.to_decode, "decode", PREFILL)):
             queue, wire.queue = wire.queue, deque()
             for header, payload in queue:
-                content = None if payload is None else np.frombuffer(payload, dtype=np.uint8)
+                content = None if payload is None else np.frombuffer(bytearray(payload), dtype=np.uint8)
                 message = msgspec.msgpack.decode(header, type=wire.union)
                 self.sides[name].receive(peer, message, content, self.now)
         self.prefill.submit(*self.prefill_link.requests)
@@ -129,6 +131,7 @@ class EnginePair:
         for _ in range(times):
             for name, bench in (("prefill", self.prefill), ("decode", self.decode)):
                 if self.alive[name]:
+                    self.sides[name].tick(self.now)
                     bench.turn()
             self.carry()
 
@@ -136,9 +139,6 @@ class EnginePair:
         """Time goes by, in small steps."""
         for _ in range(int(seconds * 4)):
             self.now += 0.25
-            for name, side in self.sides.items():
-                if self.alive[name]:
-                    side.tick(self.now)
             self.turn(2)
 
     def kill(self, name: str) -> None:

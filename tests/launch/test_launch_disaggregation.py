@@ -8,7 +8,7 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
-from bough.launch.disaggregation import check_disaggregation, home_of
+from bough.launch.disaggregation import check_disaggregation, home_of, key_of
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from bough.launch.disaggregation import check_disaggregation, home_of
         ({"disaggregation_mode": "decode", "disable_radix_cache": True}, "leave it on"),
         ({"prefill_url": "http://a:1"}, "is for --disaggregation-mode decode"),
         ({"disaggregation_mode": "decode", "prefill_url": "http://"}, "looks like http://host:port"),
-        ({"disaggregation_mode": "prefill", "host": "0.0.0.0"}, "at 0.0.0.0 need a key.*BOUGH_CLUSTER_KEY"),
+        ({"disaggregation_mode": "prefill", "host": "0.0.0.0"}, "engines of a pair .* in BOUGH_CLUSTER_KEY"),
     ],
 )
 def test_what_cannot_work_is_refused(flags: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +35,16 @@ def test_what_can_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     check_disaggregation(settings)
     home = home_of(settings)
     assert home is not None and (home.host, home.port) == ("far", 8998)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_on_one_host_the_api_key_takes_the_place_of_a_missing_key(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BOUGH_CLUSTER_KEY", raising=False)
+    assert key_of(Settings.from_flat({"disaggregation_mode": mode})) is None
+    settings = Settings.from_flat({"disaggregation_mode": mode, "api_key": "secret"})
+    assert key_of(settings) == "secret"
+    monkeypatch.setenv("BOUGH_CLUSTER_KEY", "k" * 32)
+    assert key_of(settings) == "k" * 32
 
 
 def test_transports_that_are_not_built_are_refused_with_the_way_out() -> None:

@@ -35,11 +35,19 @@ def test_cache_events_of_several_replicas(monkeypatch: pytest.MonkeyPatch) -> No
         EngineProcesses(Settings.from_flat({"dp_size": 2, "kv_events_config": "{}"}), cleanup)
 
 
-@pytest.mark.parametrize("flags", [{"pp_size": 2}, {"disable_radix_cache": True}, {"disaggregation_mode": "decode"}])
+@pytest.mark.parametrize("flags", [{"pp_size": 2}, {"disable_radix_cache": True}])
 def test_a_tier_below_what_cannot_have_one(flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
-    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave out --disable-radix-cache, "):
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave out --disable-radix-cache and"):
         EngineProcesses(Settings.from_flat({**flags, "enable_hierarchical_cache": True}), cleanup)
+
+
+def test_a_store_without_the_tier_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="needs --enable-hierarchical-cache"):
+        EngineProcesses(Settings.from_flat({"hicache_storage_backend": "file"}), cleanup)
+    with pytest.raises(SettingsError, match="bounds what it keeps"):
+        Settings.from_flat({"hicache_storage_backend": "lmcache"})
 
 
 @pytest.mark.parametrize("flags", [{"tp_size": 2, "dp_size": 4}, {"tp_size": 4, "dp_size": 3}, {"dp_size": 2}])

@@ -19,10 +19,10 @@ from bough.core.settings import ParallelSettings, Settings
 from bough.launch import nodes
 from bough.launch.engine_processes import EngineProcesses
 from bough.launch.head import Head
-from bough.launch.nodes import NodeLink, check_nodes, facts_of, fingerprint
+from bough.launch.nodes import NodeLink, check_nodes, facts_of
 from bough.launch.ray_nodes import RayNodes
 from bough.launch.supervisor import Supervisor
-from bough.loader.locate import ModelFiles
+from bough.loader.locate import ModelFiles, fingerprint
 from bough.messages.channels import Addresses, split_address
 
 KEY = "k" * 32

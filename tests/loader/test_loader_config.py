@@ -253,5 +253,5 @@ def test_params_that_change_the_model_are_refused(tmp_path: Path, field: str) ->
     path = tmp_path / "params.json"
     shape = {"dim": 64, "n_layers": 2, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2}
     path.write_text(json.dumps({**shape, "vocab_size": 100, field: {"some": 1}}))
-    with pytest.raises(ModelError, match=rf"params\.json: {field} is not supported"):
+    with pytest.raises(ModelError, match=rf"params\.json(: {field}|, moe: some) is not supported"):
         read_config(ModelFiles("tiny", tmp_path, config=path))

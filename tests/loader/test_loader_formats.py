@@ -135,7 +135,7 @@ def test_only_the_blocks_of_some_columns_are_read(fixture: Fixture, monkeypatch:
 
 def test_rows_in_another_order(fixture: Fixture) -> None:
     """As families store fused or rotated projections."""
-    order = (7, 3, 30, 4) if fixture.expected.ndim == 2 else (2, 0)
+    order = (7, 3, 31, 4) if fixture.expected.ndim == 2 else (2, 0)
     named = NamedSource(fixture.source, {"some": Stored(fixture.name, order)})
     close(named.read("some"), fixture.expected[list(order)])
 

@@ -71,6 +71,8 @@ PLAN = BatchPlan(
     masked=np.array([True, False]),
     last_tokens=ints(9),
     spare=ints(1, 0),
+    common=ints(0),
+    next_tokens=ints(3, 4),
 )
 MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [

@@ -112,7 +112,10 @@ def test_planes_are_the_matrices_of_experts(tmp_path: Path, transposed: bool) ->
             *planes("gate_proj.weight", 3, gate, transposed=transposed),
             *planes("up_proj.weight", 3, up, transposed=transposed),
         ],
-        "model.layers.*.mlp.experts.gate_up_bias": planes("gate_proj.bias", 3, gate),
+        "model.layers.*.mlp.experts.gate_up_bias": [
+            *planes("gate_proj.bias", 3, gate),
+            *planes("up_proj.bias", 3, up),
+        ],
         "model.layers.*.mlp.down": planes("down_proj", 3),
     }
     given = {
@@ -127,7 +130,7 @@ def test_planes_are_the_matrices_of_experts(tmp_path: Path, transposed: bool) ->
         check(source, f"{module}.up_proj.weight", stored[expert, 1::2])
         check(source, f"{module}.down_proj.weight", stored[expert])
         assert torch.equal(source.read(f"{module}.gate_proj.bias"), bias[expert, ::2])
-    assert len(source.names()) == 4 * 3
+    assert len(source.names()) == 5 * 3
 
 
 def test_layers_of_nemotron_h_stand_in_a_backbone_or_in_a_model(tmp_path: Path) -> None:

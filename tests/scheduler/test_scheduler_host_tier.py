@@ -195,31 +195,26 @@ def test_now_and_then_a_slow_copy_is_made_all_the_same() -> None:
 
 @dataclass
 class Below:
-    """A tier that keeps what it is offered, and is asked."""
+    """A tier that keeps what it is offered."""
 
     kept: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)
-    asked: list[tuple[int, int]] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
 
     def offer(self, tokens: Any, namespace: str, pages: Any, buffers: Any) -> None:
         self.kept[tuple(tokens.tolist())] = buffers[0][pages[0]].copy()
 
-    def ask(self, tokens: Any, namespace: str, known: int) -> None:
-        self.asked.append((len(tokens), known))
-
 
 def test_a_tier_below_gets_what_is_written_and_hands_it_back() -> None:
     bench, below = bench_of(), Below()
-    tier(bench)._below = below
+    tier(bench).below = below
     ask(bench, FIRST)
-    assert below.asked == [(29, 0)]
     tier(bench)._finish_all()
     whole = max(below.kept, key=len)
     assert len(whole) == 31 and below.kept[whole].view(np.int32)[:, 0].tolist() == list(whole)
     bench.submit(FlushCache(0))
     bench.run()
     rows = np.arange(31, dtype=np.int32)
-    content = np.concatenate([below.kept[whole][:1], below.kept[whole]])  # row 0 stands for none
-    tier(bench).adopt(np.array(whole, dtype=np.int32), "", [rows + 1], [content])
+    tier(bench).adopt(np.array(whole, dtype=np.int32), "", [rows + 1], [below.kept[whole]])
     assert ask(bench, FIRST) == (29, 29)
 
 

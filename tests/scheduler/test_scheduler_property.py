@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -128,6 +129,7 @@ def play(
     make: Callable[..., FakeExecutor] = FakeExecutor,
     memory: MemorySettings | None = None,
     host_pages: tuple[int, ...] | None = None,
+    handover: Callable[..., Any] | None = None,
 ) -> FakeExecutor:
     page_size, tokens, rows, chunk = machine
     executor = make(
@@ -141,7 +143,7 @@ def play(
     )
     stops = frozenset({7, 8, 9})
     memory = memory or MemorySettings(disable_radix_cache=not share)
-    parts = {"memory": memory, "proposer": proposer, "host_pages": host_pages}
+    parts = {"memory": memory, "proposer": proposer, "host_pages": host_pages, "handover": handover}
     bench = Bench(executor, eos_ids=tuple(stops), **parts, **config)
     asked: dict[int, tuple[list[int], int]] = {}
     ended_early: set[int] = set()

@@ -21,7 +21,7 @@ from bough.client.replicas import Replicas
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.messages.outputs import Delta, Deltas, ReplicaLost
-from bough.messages.requests import Control, Pause, StartProfile
+from bough.messages.requests import Control, FlushCache, Pause, StartProfile
 from bough.server.app import App
 from bough.server.native import info
 from bough.server.protocols import all_endpoints
@@ -582,6 +582,12 @@ def test_management() -> None:
             engine.busy = 2
             assert (await http.get("/flush_cache", params={"timeout": 9})).json()["success"] is True
             assert (await http.get("/flush_cache", params={"timeout": "soon"})).json()["error"]["param"] == "timeout"
+            assert not any(c.storage for c in engine.commands if isinstance(c, FlushCache))
+            assert (await http.get("/hicache/storage-backend")).json()["hicache_storage_backend"] is None
+            assert (await http.put("/hicache/storage-backend", json={})).status_code == 400
+            for path in ("/hicache/storage-backend/clear", "/clear_hicache_storage_backend"):
+                assert (await http.post(path)).status_code == 200
+                assert engine.commands[-1].storage
             assert (await http.post("/pause_generation", json={"mode": "retract"})).status_code == 200
             assert (await http.post("/pause_generation")).status_code == 200
             assert [c.mode for c in engine.commands if isinstance(c, Pause)] == ["retract", "abort"]

@@ -215,10 +215,9 @@ def test_writes_wait_in_a_queue_of_so_many_bytes() -> None:
 def test_a_fetch_says_how_far_it_got() -> None:
     transfers = Transfers(Store(Kept()), 8 * SIZE)
     transfers.store.put(KEYS[:3], [content(number) for number in range(3)])
-    buffers = empty(5)
-    fetch = transfers.fetch(KEYS[:5], buffers)
+    fetch = transfers.fetch(KEYS[:5], SIZE)
     fetch.future.result(10)
-    assert fetch.got == 3 and np.array_equal(buffers[2], content(2))
+    assert len(fetch.runs) == 3 and np.array_equal(fetch.runs[2], content(2))
     assert all(fetch.settled(policy) for policy in ("timeout", "best_effort", "wait_complete"))
     transfers.close()
 
@@ -229,11 +228,11 @@ def test_a_fetch_that_is_stopped_begins_no_further_run() -> None:
     transfers.store.put(KEYS[:3], [content(0)] * 3)
     kept.gate.clear()
     kept.calls = 0
-    fetch = transfers.fetch(KEYS[:3], empty(3))
+    fetch = transfers.fetch(KEYS[:3], SIZE)
     fetch.stopped = True
     kept.gate.set()
     fetch.future.result(10)
-    assert fetch.got <= 1 and kept.calls == fetch.got
+    assert len(fetch.runs) <= 1 and kept.calls == len(fetch.runs)
     transfers.close()
 
 
@@ -243,7 +242,7 @@ def test_policies_wait_for_a_fetch_in_their_way(monkeypatch: pytest.MonkeyPatch)
     kept = Kept()
     transfers = Transfers(Store(kept), 8 * SIZE)
     kept.gate.clear()
-    fetch = transfers.fetch(KEYS[:4], empty(4))
+    fetch = transfers.fetch(KEYS[:4], SIZE)
     policies = ("best_effort", "timeout", "wait_complete")
     assert [fetch.settled(policy) for policy in policies] == [True, False, False]
     clock[0] = 1.24

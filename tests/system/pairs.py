@@ -1,4 +1,4 @@
-"""Prefill engines, a decode engine and their gateway as a user starts them, all at once; always ended."""
+"""Prefill engines, decode engines and their gateway as a user starts them, all at once; always ended."""
 
 from __future__ import annotations
 
@@ -22,31 +22,40 @@ def free_port() -> int:
 @dataclass
 class Fleet:
     prefills: list[Server]
-    decode: Server
+    decodes: list[Server]
     gateway: GatewayProcess
+    port: int  # where the first prefill engine meets decode engines
 
     def logs(self) -> str:
-        return "\n".join(each.log() for each in (*self.prefills, self.decode, self.gateway))
+        return "\n".join(each.log() for each in (*self.prefills, *self.decodes, self.gateway))
 
 
 @contextlib.contextmanager
 def fleet(*flags: str, backends: tuple[str, ...] = ("shm", "tcp")) -> Iterator[Fleet]:
-    """A prefill engine for each transport, and a decode engine that takes any."""
+    """A prefill engine for each transport, and two decode engines that take any; the first prefill engine is that of
+    the second one's own choice."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as cleanup:
         folder, ports = Path(name), [free_port() for _ in backends]
-        prefills = []
-        for backend, port in zip(backends, ports, strict=True):
-            mode = ("--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", backend)
-            prefills.append(Server(folder, *flags, *mode, "--disaggregation-bootstrap-port", str(port)))
-            cleanup.callback(prefills[-1].end)
-        decode = Server(folder, *flags, "--disaggregation-mode", "decode")
-        cleanup.callback(decode.end)
-        for server in (*prefills, decode):
+
+        def start(*mode: str) -> Server:
+            server = Server(folder, *flags, "--disaggregation-mode", *mode)
+            cleanup.callback(server.end)
+            return server
+
+        port_flag, backend_flag = "--disaggregation-bootstrap-port", "--disaggregation-transfer-backend"
+        prefills = [
+            start("prefill", backend_flag, backend, port_flag, str(port))
+            for backend, port in zip(backends, ports, strict=True)
+        ]
+        decodes = [start("decode"), start("decode", "--prefill-url", "http://127.0.0.1:1", port_flag, str(ports[0]))]
+        for server in (*prefills, *decodes):
             server.wait_ready()
-        words = ["--pd-disaggregation", "--decode", decode.url, "--prefill-policy", "round_robin"]
+        words = ["--pd-disaggregation", "--prefill-policy", "round_robin", "--decode-policy", "round_robin"]
         for server, port in zip(prefills, ports, strict=True):
             words += ["--prefill", server.url, str(port)]
+        for server in decodes:
+            words += ["--decode", server.url]
         gateway = GatewayProcess(folder, *words)
-        cleanup.callback(gateway.process.kill)
-        gateway.wait_for(len(prefills) + 1)
-        yield Fleet(prefills, decode, gateway)
+        cleanup.callback(gateway.end)
+        gateway.wait_for(len(prefills) + len(decodes))
+        yield Fleet(prefills, decodes, gateway, ports[0])

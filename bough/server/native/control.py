@@ -49,6 +49,9 @@ START_EXPERTS = "Count how often each expert is chosen, from the next request on
 STOP_EXPERTS = "End the counting, once the requests before this have ended"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
+STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach and detach one, are answered with 400"
+CLEAR = "Remove all keys and values from the store, those of other engines that share it too"
+STORAGE_SETTINGS = ("hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy")
 SETTINGS = {f.name: f for _, f in all_fields()}
 
 
@@ -56,6 +59,9 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     client = context.client
     admin_only: dict[str, Any] = {"access": "admin_only"}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
+    methods = ("GET", "PUT", "DELETE")
+    storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
+    clear = partial(FlushCache, storage=True)
 
     def record(action: Literal["start", "stop", "dump"]) -> Callable[[Nothing], Coroutine[Any, Any, Reply]]:
         return lambda _: client.record_experts(action)
@@ -71,6 +77,9 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
             **get_or_post,
         ),
+        Endpoint("/hicache/storage-backend", partial(storage_backend, context), STORAGE, **storage),
+        command_route("/hicache/storage-backend/clear", CLEAR, Nothing, lambda _: client.call(clear)),
+        command_route("/clear_hicache_storage_backend", CLEAR, Nothing, lambda _: client.call(clear), **get_or_post),
         command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
         command_route(
             "/pause_generation",
@@ -159,6 +168,12 @@ async def flush_cache(context: ServerContext, request: Request, body: Nothing) -
             await asyncio.sleep(min(left, RETRY_S))
 
     return outcome_of(await while_connected(request, flush()))
+
+
+async def storage_backend(context: ServerContext, request: Request) -> Response:
+    if request.method != "GET":
+        raise RequestError("A store is opened when the engine starts (--hicache-storage-backend), and closed with it.")
+    return json_response({name: getattr(context.settings.memory, name) for name in STORAGE_SETTINGS})
 
 
 def _timeout_of(request: Request) -> float:

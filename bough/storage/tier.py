@@ -1,0 +1,162 @@
+"""The tier below the host's memory: runs of cached prefixes go to a store, and come back for requests that begin so.
+
+A request waits here, before the queue, while a thread reads its runs, as long as `--hicache-storage-prefetch-policy`
+says; others pass it by. What has come is put into the host's tier, from which requests take it like anything there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bough.constrained.interface import Ticket
+from bough.core.errors import SettingsError
+from bough.core.plan import IntArray, Limits
+from bough.core.settings import MemorySettings
+from bough.messages.requests import Generate
+from bough.scheduler.handover import Handover, Passing
+from bough.scheduler.host_tier import HostMemory, TieredCache
+from bough.scheduler.request import Request
+from bough.scheduler.running_batch import RunningBatch
+from bough.storage.backends import open_store
+from bough.storage.store import HEADER, RUN_TOKENS, Buffer, run_keys
+from bough.storage.transfers import Fetch, Transfers
+
+RECENT = 1 << 16  # names of runs that are in the store, as far as is known
+QUEUE_BYTES = 1 << 30  # of runs that wait to be written
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request may find in the store, from its run `first` on."""
+
+    fetch: Fetch
+    identity: tuple[str, ...]
+    tokens: IntArray
+    first: int
+
+
+def open_tier(limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> StoreTier:
+    """`identity` is what the keys and values of given tokens depend on, beside the layout of pages."""
+    flag = f"--hicache-storage-backend {memory.hicache_storage_backend}"
+    if any(group.kind == "state" for group in limits.groups):
+        raise SettingsError(f"{flag}: recurrent states are not stored yet; leave it out with this model.")
+    store = open_store(str(memory.hicache_storage_backend), memory.hicache_storage_backend_extra_config)
+    tier = StoreTier(Transfers(store, QUEUE_BYTES), limits, memory, identity)
+    if not HEADER.size + tier.run_bytes <= store.max_bytes:
+        raise SettingsError(f"{flag}: {RUN_TOKENS} tokens take {tier.run_bytes} bytes; give it a larger max_bytes.")
+    return tier
+
+
+class StoreTier(Handover):
+    """Owns the fetches under way, and requests that wait for theirs."""
+
+    def __init__(self, transfers: Transfers, limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> None:
+        super().__init__()
+        self._transfers, self.close = transfers, transfers.close
+        self._policy, self._backend = memory.hicache_storage_prefetch_policy, memory.hicache_storage_backend or ""
+        layout = (limits.page_size, limits.page_bytes, limits.ranks, limits.cache_dtype, limits.groups)
+        self._identity = ("", *identity, *map(str, layout))
+        self._run_pages = RUN_TOKENS // limits.page_size
+        self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
+        self.run_bytes = self._run_pages * sum(self._page_bytes)
+        self._recent: set[str] = set()
+        self._wanted: dict[Request, Wanted] = {}
+
+    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
+        assert isinstance(batch.cache, TieredCache)
+        self._cache = batch.cache
+        self._cache.below = self
+
+    def offer(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: HostMemory) -> None:
+        count = self._run_pages
+        if len(self._recent) > RECENT:
+            self._recent.clear()
+        for number, key in enumerate(run_keys((*self._identity, namespace), tokens)):
+            slots = [of_group[number * count : (number + 1) * count] for of_group in pages]
+            if key in self._recent or min(map(np.count_nonzero, slots)) < count:
+                continue  # windows may have left some behind
+            run = np.empty(self.run_bytes, dtype=np.uint8)
+            for part, buffer, of_group in zip(self._parts(run), buffers, slots, strict=True):
+                np.take(buffer, of_group, axis=0, out=part, mode="clip")
+            if self._transfers.put([key], [run]) is not None:
+                self._recent.add(key)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        counts, dropped = self._transfers.store.counts, self._transfers.dropped
+        return {
+            "hicache_storage_read_tokens_total": counts["found"] * RUN_TOKENS,
+            "hicache_storage_written_tokens_total": counts["written"] * RUN_TOKENS,
+            "hicache_storage_dropped_runs_total": counts["dropped"] + dropped,
+            "hicache_storage_corrupt_runs_total": counts["corrupt"],
+            "hicache_storage_failures_total": counts["failures"],
+        }
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._wanted or self._cache.under_way)
+
+    def enter(self, request: Request, message: Generate, ticket: Ticket | None) -> bool:
+        tokens, identity, host = request.tokens[: request.match_cap].copy(), self._identity, self._cache.host.tree
+        keys = run_keys((*identity, request.namespace), tokens)
+        on_host = host.match_length(tokens, request.namespace)
+        known = max(on_host, self._cache.tree.match_length(tokens, request.namespace))
+        if known >= len(keys) * RUN_TOKENS:
+            return False
+        first = on_host // RUN_TOKENS
+        fetch = self._transfers.fetch(keys[first:], self.run_bytes)
+        self._wanted[request] = Wanted(fetch, identity, tokens, first)
+        if self._policy != "best_effort":
+            self[request] = ticket
+        return request in self
+
+    def leave(self, request: Request) -> None:
+        super().leave(request)
+        self._wanted[request].fetch.stopped = True
+
+    def passed(self) -> list[Passing]:
+        passing: list[Passing] = []
+        for request, wanted in list(self._wanted.items()):
+            if wanted.fetch.future.done() or (request in self and wanted.fetch.settled(self._policy)):
+                wanted.fetch.stopped = True
+                del self._wanted[request]
+                self._adopt(request, wanted)
+                if request in self:
+                    passing.append((request, self.pop(request), None))
+        return passing
+
+    def _adopt(self, request: Request, wanted: Wanted) -> None:
+        """Puts what has come into the host's tier, unless it does not fit any more what is there."""
+        runs, keys, first, count = list(wanted.fetch.runs), wanted.fetch.keys, wanted.first, self._run_pages
+        self._recent.update(keys[: len(runs)])
+        self._recent.difference_update(keys[len(runs) :])
+        host, namespace = self._cache.host.tree, request.namespace
+        known = host.match_length(wanted.tokens, namespace)
+        if not runs or wanted.identity != self._identity or known < first * RUN_TOKENS:
+            return
+        for number, run in enumerate(runs, first):
+            pages = np.arange(1 - number * count, count + 1, dtype=np.int32).clip(0)
+            parts = self._parts(run)
+            self._cache.adopt(wanted.tokens[: (number + 1) * RUN_TOKENS], namespace, [pages] * len(parts), parts)
+        request.count_stored(host.match_length(wanted.tokens, namespace) - known, self._backend)
+
+    def weights_changed(self) -> None:
+        """Nobody else can tell by which weights runs are from now on: a path may hold others later."""
+        self._identity = (secrets.token_hex(16), *self._identity[1:])
+
+    def clear_storage(self) -> tuple[bool, str]:
+        self._recent.clear()
+        try:
+            self._transfers.store.clear()
+        except self._transfers.store.errors as error:
+            return False, f"The store cannot be cleared: {error}."
+        return True, f"The store ({self._backend}) is empty."
+
+    def _parts(self, run: Buffer) -> list[Buffer]:
+        """A run's pages of each group: [pages, bytes]."""
+        ends = np.cumsum([self._run_pages * size for size in self._page_bytes])
+        return [part.reshape(self._run_pages, -1) for part in np.split(run, ends[:-1])]

@@ -1,0 +1,256 @@
+"""The tier below the host's memory: what is stored, who waits for it, and what a request finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.core.control import SwapWeights
+from bough.core.errors import SettingsError
+from bough.core.model_config import KVGroup
+from bough.core.settings import MemorySettings
+from bough.messages.requests import Abort, Control, FlushCache
+from bough.storage import transfers as transfers_module
+from bough.storage.store import Store
+from bough.storage.tier import StoreTier, open_tier
+from bough.storage.transfers import Transfers
+from tests.fakes.executor import FakeExecutor, make_groups, oracle
+from tests.fakes.scheduler_bench import Bench
+from tests.scheduler.test_scheduler_property import ACTIONS, CONFIG, MACHINE, WINDOWS, play
+from tests.storage.test_storage_store import Kept
+
+PROMPT = [1 + i % 90 for i in range(600)]
+OTHER = [2, 3, 4]
+MEMORY = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}
+
+
+class SlowFuture(Future[Any]):
+    """Its work is done when somebody has asked for its end so often."""
+
+    def __init__(self, asks: int, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self.asks, self.work = asks, work
+
+    def done(self) -> bool:
+        self.asks -= 1
+        if self.asks < 0 and not super().done():
+            self.set_result(self.work())
+        return super().done()
+
+
+class SlowThread:
+    def __init__(self, asks: int = 0) -> None:
+        self.asks = asks
+        self.futures: list[SlowFuture] = []
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> SlowFuture:
+        self.futures.append(SlowFuture(self.asks, lambda: function(*args)))
+        if not self.asks:
+            self.futures[-1].done()
+        return self.futures[-1]
+
+
+class Rig:
+    """An engine over a store; `reads` says how often its end is asked for until a fetch has ended."""
+
+    def __init__(
+        self, kept: Kept, *, reads: int = 0, identity: str = "model", policy: str = "wait_complete", **machine: Any
+    ) -> None:
+        options = {"pages": 1200 // machine.get("page_size", 1), "context_length": 1024, "chunk_tokens": 256}
+        executor = FakeExecutor(**{**options, **machine})
+        limits = executor.limits()
+        self.transfers = Transfers(Store(kept), 1 << 20)
+        self.reader = SlowThread(reads)
+        self.transfers._reader, self.transfers._writer = self.reader, SlowThread()  # type: ignore[assignment]
+        memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
+        self.tier = StoreTier(self.transfers, limits, memory, [identity])
+        pages = tuple(2 * count for count in limits.pages)
+        self.bench = Bench(executor, memory=memory, host_pages=pages, handover=lambda _, out: (self.tier, out))
+
+    def ask(self, prompt: list[int] = PROMPT, weights: str = "", **options: Any) -> tuple[int, tuple[int, str] | None]:
+        """Runs a request; how many of its tokens were cached, and how many of those came from the store."""
+        handle = len(self.bench.out.started)
+        self.bench.ask(handle, prompt, max_new_tokens=2, **options)
+        self.bench.run()
+        assert self.bench.out.outputs[handle] == oracle(prompt, 2, weights=weights)
+        started = self.bench.out.started[handle]
+        return started.cached_tokens, started.storage
+
+    def flush(self, *, storage: bool = False) -> None:
+        self.bench.submit(FlushCache(0, storage))
+        self.bench.run()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {name.removeprefix("hicache_storage_"): value for name, value in self.tier.figures.items()}
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize("windows", [(), (6,), (300,)])
+def test_another_engine_answers_from_the_store(page_size: int, windows: tuple[int, ...]) -> None:
+    kept = Kept()
+    groups = [(KVGroup("window", window), 1200 // page_size) for window in windows]
+    first, second = (Rig(kept, page_size=page_size, groups=groups) for _ in range(2))
+    assert first.ask() == (0, None)
+    assert first.ask([*PROMPT, 7])[1] is None, "it is on the device"
+    assert len(kept.values) == 2 == first.figures["written_tokens_total"] // 256
+    assert second.ask() == (512, (512, "file"))
+    assert second.figures["read_tokens_total"] == 512 and second.figures["written_tokens_total"] == 0
+    assert sum(len(plan.tokens) for plan in second.bench.executor.plans) == 600 - 512
+
+
+def test_the_rest_of_a_prefix_comes_from_the_store() -> None:
+    kept = Kept()
+    first, second = Rig(kept), Rig(kept)
+    first.ask()
+    assert second.ask(PROMPT[:300]) == (256, (256, "file"))
+    assert second.ask() == (512, (512 - 300, "file"))
+
+
+def test_names_keep_apart_what_differs() -> None:
+    kept = Kept()
+    first = Rig(kept)
+    first.ask(namespace="salt")
+    assert first.ask() == (0, None)
+    kept.values = dict(list(kept.values.items())[:2])  # those of the salt
+    assert Rig(kept).ask() == (0, None) and Rig(kept, identity="other").ask(namespace="salt") == (0, None)
+    assert Rig(kept, page_size=2).ask(namespace="salt") == (0, None)
+    assert Rig(kept).ask(namespace="salt") == (512, (512, "file"))
+
+
+def test_a_damaged_run_is_computed_anew_and_written_again() -> None:
+    kept = Kept()
+    Rig(kept).ask()
+    key, value = list(kept.values.items())[1]
+    kept.values[key] = value[:-1] + bytes([value[-1] ^ 1])
+    rig = Rig(kept)
+    assert rig.ask() == (256, (256, "file")) and rig.figures["corrupt_runs_total"] == 1
+    assert kept.values[key] == value and Rig(kept).ask() == (512, (512, "file"))
+
+
+def test_a_flush_leaves_the_store_and_clearing_empties_it() -> None:
+    rig = Rig(Kept())
+    rig.ask()
+    rig.flush()
+    assert rig.ask() == (512, (512, "file"))
+    rig.flush(storage=True)
+    rig.flush()
+    assert rig.ask() == (0, None)
+    rig.flush()
+    assert rig.ask() == (512, (512, "file")), "it was stored again"
+
+
+def test_other_weights_find_nothing_of_the_former() -> None:
+    """Whatever path they come from: it may hold others later. What is on its way is not stored under their names."""
+    kept = Kept()
+    rig = Rig(kept)
+    rig.ask()
+    before = {*kept.values}
+    swap = Control(call=1, command=SwapWeights("b"), wait=True, flush_cache=True, facts={"model_path": "b"})
+    for _ in range(2):
+        rig.bench.submit(swap)
+        rig.bench.run()
+        assert rig.ask(weights="b") == (0, None)
+        rig.flush()
+        assert rig.ask(weights="b") == (512, (512, "file"))
+    assert len(kept.values) == 6 and before < {*kept.values}
+    assert Rig(kept).ask() == (512, (512, "file"))
+
+
+def test_what_is_under_way_at_a_flush_is_not_offered() -> None:
+    rig = Rig(Kept())
+    rig.bench.ask(0, PROMPT, max_new_tokens=1)
+    while not rig.bench.scheduler._cache.under_way:  # type: ignore[attr-defined]
+        rig.bench.turn()
+    rig.bench.scheduler._cache.flush()
+    assert not rig.figures["written_tokens_total"]
+
+
+def test_others_go_on_while_a_request_waits_for_all_of_its_runs() -> None:
+    kept = Kept()
+    Rig(kept).ask()
+    rig = Rig(kept, reads=100)
+    rig.bench.ask(0, PROMPT, max_new_tokens=2)
+    rig.bench.ask(1, OTHER, max_new_tokens=2)
+    rig.bench.turn(50)
+    assert rig.bench.out.outputs == {1: oracle(OTHER, 2)}
+    assert rig.bench.inbox.waits and None not in rig.bench.inbox.waits, "it looks again by itself"
+    rig.bench.run()
+    assert rig.bench.out.started[0].storage == (512, "file")
+
+
+def test_best_effort_waits_no_longer_than_for_a_row() -> None:
+    kept = Kept()
+    Rig(kept).ask()
+    rig = Rig(kept, reads=3, policy="best_effort")
+    assert rig.ask() == (0, None)
+    rig = Rig(kept, reads=3, policy="best_effort", rows=1)
+    rig.bench.ask(0, OTHER, max_new_tokens=30)
+    rig.bench.ask(1, PROMPT, max_new_tokens=2)
+    rig.bench.run()
+    assert rig.bench.out.started[1].storage == (512, "file")
+
+
+def test_after_a_while_a_request_goes_on_with_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, clock = Kept(), [0.0]
+    Rig(kept).ask()
+    monkeypatch.setattr(transfers_module.time, "monotonic", lambda: clock[0])
+    rig = Rig(kept, reads=1000, policy="timeout")
+    rig.bench.ask(0, PROMPT, max_new_tokens=2)
+    rig.bench.turn(20)
+    assert not rig.bench.out.started
+    clock[0] = 2.0
+    rig.bench.turn(20)
+    assert rig.bench.out.outputs[0] == oracle(PROMPT, 2) and rig.bench.out.started[0].storage is None
+
+
+def test_an_aborted_request_stops_its_fetch() -> None:
+    kept = Kept()
+    Rig(kept).ask()
+    rig, calls = Rig(kept, reads=50), kept.calls
+    rig.bench.ask(0, PROMPT)
+    rig.bench.turn(5)
+    rig.bench.submit(Abort(0))
+    rig.bench.run()
+    assert kept.calls == calls and not rig.tier.busy and not len(rig.tier)
+
+
+def test_what_cannot_be_stored_is_refused_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    states = FakeExecutor(groups=make_groups(1, 4, [], [2])).limits()
+    with pytest.raises(SettingsError, match="recurrent states"):
+        open_tier(states, MemorySettings(**MEMORY), [])
+    small = MemorySettings(**MEMORY, hicache_storage_backend_extra_config='{"max_bytes": 1000}')
+    with pytest.raises(SettingsError, match="larger max_bytes"):
+        open_tier(FakeExecutor().limits(), small, [])
+    open_tier(FakeExecutor().limits(), MemorySettings(**MEMORY), []).close()
+
+
+POLICIES = st.sampled_from(["timeout", "best_effort", "wait_complete"])
+
+
+@settings(deadline=None, max_examples=50)
+@given(ACTIONS, CONFIG, MACHINE, WINDOWS, POLICIES, st.integers(0, 12), st.data())
+def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
+    actions: list, config: dict, machine: tuple, windows: list, policy: str, reads: int, data: st.DataObject
+) -> None:
+    """Twice: the second engine finds what the first has stored."""
+    page_size, _, rows, _ = machine
+    groups, kept = make_groups(page_size, rows, windows, []), Kept()
+    pages = data.draw(st.tuples(*(st.integers(1, 90) for _ in range(1 + len(groups)))))
+    memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
+
+    def tier(executor: Any, outbox: Any) -> Any:
+        transfers = Transfers(Store(kept), 1 << 20)
+        transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
+        return StoreTier(transfers, executor.limits(), memory, []), outbox
+
+    with patch("bough.storage.store.RUN_TOKENS", 4), patch("bough.storage.tier.RUN_TOKENS", 4):
+        for _ in range(2):
+            play(actions, config, machine, True, groups=groups, memory=memory, host_pages=pages, handover=tier)

@@ -1,0 +1,64 @@
+"""Prefixes in files outlive a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.system.serving import PATIENCE_S, TINY, Server, running, until
+
+pytestmark = pytest.mark.slow
+
+GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+PROMPT = [7 * i % 120 + 2 for i in range(400)]
+
+
+def ask(server: Server, prompt: list[int]) -> tuple[dict[str, Any], list[int], list[float]]:
+    """Where its tokens came from, what was generated, and with which logprobs."""
+    body = {"input_ids": prompt, "sampling_params": GREEDY, "return_logprob": True}
+    answer = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).raise_for_status().json()
+    meta = answer["meta_info"]
+    return meta["cached_tokens_details"], answer["output_ids"], [each[0] for each in meta["output_token_logprobs"]]
+
+
+def metric(server: Server, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"bough:hicache_storage_{name}"))
+
+
+def details(**tokens: int) -> dict[str, Any]:
+    backend = "file" if tokens else None
+    return {"device": 0, "host": 0, "storage": 0, "disk": 0, "store": 0, "storage_backend": backend, **tokens}
+
+
+def test_a_restarted_server_answers_from_disk(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    storage = ("--enable-hierarchical-cache", "--hicache-storage-backend", "file", "--enable-metrics")
+    flags = ("--model", str(tiny_model), *TINY, *storage, "--hicache-storage-prefetch-policy", "wait_complete")
+
+    def runs() -> list[Path]:
+        return [path for path in (tmp_path / "kv").iterdir() if not path.name.startswith(".")]
+
+    with running(*flags) as first:
+        computed = ask(first, PROMPT)
+        assert computed[0] == details()
+        until(runs, "a file")
+    with running(*flags) as second:
+        found = ask(second, PROMPT)
+        assert found[0] == details(storage=256, disk=256)
+        assert found[1] == computed[1] and found[2] == pytest.approx(computed[2], abs=1e-4)
+        for run in runs():
+            run.write_bytes(run.read_bytes()[:-1] + b"\x99")
+        httpx.post(f"{second.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
+        assert ask(second, PROMPT)[:2] == (details(), computed[1]) and metric(second, "corrupt_runs_total") == 1
+
+        backend = f"{second.url}/hicache/storage-backend"
+        assert httpx.get(backend).json()["hicache_storage_backend"] == "file"
+        assert httpx.put(backend, json={}).status_code == 400
+        httpx.post(f"{backend}/clear", timeout=PATIENCE_S).raise_for_status()
+        assert not runs()

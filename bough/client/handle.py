@@ -14,7 +14,16 @@ from typing import Any, Literal, Protocol, assert_never
 from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
 from bough.client.replicas import Replicas, merge_replies
-from bough.core.control import ClientCommand, RecordExperts, Sleep, SwapWeights, Wake, memory_tags
+from bough.core.control import (
+    ClientCommand,
+    ReadWeight,
+    RecordExperts,
+    Sleep,
+    SwapWeights,
+    Wake,
+    WeightsCommand,
+    memory_tags,
+)
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
@@ -129,18 +138,22 @@ class EngineClient:
 
     async def update_weights(
         self,
-        model_path: str,
-        load_format: str | None = None,
+        command: WeightsCommand,
         *,
-        flush_cache: bool = True,
-        abort_all_requests: bool = False,
+        flush_cache: bool | None = True,
+        abort_all_requests: bool | None = False,
         weight_version: str | None = None,
     ) -> Reply:
-        """Returns when the requests before it have ended and the weights are those of another checkpoint."""
-        facts = {"model_path": model_path} | ({} if weight_version is None else {"weight_version": weight_version})
-        command = SwapWeights(model_path, load_format)
-        options = {"abort_all": abort_all_requests, "flush_cache": flush_cache}
+        """Returns when the requests before it have ended and the weights are the others."""
+        facts = {} if weight_version is None else {"weight_version": weight_version}
+        if isinstance(command, SwapWeights):
+            facts["model_path"] = command.model_path
+        options = {"abort_all": bool(abort_all_requests), "flush_cache": flush_cache is not False}
         return merge_replies(await self._control(command, wait=True, facts=facts, **options))
+
+    async def read_weight(self, command: ReadWeight) -> Reply:
+        """Of one replica: all have the same."""
+        return next(iter((await self._control(command, wait=True)).values()))
 
     async def release_memory(self, tags: Sequence[str] | None) -> Reply:
         command = Sleep(memory_tags(tags))

@@ -57,6 +57,23 @@ class SwapWeights(msgspec.Struct, frozen=True, tag=True):
     load_format: str | None = None  # None: what its files hold
 
 
+class TakeTensors(msgspec.Struct, frozen=True, tag=True):
+    """Gives the tensors of the model that files hold, by the checkpoint's names, other values: all, or none."""
+
+    files: tuple[str, ...]  # safetensors of this user
+
+
+class ReadWeight(msgspec.Struct, frozen=True, tag=True):
+    """The ticket's message is the first rows of a tensor, as JSON."""
+
+    name: str
+    truncate_size: int = 100
+
+
+class SetVersion(msgspec.Struct, frozen=True, tag=True):
+    """Changes nothing but what the engine says of itself."""
+
+
 class Sleep(msgspec.Struct, frozen=True, tag=True):
     """Gives memory back. What pages hold is lost with `kv_cache`. No plan may be launched before `Wake`."""
 
@@ -117,7 +134,8 @@ class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 AdapterCommand = LoadAdapter | PlaceAdapter
-ClientCommand = SwapWeights | Sleep | Wake | RecordExperts  # that clients send through the scheduler
+WeightsCommand = SwapWeights | TakeTensors | SetVersion
+ClientCommand = WeightsCommand | ReadWeight | Sleep | Wake | RecordExperts  # that clients send through the scheduler
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
 Command = GroupCommand | AdapterCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 

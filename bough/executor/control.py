@@ -6,10 +6,11 @@ when all memory is there again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import assert_never
 
@@ -30,10 +31,13 @@ from bough.core.control import (
     PlaceAdapter,
     ProfileStart,
     ProfileStop,
+    ReadWeight,
     RebalanceExperts,
     RecordExperts,
+    SetVersion,
     Sleep,
     SwapWeights,
+    TakeTensors,
     Wake,
 )
 from bough.core.errors import BoughError, RankLostError, RequestError
@@ -94,6 +98,14 @@ class ModelControl:
         match command:
             case SwapWeights():
                 message = self._swap(command)
+            case TakeTensors():
+                weights = self._awake_weights()
+                source = weights.live.open(command, weights.slots)
+                with self._moving(weights):
+                    message = weights.patch(source)
+            case ReadWeight():
+                weights = self._awake_weights()
+                message = weights.live.read(command, weights.slots)
             case Sleep():
                 message = self._sleep([tag for tag in command.tags if tag not in self._asleep])
             case Wake():
@@ -119,7 +131,7 @@ class ModelControl:
             case LoadAdapter() | PlaceAdapter():
                 assert self._adapters is not None
                 hashed = self._adapters.obey(command)
-            case Decline() | MeetGroups():
+            case Decline() | MeetGroups() | SetVersion():
                 pass
             case RebalanceExperts():
                 assert self._weights is not None
@@ -131,16 +143,26 @@ class ModelControl:
                 assert_never(command)
         return CommandResult(message, self._obstacle(), time.monotonic() - began, hashed)
 
-    def _swap(self, command: SwapWeights) -> str:
+    def _awake_weights(self) -> WeightStore:
         if "weights" in self._asleep:
             raise RequestError("The weights are released; resume them first (/resume_memory_occupation).")
         assert self._weights is not None
-        checkpoint = self._weights.find(command.model_path, command.load_format)
-        if not self._weights.in_place:
+        return self._weights
+
+    @contextlib.contextmanager
+    def _moving(self, weights: WeightStore) -> Iterator[None]:
+        """While weights are written, which may get other addresses."""
+        if not weights.in_place:
             self._drop()
-        self._weights.fill(checkpoint)
-        if not self._weights.in_place and not self._asleep:
+        yield
+        if not weights.in_place and not self._asleep:
             self._rebuild()
+
+    def _swap(self, command: SwapWeights) -> str:
+        weights = self._awake_weights()
+        checkpoint = weights.find(command.model_path, command.load_format)
+        with self._moving(weights):
+            weights.fill(checkpoint)
         if command.load_format == "dummy":
             return "The weights are random (load_format dummy)."
         return f"The weights are those of {command.model_path}."
@@ -156,12 +178,14 @@ class ModelControl:
         return f"Released: {', '.join(tags)}." if tags else "Already released."
 
     def _wake(self, tags: list[MemoryTag]) -> str:
+        lost = "weights" in tags and self._weights is not None and self._weights.patched
         for tag in tags:
             self._owner_of(tag).restore()
             self._asleep.discard(tag)
         if tags and not self._asleep:
             self._rebuild()
-        return f"Resumed: {', '.join(tags) or 'nothing, it was not released'}."
+        again = " The weights are those of the files; send the tensors that came since then again." if lost else ""
+        return f"Resumed: {', '.join(tags) or 'nothing, it was not released'}.{again}"
 
     def _owner_of(self, tag: MemoryTag) -> WeightStore | KVPool:
         if tag == "kv_cache":

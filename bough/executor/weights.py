@@ -7,7 +7,7 @@ with a checkpoint is found before the first byte in memory changes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -15,9 +15,11 @@ import torch
 from bough.core.errors import BoughError, EngineDeadError, ModelError, RequestError, ResourceError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LOAD_FORMATS, LOAD_INSTEAD, Settings
+from bough.executor.live_weights import LiveWeights
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
 from bough.executor.machine import free_memory_bytes
 from bough.layers.spread import ExpertRecord
+from bough.layers.weights import WeightSlot
 from bough.loader.load import check_ends, check_weights, load_weights, open_source, packed_cache, packed_size
 from bough.loader.locate import ModelFiles, locate
 from bough.loader.source import WeightSource
@@ -45,11 +47,26 @@ class WeightStore:
         self._held_bytes = loaded.weight_bytes
         self.experts = ExpertRecord(loaded.spread, loaded.config)
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their size in bytes
+        self.live = LiveWeights(loaded, files)
+        self.patched = False  # some are not those of the files
 
     @property
     def in_place(self) -> bool:
         """Whether a swap writes where the old weights are. Packed ones get other memory: their format may change."""
         return all(slot.packing is None for slot in self._slots)
+
+    @property
+    def slots(self) -> Sequence[WeightSlot]:
+        return self._slots
+
+    def patch(self, source: WeightSource) -> str:
+        """Writes the tensors of a source that was found to fit."""
+        names = {*source.names()}
+        load_weights(
+            [slot for slot in self._slots if slot.name in names], source, progress=False, device=self._loaded.device
+        )
+        self._held_bytes, self.patched = sum(slot.nbytes for slot in self._slots), True
+        return f"{len(names)} tensors have other values."
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
         """Another checkpoint of the same model."""
@@ -72,11 +89,13 @@ class WeightStore:
         packed = not self.in_place and checkpoint.load_format != "dummy"
         cache = packed_cache(checkpoint.files, self._settings.model.quantization, keep=False) if packed else None
         load_weights(self._slots, checkpoint.source, progress=False, device=self._loaded.device, cache=cache)
-        self._files, self._load_format = checkpoint.files, checkpoint.load_format
+        self._files, self._load_format, self.patched = checkpoint.files, checkpoint.load_format, False
         self._held_bytes = sum(slot.nbytes for slot in self._slots)
 
     def rebalance(self) -> str:
         """Moves experts to where they had better be: a rank reads those that it gets from the files."""
+        if self.patched:
+            return "All experts stay where they are, because the files do not have the weights that came since."
         spread = self._loaded.spread
         better = spread.better()
         if better == [layer.slots for layer in spread.layers]:

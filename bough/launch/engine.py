@@ -9,14 +9,21 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import json
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from bough.core.control import (
+    ReadWeight,
+    SwapWeights,
+    TakeTensors,
+    WeightsCommand,
+)
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
@@ -167,14 +174,27 @@ class Engine:
     ) -> WeightUpdate:
         """Reads another checkpoint of the same model in the place of its weights, once the requests that run have ended
         (`abort_all_requests` ends them). Where it does not fit, `success` is false and the old weights serve on."""
-        updating = self._client.update_weights(
-            str(model_path),
-            load_format,
-            flush_cache=flush_cache,
-            abort_all_requests=abort_all_requests,
-            weight_version=weight_version,
-        )
-        reply = self._wait(updating)
+        options = {"flush_cache": flush_cache, "abort_all_requests": abort_all_requests}
+        return self._update(SwapWeights(str(model_path), load_format), weight_version=weight_version, **options)
+
+    def update_weights_from_tensor(
+        self, named_tensors: Iterable[tuple[str, Any]] | Mapping[str, Any], load_format: None = None, **options: Any
+    ) -> WeightUpdate:
+        """Gives tensors, by the checkpoint's names, the values of torch's `named_tensors`, through shared memory; the
+        others stay. Options and outcome are those of `update_weights_from_disk`."""
+        from bough.rl import shared_tensors
+
+        with shared_tensors(named_tensors) as path:
+            return self._update(TakeTensors((path,)), **options)
+
+    def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
+        """The first rows of a tensor, by the checkpoint's name."""
+        reply = self._wait(self._client.read_weight(ReadWeight(name, truncate_size)))
+        _raise_if_refused(reply)
+        return json.loads(reply.message)
+
+    def _update(self, command: WeightsCommand, **options: Any) -> WeightUpdate:
+        reply = self._wait(self._client.update_weights(command, **options))
         return WeightUpdate(reply.ok, reply.message, reply.data["num_paused_requests"])
 
     def release_memory_occupation(self, tags: list[str] | None = None) -> None:

@@ -16,8 +16,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from bough.core.control import CopyPagesIn, CopyPagesOut, ProfileStop, RecordExperts, Sleep, SwapWeights, Wake
+from bough.core.control import (
+    CopyPagesIn,
+    CopyPagesOut,
+    ProfileStop,
+    ReadWeight,
+    RecordExperts,
+    Sleep,
+    SwapWeights,
+    TakeTensors,
+    Wake,
+)
 from bough.core.errors import EngineDeadError, ModelError, RankLostError, RequestError, SettingsError
 from bough.core.plan import BatchPlan, Executor, Limits, PageSwap, StepResult
 from bough.core.sampling_params import SamplingParams
@@ -329,6 +340,25 @@ def test_a_rank_that_goes_its_own_way_is_found(
 
     with pytest.raises(EngineDeadError, match=f"Rank 1 differs from rank 0 in {words}"):
         with_ranks(folders["llama"], 2, tokens_of, way=Disturbed, check_ranks=True)
+
+
+def test_tensors_reach_the_ranks_that_have_parts_of_them(folders: dict[str, Path], tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other", 4, **LLAMA)
+    tensors = load_file(other / "model.safetensors")
+    save_file({**tensors, "model.norm.weight": torch.ones(3)}, tmp_path / "wrong")
+
+    def use(executor: Executor) -> list[Any]:
+        with pytest.raises(RequestError, match=r"has shape \[3\], not"):  # on all ranks, and none has changed
+            executor.control(TakeTensors((str(tmp_path / "wrong"),))).wait()
+        found: list[Any] = [tokens_of(executor)]
+        executor.control(TakeTensors((str(other / "model.safetensors"),))).wait()
+        for name, tensor in tensors.items():
+            shown = json.loads(executor.control(ReadWeight(name, 10**6)).wait().message)
+            assert torch.equal(torch.tensor(shown), tensor), name
+        return [*found, tokens_of(executor)]
+
+    expected = [alone(folders["llama"], tokens_of), alone(other, tokens_of)]
+    assert with_ranks(folders["llama"], 2, use) == expected
 
 
 def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from bough.core.control import ProfileStart, ProfileStop, Sleep, SwapWeights, Wake
+from bough.core.control import ProfileStart, ProfileStop, ReadWeight, SetVersion, Sleep, SwapWeights, TakeTensors, Wake
 from bough.core.plan import (
     BatchPlan,
     InputLogprobs,
@@ -78,6 +78,9 @@ PLAN = BatchPlan(
 MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [
     SwapWeights("folder", "auto"),
+    TakeTensors(("/dev/shm/one", "/dev/shm/other")),
+    ReadWeight("model.norm.weight", 3),
+    SetVersion(),
     Sleep(("weights",)),
     Wake(),
     ProfileStart(output_dir="d", activities=("CPU",), with_stack=True),

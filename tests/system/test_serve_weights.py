@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+import transformers
 
 from bough import Engine
 from bough.core.errors import RequestError
@@ -126,6 +128,60 @@ def test_the_same_tokens_come_after_memory_was_released(client: httpx.Client, ta
     output = generated(client)
     assert answer_of(output) == before
     assert (output["meta_info"]["cached_tokens"] > 0) == (tags == ["weights"])
+
+
+@pytest.mark.slow
+def test_tensors_are_taken_under_load(
+    client: httpx.Client, checkpoints: dict[str, Path], second_tokens: list[int]
+) -> None:
+    """Every answer is that of the weights whose version it carries, and bytes that do not fit change nothing."""
+    route, answers = "/update_weights_from_tensor", []
+    wanted = {"first": answer_of(generated(client)), "second": second_tokens}
+    client.post("/update_weight_version", json={"new_version": "first"}).raise_for_status()
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            reply = httpx.post(
+                f"{client.base_url}/generate", json={"input_ids": PROMPT, "sampling_params": GREEDY}, timeout=PATIENCE_S
+            )
+            answers.append(reply.json())
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    for version in ("second", "first", "second", "first"):
+        content = (checkpoints[version] / "model.safetensors").read_bytes()
+        enough = len(answers) + 4
+        until(lambda enough=enough: len(answers) > enough, "answers between updates")
+        headers = {"content-type": "application/octet-stream"}
+        cut = client.post(route, content=content[: len(content) // 2], headers=headers)
+        assert cut.status_code == 400 and "no whole safetensors" in cut.json()["message"]
+        reply = client.post(route, content=content, headers=headers, params={"weight_version": version})
+        assert reply.status_code == 200, reply.text
+    stop.set()
+    for thread in asking:
+        thread.join()
+    assert {answer["meta_info"]["weight_version"] for answer in answers} == {"first", "second"}
+    assert all(answer_of(answer) == wanted[answer["meta_info"]["weight_version"]] for answer in answers)
+
+
+@pytest.mark.slow
+def test_an_engine_takes_a_trainers_tensors(checkpoints: dict[str, Path], second_tokens: list[int]) -> None:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(checkpoints["second"]).state_dict()
+    wide = {"model.norm.weight": theirs["model.norm.weight"].repeat(2)}
+    with Engine(checkpoints["first"], skip_tokenizer_init=True, max_total_tokens=4096, cpu_threads=1) as engine:
+        before = answer_of(engine.generate(input_ids=PROMPT, sampling_params=GREEDY))
+        assert not engine.update_weights_from_tensor(wide).success
+        assert answer_of(engine.generate(input_ids=PROMPT, sampling_params=GREEDY)) == before
+        success, message, paused = engine.update_weights_from_tensor(list(theirs.items()), weight_version="2")
+        assert success and paused == 0, message
+        output = engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
+        assert answer_of(output) == second_tokens and output["meta_info"]["weight_version"] == "2"
+        for name, tensor in theirs.items():
+            assert torch.equal(torch.tensor(engine.get_weights_by_name(name, 10**6)), tensor), name
+        with pytest.raises(RequestError, match=r"no tensor 'model\.nothing'"):
+            engine.get_weights_by_name("model.nothing")
 
 
 def test_an_engine_of_the_default_model_does_the_same() -> None:

@@ -8,7 +8,9 @@ from bough.server.native.control import control_routes
 from bough.server.native.generate import generate_routes
 from bough.server.native.info import info_routes
 from bough.server.native.text import text_routes
+from bough.server.native.weights import weight_routes
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    return [*generate_routes(context), *info_routes(context), *text_routes(context), *control_routes(context)]
+    makers = (generate_routes, info_routes, text_routes, control_routes, weight_routes)
+    return [endpoint for make in makers for endpoint in make(context)]

@@ -1,4 +1,4 @@
-"""Management: empty the cache, abort requests, pause and continue, record a profile, update weights, release memory.
+"""Management: empty the cache, abort requests, pause and continue, record a profile, release memory.
 
 What reads a path or stops all service (`admin_only`) is never opened by a client's key.
 """
@@ -48,8 +48,6 @@ from bough.server.native.schemas import (
     ProfileBody,
     SettingsBody,
     SettingsOutcome,
-    UpdateWeightsBody,
-    WeightsOutcome,
 )
 from bough.server.streaming import while_connected
 
@@ -66,13 +64,11 @@ STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach a
 CLEAR = "Remove all keys and values from the store, those of other engines that share it too"
 STORAGE_SETTINGS = ("hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy")
 SETTINGS = {f.name: f for _, f in all_fields()}
-UPDATE_WEIGHTS = "Read another checkpoint of the same model in the place of its weights"
 
 
 def control_routes(context: ServerContext) -> list[Endpoint]:
     client = context.client
     admin_only: dict[str, Any] = {"access": "admin_only"}
-    weights: dict[str, Any] = {"body": UpdateWeightsBody, "answer": WeightsOutcome, **admin_only}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
     methods = ("GET", "PUT", "DELETE")
     storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
@@ -95,7 +91,6 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
         Endpoint("/hicache/storage-backend", partial(storage_backend, context), STORAGE, **storage),
         command_route("/hicache/storage-backend/clear", CLEAR, Nothing, lambda _: client.call(clear)),
         command_route("/clear_hicache_storage_backend", CLEAR, Nothing, lambda _: client.call(clear), **get_or_post),
-        Endpoint("/update_weights_from_disk", partial(update_weights, context), UPDATE_WEIGHTS, **weights),
         *adapter_routes(context),
         command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
         command_route(
@@ -267,19 +262,3 @@ async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
     profile = ProfileStart(**given_fields(body, PROFILE_OPTIONS), activities=tuple(body.activities or ()))
     start_step, num_steps = int(body.start_step or 0), int(body.num_steps or 0) or None
     return await context.client.call(lambda call: StartProfile(call, start_step, num_steps, profile))
-
-
-async def update_weights(context: ServerContext, request: Request, body: UpdateWeightsBody) -> Response:
-    updating = context.client.update_weights(
-        body.model_path,
-        body.load_format,
-        flush_cache=body.flush_cache is not False,
-        abort_all_requests=bool(body.abort_all_requests),
-        weight_version=body.weight_version,
-    )
-    reply = await while_connected(request, updating)
-    outcome = msgspec.structs.asdict(WeightsOutcome(reply.ok, reply.message, reply.data["num_paused_requests"]))
-    if reply.ok:
-        return json_response(outcome)
-    failure = failure_of(RequestError(reply.message))
-    return json_response({**outcome, **native_shape(failure)}, failure.status)

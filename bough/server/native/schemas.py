@@ -277,12 +277,10 @@ class PauseBody(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["abort", "retract", "in_place"] | None = None
 
 
-class UpdateWeightsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where the new weights are. The last five are accepted for SGLang's clients: a pause outlives an update in any
+class UpdateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What goes with new weights. The last five are accepted for SGLang's clients: a pause outlives an update in any
     case, and captured graphs stay valid."""
 
-    model_path: str
-    load_format: str | None = None
     flush_cache: bool | None = None
     abort_all_requests: bool | None = None
     weight_version: str | None = None
@@ -291,6 +289,36 @@ class UpdateWeightsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     torch_empty_cache: bool | None = None
     recapture_cuda_graph: bool | None = None
     token_step: int | None = None
+
+
+class DiskBody(UpdateBody):
+    """Where the new weights are."""
+
+    model_path: str
+    load_format: str | None = None
+
+
+class TensorBody(UpdateBody):
+    """Tensors by the checkpoint's names, as safetensors in base64; those of several are taken together."""
+
+    serialized_named_tensors: str | list[str]
+    load_format: Literal["safetensors"] | None = None
+
+
+class IpcBody(UpdateBody):
+    """Safetensors files of the engine's user, such as in /dev/shm."""
+
+    files: Annotated[list[str], Meta(min_length=1)]
+
+
+class ReadWeightBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    truncate_size: Annotated[int, Meta(ge=0)] = 100  # rows
+
+
+class VersionBody(msgspec.Struct, forbid_unknown_fields=True):
+    new_version: str
+    abort_all_requests: bool | None = None
 
 
 class WeightsOutcome(Outcome):

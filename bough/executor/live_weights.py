@@ -1,0 +1,152 @@
+"""What trainers do with the weights of an engine that runs: hand tensors over, and look at them.
+
+Tensors have the checkpoint's names. They come in safetensors files of this user, most of them in shared memory; never
+pickled. All ranks have found that they fit before one of them writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from bough.core.control import ReadWeight, TakeTensors
+from bough.core.errors import BoughError, RequestError
+from bough.executor.load_model import LoadedWeights
+from bough.kernels.quant_linear.native import linear_library, structs_of
+from bough.layers.weights import WeightSlot
+from bough.loader.load import check_weights
+from bough.loader.locate import ModelFiles
+from bough.loader.source import DummySource, NamedSource, TensorSource, WeightSource
+from bough.models.names import Stored, find_tensors
+from bough.models.registry import FALLBACK, find_family
+
+T = TypeVar("T")
+Tensors = Mapping[str, torch.Tensor]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Whose GGUF files have the numbers that safetensors have; others' hold norms, decays or the like in another form.
+GGUF_ALIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+HEAD = "lm_head.weight"
+
+
+class LiveWeights:
+    """One rank's side."""
+
+    def __init__(self, loaded: LoadedWeights, files: ModelFiles) -> None:
+        self._loaded, self._ranks = loaded, loaded.group
+        self._alike = files.gguf is None or loaded.config.architecture in GGUF_ALIKE
+
+    def open(self, command: TakeTensors, slots: Sequence[WeightSlot]) -> WeightSource:
+        """The tensors that are handed over, by the model's names. Raises on all ranks unless they fit on all."""
+        return self._together(lambda: self._fitting([_of_file(Path(path)) for path in command.files], slots))
+
+    def read(self, command: ReadWeight, slots: Sequence[WeightSlot]) -> str:
+        """The rows of all tensor parallel ranks together."""
+        values, counts = self._together(lambda: self._own_rows(command, slots))
+        values, counts = self._ranks.all_reduce(values), self._ranks.all_reduce(counts)  # some rows are on several
+
+        def whole() -> str:
+            if not bool(counts.all()):
+                raise RequestError(f"{command.name} is on ranks that cannot be asked together (pipelines, experts).")
+            return msgspec.json.encode((values / counts).tolist()).decode()
+
+        return self._together(whole)
+
+    def _together(self, act: Callable[[], T]) -> T:
+        """What `act` returns if no rank's has raised."""
+        result: T | BoughError
+        try:
+            result = act()
+        except BoughError as error:
+            result = error
+        if not self._ranks.all_groups.all_say(not isinstance(result, BoughError)):
+            raise result if isinstance(result, BoughError) else RequestError("Another rank cannot do it; see its log.")
+        assert not isinstance(result, BoughError)
+        return result
+
+    @functools.cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        model = DummySource(self._loaded.config)
+        return {name: model.shape(name) for name in model.names()}
+
+    def _find(self, names: Sequence[str]) -> dict[str, Stored]:
+        if not self._alike:
+            raise RequestError("This model's GGUF has other numbers than safetensors; start the engine from those.")
+        family = find_family(self._loaded.config.architecture)
+        known = {} if family is FALLBACK else family.names(self._loaded.config)  # a trainer has the modules' own names
+        found = find_tensors(known, names, keep_others=True)
+        if unknown := found.keys() - self._shapes.keys() - ({HEAD} if self._loaded.config.tied_embeddings else set()):
+            raise RequestError(f"The model has no tensor {sorted(unknown)[0]!r}; use the names of its checkpoint.")
+        return {name: at for name, at in found.items() if name in self._shapes}
+
+    def _fitting(self, files: Sequence[Tensors], slots: Sequence[WeightSlot]) -> WeightSource:
+        tensors = {name: tensor for file in files for name, tensor in file.items()}
+        for name, tensor in tensors.items():
+            if tensor.dtype not in DTYPES:
+                raise RequestError(f"Tensor {name} is {tensor.dtype}; send one of {', '.join(map(str, DTYPES))}.")
+        found = self._find(list(tensors))
+        if not found:
+            tied = " lm_head.weight is model.embed_tokens.weight in this model." if HEAD in tensors else ""
+            raise RequestError(f"There is no tensor to update.{tied}")
+        rows = {name: tensor.view(tensor.shape or (1,)) for name, tensor in tensors.items()}
+        try:
+            source = NamedSource(TensorSource(rows), found)
+            shapes = {name: source.shape(name) for name in found}
+        except IndexError:
+            raise RequestError("A tensor has fewer dimensions than that of the checkpoint.") from None
+        for name, shape in shapes.items():
+            if shape != self._shapes[name]:
+                raise RequestError(f"Tensor {name} has shape {list(shape)}, not {list(self._shapes[name])}.")
+        check_weights([slot for slot in slots if slot.name in found], source)
+        return source
+
+    def _own_rows(self, command: ReadWeight, slots: Sequence[WeightSlot]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first rows as far as this rank has them, and how often it has each value."""
+        tied = command.name == HEAD and self._loaded.config.tied_embeddings
+        found = self._find(["model.embed_tokens.weight" if tied else command.name])
+        (name, at), *others = found.items()
+        if others or at != Stored(at.name):
+            raise RequestError(f"{command.name} is kept in parts or in another order, which cannot be shown.")
+        first, *width = self._shapes[name]
+        values = torch.zeros(min(command.truncate_size, first), *width)
+        counts = torch.zeros_like(values)
+        for slot in (slot for slot in slots if slot.name == name):
+            if slot.store is not None or slot.form is not None:
+                raise RequestError(f"{command.name} is kept in other numbers, which cannot be shown.")
+            rows, *columns = slot.index or (slice(None),)
+            own = range(first)[rows]
+            for place in own[: max(len(values) - own.start, 0)]:
+                values[place][tuple(columns)] += _row(slot, place - own.start)
+                counts[place][tuple(columns)] += 1
+        return values.to(self._loaded.device), counts.to(self._loaded.device)
+
+
+def _row(slot: WeightSlot, number: int) -> torch.Tensor:
+    if slot.packing is None:
+        return slot.target[number].float().cpu()
+    values, weight = torch.empty(slot.packing.inputs), slot.packing.weight
+    linear_library().bough_weight_row(structs_of([weight]), number, values.data_ptr())
+    return values
+
+
+def _of_file(path: Path) -> Tensors:
+    """What a file of this user holds, mapped. It is opened once: what is checked is what is read."""
+    try:
+        with path.open("rb") as file:
+            about, opened = os.fstat(file.fileno()), Path(f"/proc/self/fd/{file.fileno()}")
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+                raise RequestError(f"{path} is not a file of the user that the engine runs as.")
+            tensors: Tensors = load_file(opened if opened.exists() else path)
+            return tensors
+    except SafetensorError as error:
+        raise RequestError(f"These are no whole safetensors ({error}).") from None
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read: {error}.") from None

@@ -1,0 +1,135 @@
+"""Weights that change while the server runs: from disk, sent as tensors, or shared in memory.
+
+All of it is the operator's (`admin_only`): it reads paths, or changes what all clients get.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bough.core import control
+from bough.core.errors import RequestError
+from bough.core.shared_files import shared_file
+from bough.messages.outputs import Reply
+from bough.server.bodies import decode_body, read_bytes
+from bough.server.context import ServerContext
+from bough.server.endpoint import Endpoint, json_response
+from bough.server.errors import HttpError, failure_of, native_shape
+from bough.server.native import schemas
+from bough.server.native.control import command_route, raise_if_refused
+from bough.server.streaming import while_connected
+
+OPTIONS = ("flush_cache", "abort_all_requests", "weight_version")
+SAFE = "send safetensors (safetensors.torch.save, bough.rl.json_body)"
+OTHER_WAYS = "Use /update_weights_from_ipc or _from_disk, send fewer tensors at a time, or raise it."
+PICKLES = (b"\x80", b"PK")  # how pickles and torch.save's archives begin
+FROM_DISK = "Read another checkpoint of the same model in the place of its weights"
+FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/octet-stream, with options as queries"
+FROM_IPC = "Take tensors from memory of the same user"
+READ_WEIGHT = "The first rows of a tensor by the checkpoint's name"
+
+
+def weight_routes(context: ServerContext) -> list[Endpoint]:
+    admin_only: dict[str, Any] = {"access": "admin_only"}
+
+    def update(kind: str, summary: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
+        async def handle(request: Request, given: Any) -> Response:
+            return await update_weights(context, request, command(given), given)
+
+        return Endpoint(
+            f"/update_weights_from_{kind}", handle, summary, body=body, answer=schemas.WeightsOutcome, **admin_only
+        )
+
+    async def name_version(body: schemas.VersionBody) -> Reply:
+        options: dict[str, Any] = {"flush_cache": False, "abort_all_requests": body.abort_all_requests}
+        reply = await context.client.update_weights(control.SetVersion(), weight_version=body.new_version, **options)
+        message = f"The weights are version {body.new_version}."
+        return Reply(0, reply.ok, reply.message, {"success": True, "message": message, "new_version": body.new_version})
+
+    return [
+        update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
+        update("ipc", FROM_IPC, schemas.IpcBody, lambda b: control.TakeTensors(tuple(b.files))),
+        Endpoint(
+            "/update_weights_from_tensor",
+            partial(update_from_tensor, context),
+            FROM_TENSOR,
+            answer=schemas.WeightsOutcome,
+            **admin_only,
+        ),
+        Endpoint(
+            "/get_weights_by_name",
+            partial(read_weight, context),
+            READ_WEIGHT,
+            methods=("GET", "POST"),
+            body=schemas.ReadWeightBody,
+            answer=list[Any],
+            **admin_only,
+        ),
+        command_route(
+            "/update_weight_version",
+            "Name the weights that are served",
+            schemas.VersionBody,
+            name_version,
+            answer=dict[str, Any],
+            **admin_only,
+        ),
+    ]
+
+
+async def update_weights(
+    context: ServerContext, request: Request, command: control.WeightsCommand, body: schemas.UpdateBody
+) -> Response:
+    options = {name: getattr(body, name) for name in OPTIONS}
+    reply = await while_connected(request, context.client.update_weights(command, **options))
+    outcome = {"success": reply.ok, "message": reply.message, "num_paused_requests": reply.data["num_paused_requests"]}
+    if reply.ok:
+        return json_response(outcome)
+    failure = failure_of(RequestError(reply.message))
+    return json_response({**outcome, **native_shape(failure)}, failure.status)
+
+
+async def update_from_tensor(context: ServerContext, request: Request) -> Response:
+    try:
+        raw = await read_bytes(request)
+    except HttpError as error:
+        failure = error.failure
+        raise HttpError(failure.status, f"{failure.message} {OTHER_WAYS}", failure.type) from None
+    if request.headers.get("content-type", "").partition(";")[0] in ("", "application/json"):
+        body = decode_body(raw, schemas.TensorBody)
+        given = body.serialized_named_tensors
+        parts = [_decoded(part) for part in ([given] if isinstance(given, str) else given)]
+    else:
+        fields = {**request.query_params, "serialized_named_tensors": ""}
+        body, parts = msgspec.convert(fields, schemas.TensorBody, strict=False), [raw]
+    with contextlib.ExitStack() as files:
+        paths = []
+        for part in parts:
+            if part.startswith(PICKLES) and part[8:9] != b"{":
+                raise RequestError(f"Pickled tensors can run code and are never read; {SAFE}.")
+            paths.append(files.enter_context(shared_file(len(part))))
+            Path(paths[-1]).write_bytes(part)
+        return await update_weights(context, request, control.TakeTensors(tuple(paths)), body)
+
+
+def _decoded(part: str) -> bytes:
+    try:
+        return base64.b64decode(part, validate=True)
+    except ValueError:
+        raise RequestError(
+            f"serialized_named_tensors must be base64; {SAFE}.", field="serialized_named_tensors"
+        ) from None
+
+
+async def read_weight(context: ServerContext, request: Request, body: schemas.ReadWeightBody) -> Response:
+    asking = context.client.read_weight(control.ReadWeight(body.name, body.truncate_size))
+    reply = raise_if_refused(await while_connected(request, asking))
+    return Response(reply.message, media_type="application/json")

@@ -1,0 +1,146 @@
+"""The routes through which weights change: their JSON, what they refuse, and what reaches the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import pickle
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from bough.core.control import ReadWeight, SetVersion, TakeTensors
+from bough.messages.requests import Control
+from bough.rl import json_body
+from bough.server.native.weights import weight_routes
+from tests.server.native_engine import NativeEngine, open_server
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+PATH = "/update_weights_from_tensor"
+
+
+class Reading(NativeEngine):
+    """Looks into the files of each command, as the executor does before it answers."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda message: None)
+        self.taken: list[dict[str, torch.Tensor]] = []
+
+    def _reply(self, message: Any) -> None:
+        if isinstance(message, Control) and isinstance(message.command, TakeTensors):
+            self.taken += [load(Path(path).read_bytes()) for path in message.command.files]
+        super()._reply(message)
+
+
+def served(go: Callable[[Reading, httpx.AsyncClient], Awaitable[None]], **settings: Any) -> None:
+    async def run() -> None:
+        engine = Reading()
+        async with open_server(engine, **settings) as http:
+            await go(engine, http)
+
+    asyncio.run(run())
+
+
+def test_tensors_arrive_as_json_or_as_bytes() -> None:
+    async def go(engine: Reading, http: httpx.AsyncClient) -> None:
+        done = {"success": True, "message": "done", "num_paused_requests": 0}
+        sent = json_body(TENSORS, weight_version="7", load_format=None, flush_cache=False, abort_all_requests=True)
+        assert (await http.post(PATH, json=sent)).json() == done
+        half = [base64.b64encode(save({name: tensor})).decode() for name, tensor in TENSORS.items()]
+        assert (await http.post(PATH, json={"serialized_named_tensors": half})).json() == done
+        raw = {"content": save(TENSORS), "headers": {"content-type": "application/octet-stream"}}
+        assert (await http.post(PATH, params={"flush_cache": "false", "weight_version": "8"}, **raw)).json() == done
+        first, second, third = (message for message in engine.commands if isinstance(message, Control))
+        assert (first.flush_cache, first.abort_all, first.wait, first.facts) == (
+            False,
+            True,
+            True,
+            {"weight_version": "7"},
+        )
+        assert (second.flush_cache, second.abort_all, second.facts) == (True, False, {})
+        assert (third.flush_cache, third.facts) == (False, {"weight_version": "8"})
+        whole, *halves, bytes_alone = engine.taken
+        assert [set(part) for part in halves] == [{"a"}, {"b"}]
+        for found in (whole, bytes_alone):
+            assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+        assert not any(Path(path).exists() for path in (*first.command.files, *third.command.files))
+        engine.busy = 1
+        refused = await http.post(PATH, json=sent)
+        assert refused.status_code == 400 and refused.json()["success"] is False
+        assert refused.json()["message"] == refused.json()["error"]["message"] == "busy"
+
+    served(go)
+
+
+def archived() -> bytes:
+    buffer = io.BytesIO()
+    torch.save(TENSORS, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("content", [pickle.dumps([("a", [1.0])]), archived()], ids=["pickle", "torch.save"])
+def test_pickles_are_refused_with_what_to_send(content: bytes) -> None:
+    async def go(engine: Reading, http: httpx.AsyncClient) -> None:
+        as_json = await http.post(PATH, json={"serialized_named_tensors": [base64.b64encode(content).decode()]})
+        as_bytes = await http.post(PATH, content=content, headers={"content-type": "application/octet-stream"})
+        for refused in (as_json, as_bytes):
+            assert refused.status_code == 400 and "send safetensors" in refused.json()["error"]["message"]
+        assert not engine.commands
+
+    served(go)
+
+
+def test_other_bodies_are_refused() -> None:
+    async def go(engine: Reading, http: httpx.AsyncClient) -> None:
+        for wrong in ({}, {"serialized_named_tensors": "?"}, {**json_body(TENSORS), "load_format": "flattened_bucket"}):
+            refused = await http.post(PATH, json=wrong)
+            assert refused.status_code == 400, refused.text
+        raw = {"content": save(TENSORS), "headers": {"content-type": "application/octet-stream"}}
+        assert (await http.post(PATH, params={"flush": "false"}, **raw)).status_code == 400
+        large = await http.post(PATH, json={"serialized_named_tensors": "A" * (1 << 20)})
+        message = large.json()["error"]["message"]
+        assert large.status_code == 413 and "--max-body-mb" in message and "/update_weights_from_ipc" in message
+        assert not engine.commands
+
+    served(go, max_body_mb=1)
+
+
+def test_files_of_shared_memory_are_named(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(save(TENSORS))
+
+    async def go(engine: Reading, http: httpx.AsyncClient) -> None:
+        reply = await http.post("/update_weights_from_ipc", json={"files": [str(tmp_path / "one")]})
+        assert reply.status_code == 200 and set(engine.taken[0]) == {"a", "b"}
+        for wrong in ({}, {"files": []}, {"zmq_handles": {"gpu": "ipc://x"}}):
+            assert (await http.post("/update_weights_from_ipc", json=wrong)).status_code == 400
+
+    served(go)
+
+
+def test_weights_are_shown_and_named() -> None:
+    async def go(engine: Reading, http: httpx.AsyncClient) -> None:
+        body = {"name": "model.norm.weight"}
+        assert (await http.post("/get_weights_by_name", json=body)).json() == [[0.5]]
+        await http.request("GET", "/get_weights_by_name", json={**body, "truncate_size": 3})
+        reply = await http.post("/update_weight_version", json={"new_version": "9", "abort_all_requests": True})
+        assert reply.json()["success"] is True and reply.json()["new_version"] == "9"
+        shown, again, named = (message for message in engine.commands if isinstance(message, Control))
+        assert (shown.command, again.command) == (ReadWeight(**body), ReadWeight(**body, truncate_size=3))
+        assert named.command == SetVersion() and named.facts == {"weight_version": "9"}
+        assert named.abort_all and not named.flush_cache
+        engine.busy = 1
+        assert (await http.post("/get_weights_by_name", json=body)).status_code == 400
+        assert (await http.post("/get_weights_by_name", json={**body, "truncate_size": -1})).status_code == 400
+
+    served(go)
+
+
+def test_all_of_it_is_the_operators() -> None:
+    endpoints = weight_routes(NativeEngine(lambda _: None).context())
+    assert len(endpoints) > 4 and {endpoint.access for endpoint in endpoints} == {"admin_only"}

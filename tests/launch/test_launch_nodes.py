@@ -264,7 +264,7 @@ def test_what_describes_no_hosts_is_refused(given: dict[str, Any], said: str) ->
 @pytest.mark.parametrize("key", ["", "short"])
 def test_hosts_need_a_key(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv(nodes.KEY_VARIABLE, key)
-    with pytest.raises(SettingsError, match=r"the same secret .* BOUGH_CLUSTER_KEY; make one with `python -c"):
+    with pytest.raises(SettingsError, match=r"one secret .* BOUGH_CLUSTER_KEY; make one with `python -c"):
         check_nodes(ParallelSettings(nnodes=2, tp_size=2, dist_init_addr="a:1"))
 
 

@@ -15,7 +15,7 @@ from bough.server.openai.chat import ChatWriter, read_chat
 from bough.server.openai.requests import ChatRequest
 from bough.server.streaming import json_event
 from tests.fakes.scripted_engine import fresh_answer
-from tests.server.openai.test_server_openai_streams import ENGINE, ME, SPELLER, flat, parsed, pieces_of, plain
+from tests.server.openai.test_server_openai_streams import ENGINE, ME, SPELLER, flat, parsed, pieces_of, plain, read
 from tests.server.stream_scripts import Script
 from tests.server.tool_desk import CALL, MALFORMED, SCHEMA
 
@@ -42,7 +42,7 @@ def without_ids(chunk: bytes) -> bytes:
 )
 def test_parsed_chat_streams(scripts: list[Script], turns: list[int], ids: bool) -> None:
     request = msgspec.convert({"n": len(scripts), "return_token_ids": ids}, ChatRequest)
-    inputs = ENGINE.reader.read(input_ids=[1, 2], **read_chat(request, ME, 512))
+    inputs = read(read_chat(request, ME, 512), input_ids=[1, 2])
     answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
     writer, slow, whole_writer = (ChatWriter(request, ME, SPELLER, FORM) for _ in range(3))
     stream = b""

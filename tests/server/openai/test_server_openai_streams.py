@@ -11,6 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.finish import FinishLength
 from bough.messages.outputs import Delta
@@ -30,6 +31,11 @@ ME = Identity('id"text":""é', 1_700_000_000, 'a "text":"" model')  # what would
 
 # What SDKs expect of a delta without thinking or calls.
 NOTHING_SPLIT = {"reasoning_content": None, "tool_calls": None}
+
+
+def read(fields: dict[str, Any], **more: Any) -> Inputs:
+    """What the reader makes of a request; its `model` only says which adapter is meant."""
+    return ENGINE.reader.read(**{name: value for name, value in fields.items() if name != "model"}, **more)
 
 
 def pieces_of(answers: Sequence[RequestOutput], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:
@@ -86,7 +92,7 @@ def test_completion_streams(
 ) -> None:
     fields = {"prompt": "né", "n": len(scripts), "logprobs": logprobs, "echo": echo, "return_token_ids": extras}
     request = msgspec.convert({**fields, "return_meta_info": extras, "stream_options": options}, CompletionRequest)
-    inputs = ENGINE.reader.read(**read_completion(request, ME))
+    inputs = read(read_completion(request, ME))
     answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
     echoes = ["né"] if echo else []
     writer, slow, whole_writer = (CompletionWriter(request, ME, SPELLER, echoes) for _ in range(3))
@@ -126,7 +132,7 @@ def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, 
     logprobs = {} if top is None else {"logprobs": True, "top_logprobs": top}
     fields = {"n": len(scripts), **logprobs, "return_token_ids": extras, "return_meta_info": extras}
     request = msgspec.convert({**fields, "stream_options": options}, ChatRequest)
-    inputs = ENGINE.reader.read(input_ids=[1, 2], **read_chat(request, ME, 512))
+    inputs = read(read_chat(request, ME, 512), input_ids=[1, 2])
     answers = [fresh_answer(ENGINE.tokenizer, prompt, i) for i, prompt in enumerate(inputs.prompts)]
     writer, slow, whole_writer = (ChatWriter(request, ME, SPELLER) for _ in range(3))
     stream = b""
@@ -154,7 +160,7 @@ def test_chat_streams(scripts: list[Script], turns: list[int], top: int | None, 
 @given(script=SCRIPTS, top=st.none() | st.integers(1, 2))
 def test_response_streams(script: Script, top: int | None) -> None:
     request = msgspec.convert({"input": "x", "top_logprobs": top, "return_token_ids": True}, ResponsesRequest)
-    inputs = ENGINE.reader.read(input_ids=[1, 2], **read_response_request(request, ME, 512))
+    inputs = read(read_response_request(request, ME, 512), input_ids=[1, 2])
     answer = fresh_answer(ENGINE.tokenizer, inputs.prompts[0])
     writer, whole_writer = (ResponseWriter(request, ME, inputs, SPELLER, stored=True) for _ in range(2))
     stream = b"".join(map(writer.chunk, pieces_of([answer], [script], [])))

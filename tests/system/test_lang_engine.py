@@ -208,7 +208,7 @@ def test_a_dead_engine_surfaces_in_run() -> None:
 
         state = long.run(backend=mortal, stream=True)
         next(iter(state.text_iter("rest")))
-        mortal._replica.supervisor.children[0].process.kill()
+        mortal._processes.supervisor.children[0].process.kill()
         with pytest.raises(sgl.ProgramError, match="EngineDeadError"):
             state.sync()
 

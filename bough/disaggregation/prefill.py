@@ -1,7 +1,7 @@
 """A prefill engine: requests end with their first token, and their pages go out chunk by chunk.
 
 A request runs once a decode engine has claimed its room. Pages are copied out in plan order, right behind the step that
-computes them, so they need not be held: whoever gets them next writes later. Answers pass through here on their way to
+computes them, so they need not be held: their next owner writes later. Answers pass through here on their way to
 the detokenizer, which does not hear of requests that decode engines have brought.
 """
 

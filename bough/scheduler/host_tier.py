@@ -162,7 +162,7 @@ class TieredCache(PrefixCache):
         theirs = tree.pages_of(tokens, namespace)
         known = min(len(theirs[0]), len(ours[0]))
         node = tree.insert(tokens[: known * size], theirs[0][:known], namespace).node
-        tree.lock(node)  # making room must not take what comes before
+        tree.lock(node)  # taking pages must not evict the prefix before them
         count = min(len(ours[0]), known + self.host.available)
         slots = np.sort(self.host.take(count - known))  # neighbours cross the bus together
         copies: Copies = [(0, ours[0][known:count], slots)]
@@ -211,7 +211,7 @@ class TieredCache(PrefixCache):
         if not self._pays(nbytes, more, tokens_per_s):
             return False
         node = tree.insert(tokens[: known * size], ours[0], namespace).node
-        tree.lock(node)  # making room must not take what comes before
+        tree.lock(node)  # taking pages must not evict the prefix before them
         room = self.available, *(group.available for group in self.groups)
         fits = all(len(at) <= free for at, free in zip(places, room, strict=True))
         if fits:

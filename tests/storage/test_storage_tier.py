@@ -1,4 +1,4 @@
-"""The tier below the host's memory: what is stored, who waits for it, and what a request finds."""
+"""The tier below the host's memory: what is stored, which requests wait, and what they find."""
 
 from __future__ import annotations
 

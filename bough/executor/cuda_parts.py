@@ -33,6 +33,7 @@ from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.latent_attention import triton as expanded
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
+from bough.kernels.shared_memory import PLENTY, shared_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.registry import runs_transformers
 from bough.sampling.state import SamplingState
@@ -124,8 +125,8 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
 
 def shares_reads(loaded: LoadedWeights, settings: Settings) -> bool:
     """Whether decodes read a prefix that they share together. Latents already serve all heads with one read; in
-    deterministic inference a row's bits may not depend on its neighbours."""
-    alike = loaded.config.latent is None and len(loaded.config.kv_shapes) == 1
+    deterministic inference a row's bits may not depend on its neighbours; the tiles need plenty of shared memory."""
+    alike = loaded.config.latent is None and len(loaded.config.kv_shapes) == 1 and shared_bytes() >= PLENTY
     wanted = not (settings.model.enable_deterministic_inference or settings.scheduler.disable_tree_attention)
     return wanted and alike and choose_backends(settings.model, "cuda").decode == "triton"
 

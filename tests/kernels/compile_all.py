@@ -32,6 +32,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation.triton import gelu_tanh_mul, silu_mul
 from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.decode_attention import triton as decode
+from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_inputs.triton import decode_inputs_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import tiling as expert_cuts
@@ -57,6 +58,7 @@ from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.routing.triton import norm_route, placed, route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
+from bough.kernels.shared_memory import PLENTY
 from bough.kernels.skinny_linear.tiling import config_for, fitted
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.sparse_index.triton import choose_slots, index_store_
@@ -203,6 +205,8 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
     for cache in caches:
         for kind in (attention.prefill, attention.decode, attention.invariant):
             kind(cache)
+        if SHARED_BYTES[arch] >= PLENTY:  # elsewhere shared prefixes are read row by row
+            attention.decode(cache, shared=SharedWork(ROWS, HEADS, KV_HEADS, head_dim, torch.device("cpu")))
     if dtype != torch.float32:
         attention.projected((False, True) if head_dim in EDGES else (False,))
         if head_dim in EDGES:

@@ -9,6 +9,7 @@ import msgspec
 
 from bough.core.control import ClientCommand, ProfileStart
 from bough.core.garbage import settle_garbage
+from bough.core.media import MediaPrompt
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams
 
@@ -67,6 +68,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pooling: Pooling | None = None  # ends with a vector; `sampling` then has no new tokens
     bootstrap: Bootstrap | None = None
     adapter: str = ""  # by its name; empty: the model as it is
+    media: MediaPrompt | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
+from bough.core.media import by_kind
 from bough.core.seeds import seed_for_requests
-from bough.core.settings import ModelSettings, Settings
+from bough.core.settings import MediaSettings, ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.loader.locate import ModelFiles
 
 if TYPE_CHECKING:
     from bough.client.inputs import InputReader
     from bough.core.model_config import ModelConfig
+    from bough.multimodal.preparer import MediaPreparer
     from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -49,6 +51,22 @@ def input_reader(files: ModelFiles, settings: ModelSettings, tokenizer: Tokenize
     defaults = read_sampling_defaults(files) if settings.sampling_defaults == "model" else {}
     seed = seed_for_requests(settings.random_seed, settings.enable_deterministic_inference)
     return InputReader(tokenizer, defaults, seed)
+
+
+def check_media(settings: MediaSettings) -> None:
+    by_kind(settings.limit_mm_data_per_request, "limit-mm-data-per-request", int)
+    by_kind(settings.mm_process_config, "mm-process-config", dict)
+
+
+def media_preparer(files: ModelFiles, settings: Settings, tokenizer: Tokenizer | None) -> MediaPreparer | None:
+    """None where the model takes text alone."""
+    if not settings.media.enable_multimodal or files.config is None or files.tokenizer is None or tokenizer is None:
+        return None
+    from bough.multimodal.preparer import KINDS, MediaPreparer
+
+    family = json.loads(files.config.read_text()).get("model_type")
+    path = Path(settings.model.tokenizer_path or files.tokenizer).expanduser()
+    return MediaPreparer(family, files.folder, path, tokenizer, settings.media) if family in KINDS else None
 
 
 def end_ids(files: ModelFiles, config: ModelConfig, settings: ModelSettings) -> tuple[int, ...]:

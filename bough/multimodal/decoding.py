@@ -1,10 +1,11 @@
-"""Bytes to pixels and samples, in a worker process. What is too large is refused by its header, before it is decoded."""
+"""Bytes to pixels and samples, in a worker process. What is too large is refused by its header, before decoding."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,12 +20,23 @@ IMAGE_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVI
 CONTAINERS = "mov,mp4,m4a,matroska,webm,avi,flv,mpegts,mpeg,ogg,gif,wav,flac,mp3,aac,aiff,w64,caf,asf,amr"
 LOW_DETAIL = 512  # pixels of the longer side
 NUMPY = b"\x93NUMPY"
+ARRAY_FPS = 24.0  # of frames in an array
 Array = npt.NDArray[Any]
 
 
 class Limits(msgspec.Struct, frozen=True):
     pixels: int
     seconds: float
+
+    def check_pixels(self, width: int, height: int) -> None:
+        if not 0 < width * height <= self.pixels:
+            most = f"from 1 to {self.pixels} are taken (--mm-max-pixels)"
+            raise RequestError(f"There is a picture of {width} x {height} pixels; {most}. Send a smaller one.")
+
+    def check_seconds(self, seconds: float) -> None:
+        if seconds > self.seconds:
+            most = f"at most {self.seconds:g} s are taken (--mm-max-seconds)"
+            raise RequestError(f"It lasts {seconds:.0f} s or more; {most}. Cut it.")
 
 
 class Clip(msgspec.Struct):
@@ -39,12 +51,12 @@ def decode_image(content: bytes, limits: Limits, detail: str | None) -> Any:
     from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = limits.pixels  # what a file holds beside its first picture is bounded too
-    if content.startswith(NUMPY):
-        image = Image.fromarray(_to_pixels(_read_array(content, limits, 3)))
-    else:
-        with _reading("image", "PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF"):
+    with _reading("image", "PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF"):
+        if content.startswith(NUMPY):
+            image = Image.fromarray(_to_pixels(_read_array(content, 3), limits))
+        else:
             image = Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
-            _check_pixels(*image.size, limits)
+            limits.check_pixels(*image.size)
             image = ImageOps.exif_transpose(image).convert("RGB")
     if detail == "low":
         image.thumbnail((LOW_DETAIL, LOW_DETAIL))
@@ -58,64 +70,53 @@ def decode_video(
     fit: Callable[[int, int, int], tuple[int, int]],
 ) -> Clip:
     """The frames that `choose` picks by their count and rate, in the height and width that `fit` gives them by their
-    count, height and width; they are made smaller as they come, because all of them may not fit in memory."""
+    count, height and width: all of them in their own size may not fit in memory."""
     from PIL import Image
 
     def fitted(frame: Array) -> Array:
         height, width = fit(len(indices), *frame.shape[:2])
-        if frame.shape[:2] == (height, width):
-            return frame
         return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC))
 
-    if content.startswith(NUMPY):
-        frames = _read_array(content, limits, 4)
-        indices = choose(len(frames), 24.0)
-        return Clip([fitted(_to_pixels(frames[i])) for i in indices], indices, len(frames), 24.0)
-    with _reading("video", "MP4, WebM, Matroska, AVI or GIF"), _open(content) as container:
-        stream = next(iter(container.streams.video), None)
-        if stream is None:
-            raise RequestError("The video has no pictures in it; send sound as audio.")
-        _check_pixels(stream.width, stream.height, limits)
-        fps = float(stream.average_rate or 24)
-        total = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
-        _check_seconds(total / fps, limits)
-        indices = choose(total, fps)
-        if not stream.frames:
-            container.seek(0)
-        wanted, found = set(indices), {}
-        for number, frame in enumerate(container.decode(stream)):
-            _check_pixels(frame.width, frame.height, limits)
-            if number in wanted:
-                found[number] = fitted(frame.to_ndarray(format="rgb24"))
-            if number >= indices[-1]:
-                break
-        if not found:
-            raise RequestError("No frame of the video can be decoded; it is cut short or damaged.")
-        last = max(found)  # a container may promise more frames than it has
-        return Clip([found.get(i, found[last]) for i in indices], indices, total, fps)
+    with _reading("video", "MP4, WebM, Matroska, AVI or GIF"):
+        if content.startswith(NUMPY):
+            array = _read_array(content, 4)
+            indices = choose(len(array), ARRAY_FPS)
+            frames = [fitted(_to_pixels(array[i], limits)) for i in indices]
+            return Clip(frames, indices, len(array), ARRAY_FPS)
+        with _open(content) as container:
+            stream = container.streams.video[0]
+            limits.check_pixels(stream.width, stream.height)
+            fps = float(stream.average_rate or ARRAY_FPS)
+            total = stream.frames
+            if not total:  # its header does not say
+                total = sum(packet.size > 0 for packet in container.demux(stream))
+                container.seek(0)
+            limits.check_seconds(total / fps)
+            indices, found = choose(total, fps), {}
+            for number, frame in zip(range(indices[-1] + 1), container.decode(stream), strict=False):
+                limits.check_pixels(frame.width, frame.height)
+                if number in indices:
+                    found[number] = fitted(frame.to_ndarray(format="rgb24"))
+        last = found[max(found)]  # a header may promise more frames than there are
+        return Clip([found.get(i, last) for i in indices], indices, total, fps)
 
 
-def decode_audio(content: bytes, limits: Limits, rate: int) -> npt.NDArray[np.float32]:
+def decode_audio(content: bytes, limits: Limits, rate: int) -> Array:
     """One channel at the model's rate; arrays have it already."""
-    if content.startswith(NUMPY):
-        samples = _read_array(content, limits, 1).astype(np.float32)
-        _check_seconds(len(samples) / rate, limits)
-        return samples
-    with _reading("recording", "WAV, FLAC, MP3, OGG or M4A"), _open(content) as container:
+    with _reading("recording", "WAV, FLAC, MP3, OGG or M4A"):
+        if content.startswith(NUMPY):
+            samples = _read_array(content, 1).astype(np.float32)
+            limits.check_seconds(len(samples) / rate)
+            return samples
         import av
 
-        stream = next(iter(container.streams.audio), None)
-        if stream is None:
-            raise RequestError("There is no sound in the recording.")
-        _check_seconds(float((stream.duration or 0) * (stream.time_base or 0)), limits)
-        resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
-        pieces, count = [], 0
-        for frame in (*container.decode(stream), None):
-            for piece in resampler.resample(frame):
-                pieces.append(piece.to_ndarray()[0])
-                count += piece.samples
-            _check_seconds(count / rate, limits)
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        with _open(content) as container:
+            resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+            pieces: list[Array] = []
+            for frame in chain(container.decode(container.streams.audio[0]), [None]):
+                pieces += [piece.to_ndarray()[0] for piece in resampler.resample(frame)]
+                limits.check_seconds(sum(map(len, pieces)) / rate)
+        return np.concatenate(pieces)
 
 
 def _open(content: bytes) -> Any:
@@ -132,45 +133,25 @@ def _reading(what: str, formats: str) -> Iterator[None]:
         yield
     except (RequestError, MemoryError):
         raise
-    except Exception as error:  # decoders raise whatever they like on bytes that are not theirs
-        reason = str(error).split("<_io")[0].strip().rstrip(".:") or type(error).__name__
+    except Exception as error:  # noqa: BLE001  (decoders raise whatever they like on bytes that are not theirs)
+        reason = f"{type(error).__name__}: {error}".partition("<_io")[0].rstrip(" :.")
         raise RequestError(
             f"The {what} cannot be decoded ({reason}): it is damaged, cut short, or not {formats}."
         ) from None
 
 
-def _check_pixels(width: int, height: int, limits: Limits) -> None:
-    if width * height > limits.pixels:
-        raise RequestError(
-            f"A picture of {width} x {height} pixels is more than the {limits.pixels} that are taken (--mm-max-pixels); "
-            "send a smaller one."
-        )
-    if not width or not height:
-        raise RequestError("The picture has no pixels.")
-
-
-def _check_seconds(seconds: float, limits: Limits) -> None:
-    if seconds > limits.seconds:
-        raise RequestError(
-            f"It lasts {seconds:.0f} s or more, and at most {limits.seconds:g} s are taken (--mm-max-seconds); cut it."
-        )
-
-
-def _read_array(content: bytes, limits: Limits, dimensions: int) -> Array:
-    with _reading("array", "a NumPy array"):
-        array: Array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-        if array.ndim != dimensions or not array.size or array.dtype.kind not in "uif":
-            raise ValueError(f"its shape is {array.shape} and its type {array.dtype}, and {dimensions} dimensions are needed")
-    if dimensions > 1:
-        _check_pixels(array[..., 0].size // (len(array) if dimensions == 4 else 1), 1, limits)
+def _read_array(content: bytes, dimensions: int) -> Array:
+    array: Array = np.load(io.BytesIO(content), allow_pickle=False)
+    if array.ndim != dimensions or not array.size or array.dtype.kind not in "uif":
+        raise ValueError(f"it has the shape {array.shape} and holds {array.dtype}; {dimensions} dimensions are needed")
     return array
 
 
-def _to_pixels(array: Array) -> Array:
+def _to_pixels(array: Array, limits: Limits) -> Array:
     """[height, width, 3] in bytes; channels may come first, and numbers between 0 and 1."""
-    if array.shape[0] in (1, 3) and array.shape[-1] not in (1, 3, 4):
+    if array.shape[0] in (1, 3) and array.shape[-1] not in (1, 3):
         array = np.moveaxis(array, 0, -1)
-    if array.dtype.kind == "f":
-        array = array * 255 if array.max() <= 1 else array
-    array = array.clip(0, 255).round().astype(np.uint8)[..., :3]
+    limits.check_pixels(array.shape[1], array.shape[0])
+    scale = 255 if array.dtype.kind == "f" and array.max() <= 1 else 1
+    array = (array * scale).clip(0, 255).round().astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], 3)))

@@ -9,36 +9,24 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from bough.core.errors import RequestError
 from bough.core.media import MediaItem, MediaKind, MediaPrompt, media_ids
 from bough.core.plan import IntArray
-from bough.multimodal.worker import Prepared
+from bough.multimodal.families import Prepared
 from bough.tokenizer.tokenizer import Tokenizer
 
 PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "recordings"}
 
 
-class PreparedItem(msgspec.Struct, frozen=True, weakref=True):
-    kind: MediaKind
-    digest: bytes
-    file: str
-    prepared: Prepared
-
-    @property
-    def ids(self) -> IntArray:
-        return np.frombuffer(self.prepared.ids, dtype=np.int32)
-
-
-def expand(ids: IntArray, items: Sequence[PreparedItem], tokenizer: Tokenizer) -> tuple[IntArray, MediaPrompt]:
+def expand(ids: IntArray, items: Sequence[Prepared], tokenizer: Tokenizer) -> tuple[IntArray, MediaPrompt]:
     """The whole prompt. The items of each kind are in the order of the prompt."""
     waiting = {kind: deque(item for item in items if item.kind == kind) for kind in PLURALS}
-    places = {item.prepared.place: item.kind for item in items}
+    places = {item.place: item.kind for item in items}
     starts = np.isin(ids, [*places, *(int(item.ids[0]) for item in items)])
     out: list[int] = []
-    found: list[tuple[PreparedItem, int]] = []  # with the place of its first token
+    found: list[tuple[Prepared, int]] = []  # with the place of its first token
     cursor, after = 0, ""
     for at in np.flatnonzero(starts).tolist():
         if at < cursor:
@@ -51,7 +39,7 @@ def expand(ids: IntArray, items: Sequence[PreparedItem], tokenizer: Tokenizer) -
         if not waiting[kind]:
             raise _mismatch(ids, items)
         item = waiting[kind].popleft()
-        before, behind = ("", "") if whole is not None else (item.prepared.before, item.prepared.after)
+        before, behind = ("", "") if whole is not None else (item.before, item.after)
         out += _joined(after, ids[cursor:at].tolist(), before, tokenizer)
         found.append((item, len(out)))
         out += item.ids.tolist()
@@ -60,7 +48,8 @@ def expand(ids: IntArray, items: Sequence[PreparedItem], tokenizer: Tokenizer) -
         raise _mismatch(ids, items)
     expanded = np.array(out + _joined(after, ids[cursor:].tolist(), "", tokenizer), dtype=np.int32)
     placed = [_place(item, first, expanded) for item, first in found]
-    positions, delta = rope_positions(len(expanded), [(item.prepared, at.spans) for (item, _), at in zip(found, placed, strict=True)])
+    grids = [(item, each.spans) for (item, _), each in zip(found, placed, strict=True)]
+    positions, delta = rope_positions(len(expanded), grids)
     return expanded, MediaPrompt(tuple(placed), positions, delta)
 
 
@@ -79,13 +68,13 @@ def _joined(after: str, text: list[int], before: str, tokenizer: Tokenizer) -> l
     return first + text + last
 
 
-def _place(item: PreparedItem, first: int, ids: IntArray) -> MediaItem:
+def _place(item: Prepared, first: int, ids: IntArray) -> MediaItem:
     """Where the rows go; `ids` gets their numbers."""
-    rows = np.flatnonzero(item.ids == item.prepared.row) + first
+    rows = np.flatnonzero(item.ids == item.row) + first
     ids[rows] = media_ids(item.digest, len(rows))
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
     spans = tuple((int(run[0]), len(run)) for run in runs)
-    return MediaItem(item.kind, item.digest, spans, item.prepared.features, item.file)
+    return MediaItem(item.kind, item.digest, spans, item.features, item.file)
 
 
 def rope_positions(
@@ -111,12 +100,12 @@ def rope_positions(
     return positions.tobytes(), int(positions.max()) + 1 - length
 
 
-def _mismatch(ids: IntArray, items: Sequence[PreparedItem]) -> RequestError:
+def _mismatch(ids: IntArray, items: Sequence[Prepared]) -> RequestError:
     given = Counter(item.kind for item in items)
-    places = {item.kind: item.prepared.place for item in items}
-    counts = [f"{given[kind]} {PLURALS[kind]} and {int((ids == token).sum())} placeholders" for kind, token in places.items()]
+    places = {item.kind: item.place for item in items}
+    there = [f"{given[kind]} {PLURALS[kind]}, {(ids == token).sum()} placeholders" for kind, token in places.items()]
     names = ", ".join(f"token {token} for {kind}" for kind, token in places.items())
     return RequestError(
-        f"The prompt does not fit its media: there are {', '.join(counts)} for them. Write one placeholder ({names}) for "
-        "each item where it belongs, or all tokens that stand for it."
+        f"The prompt does not fit its media ({'; '.join(there)}). Write one placeholder ({names}) where each item "
+        "belongs, or all tokens that stand for it."
     )

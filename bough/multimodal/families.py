@@ -1,12 +1,14 @@
 """What each family makes of decoded media: the arrays of its encoder, and the text that stands for an item.
 
-Both are Transformers' own, in a worker process: the image processors that compute with Pillow, and the arithmetic of the
-processor classes. Those are made without their constructors, which want a tokenizer of Transformers and torchvision.
+Both are Transformers' own, in a worker process: the image processors that compute with Pillow, and the arithmetic of
+the processors, which are made without their constructors: those want a tokenizer of Transformers, and torchvision.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +17,10 @@ import msgspec
 import numpy as np
 
 from bough.core.errors import RequestError
-from bough.core.media import MediaKind
-from bough.multimodal.decoding import Array, Clip
-from bough.tokenizer.tokenizer import Tokenizer
+from bough.core.media import Feature, MediaKind
+from bough.core.plan import IntArray
+from bough.multimodal.decoding import Array, Limits, decode_audio, decode_image, decode_video
+from bough.tokenizer.load import load_tokenizer
 
 # Whose arithmetic tells how many tokens an item has, and what prepares it where the checkpoint does not say.
 PARTS = {
@@ -35,202 +38,238 @@ PARTS = {
     "qwen2_audio": ("Qwen2AudioProcessor", "WhisperFeatureExtractor"),
 }
 UNUSED = {"rows", "cols", "num_crops", "num_patches"}  # of what image processors return: no encoder takes them
-VIDEO_FRAMES = {"llava_onevision": 32, "internvl": 8}  # of a clip, where nobody says
+ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
+
+
+ALIGNMENT = 64  # of an array in its file, in bytes
+
+
+class Hello(msgspec.Struct, frozen=True):
+    folder: str  # of the checkpoint
+    tokenizer: str
+    options: dict[str, dict[str, Any]]  # by kind
+    limits: Limits
+    timeout_s: float
+
+
+class Task(msgspec.Struct, frozen=True):
+    kind: MediaKind
+    content: bytes
+    detail: str | None
+    num_frames: int | None
+    alone: bool  # there is no other image in the prompt, which matters to LLaVA-OneVision
+    file: str = ""  # that gets the arrays
+    digest: bytes = b""
+
+
+class Prepared(msgspec.Struct, frozen=True, weakref=True):
+    """An item as its prompt needs it. `tokens` are without line breaks around them: tokenizers join those to others."""
+
+    kind: MediaKind
+    digest: bytes
+    file: str
+    features: tuple[Feature, ...]
+    nbytes: int
+    tokens: bytes  # int32
+    place: int  # the token that stands for an item in a prompt
+    row: int  # the one that stands for a row of the encoder
+    before: str
+    after: str
+    grid: tuple[int, int, int] | None  # of the rows, in time, height and width (M-RoPE)
+    interval: float  # between two steps of time
+
+    @property
+    def ids(self) -> IntArray:
+        return np.frombuffer(self.tokens, dtype=np.int32)
 
 
 class Result(msgspec.Struct):
     arrays: dict[str, Array]  # by the names of the encoder's arguments
     text: str
-    grid: tuple[int, int, int] | None = None  # of the encoder's rows, in time, height and width (M-RoPE)
-    interval: float = 1.0  # between two steps of time
+    grid: tuple[int, int, int] | None = None
+    interval: float = 1.0
 
 
 class Family:
-    def __init__(self, folder: Path, tokenizer: Tokenizer, options: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, hello: Hello) -> None:
         import transformers
 
-        self._options = options
-        self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        self.type: str = config.model_type
-        cls, default = (getattr(transformers, name, None) for name in PARTS[self.type])
-        given = _read_json(folder / "processor_config.json")
-        files = {"image": "preprocessor_config.json", "video": "video_preprocessor_config.json"}
-        said = {kind: given.get(f"{kind}_processor") or _read_json(folder / name) for kind, name in files.items()}
-        vision = getattr(config, "vision_config", None)
-        if self.type == "qwen2_audio":
-            extractor = given.get("feature_extractor") or said["image"]
-            self.prepare = default(**extractor) if extractor else default(feature_size=config.audio_config.num_mel_bins)
-        else:
-            named = str(said["image"].pop("image_processor_type", "")).removesuffix("Fast")
-            own = getattr(transformers, named.removesuffix("Pil") + "Pil", default) if named else default
-            patches = {"patch_size": vision.patch_size, "merge_size": getattr(vision, "spatial_merge_size", 1)}
-            patches |= {"temporal_patch_size": getattr(vision, "temporal_patch_size", 1)}
-            usual = patches if self.type.startswith("qwen") else {}
-            self.prepare = own(**{**usual, **said["image"], **options.get("image", {})})
-        self._video = {**said["video"], **options.get("video", {})}
+        folder, options = Path(hello.folder), hello.options
+        self._limits, self._tokenizer = hello.limits, load_tokenizer(Path(hello.tokenizer))
+
+        def read(name: str) -> dict[str, Any]:
+            path = folder / name
+            return dict(json.loads(path.read_text())) if path.is_file() else {}
 
         def token(name: str, text: str = "") -> str:
             """As the configuration numbers it, else by its usual text."""
             ids = (getattr(config, f"{name}_token_{suffix}", None) for suffix in ("id", "index"))
             number = next((number for number in ids if number is not None), None)
-            return text if number is None else tokenizer.token_text(number)
+            return text if number is None else self._tokenizer.token_text(number)
 
-        # Which token stands for the rows of the encoder, and which for an item in a prompt.
-        self.rows: dict[str, str] = {kind: token(kind) for kind in ("image", "video", "audio")}
-        self.places = dict(self.rows)
-        if self.type == "gemma3":
-            self.places["image"] = token("boi")
-        if self.type == "internvl":
-            self.rows["video"], self.places["video"] = self.rows["image"], "<video>"
-        if self.type == "mistral3":
-            self._row_end, self._end = "[IMG_BREAK]", "[IMG_END]"
-        self._attributes = {
-            "image_processor": self.prepare,
-            "video_processor": SimpleNamespace(**patches) if vision is not None else None,
-            **{f"{kind}_token": place for kind, place in self.rows.items()},
-            "fake_image_token": "<fake_token_around_image>",
-            "global_image_tag": "<global-img>",
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "vision_start_token": token("vision_start", "<|vision_start|>"),
-            "vision_end_token": token("vision_end", "<|vision_end|>"),
-            **(_counts(config, vision) if vision is not None else {}),
-        }
-        self._attributes |= {name: value for name, value in given.items() if name in self._attributes and value}
-        seats = self.rows["image"] * self._attributes.get("image_seq_length", 0)
-        self._attributes["full_image_sequence"] = f"\n\n{token('boi')}{seats}{token('eoi')}\n\n"
+        self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        self.type: str = config.model_type
+        self._is_qwen = self.type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+        vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
+        cls, default = (getattr(transformers, name) for name in PARTS[self.type])
+        given = read("processor_config.json")
+        said = given.get("image_processor") or given.get("feature_extractor") or read("preprocessor_config.json")
+        name = str(said.pop("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil") + "Pil"
+        names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+        patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._is_qwen else {}
+        usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
+        self._processed = getattr(transformers, name, default)(**{**usual, **said, **options.get("image", {})})
+        self._video = given.get("video_processor") or read("video_preprocessor_config.json")
+        self._video |= options.get("video", {})
+        # The text that stands for a row of the encoder, and the one that stands for an item in a prompt.
+        self._rows = {kind: token(kind) for kind in ("image", "video", "audio")}
+        self._places = {**self._rows, **({"image": token("boi")} if self.type == "gemma3" else {})}
+        counts = _counts(config, vision)
+        counts |= {key: value for key, value in given.items() if key in counts and value is not None}
+        seats = self._rows["image"] * counts["image_seq_length"]
         self._processor = cls.__new__(cls)
-        self._processor.__dict__.update(self._attributes)
+        self._processor.__dict__.update(
+            counts,
+            image_processor=self._processed,
+            video_processor=SimpleNamespace(**patches),
+            image_token=self._rows["image"],
+            video_token=self._rows["video"],
+            fake_image_token="<fake_token_around_image>",
+            global_image_tag="<global-img>",
+            start_image_token="<img>",
+            end_image_token="</img>",
+            vision_start_token=token("vision_start", "<|vision_start|>"),
+            vision_end_token=token("vision_end", "<|vision_end|>"),
+            full_image_sequence=f"\n\n{token('boi')}{seats}{token('eoi')}\n\n",
+        )
         self._defaults = dict(getattr(cls, "images_kwargs", {}))
-
-    def image(self, image: Any, *, alone: bool) -> Result:
-        """`alone`: there is no other image in the prompt, which matters to LLaVA-OneVision."""
-        several = self.type == "llava_onevision" and not alone
         if self.type == "mistral3":
-            self._defaults["patch_size"] = self._attributes["patch_size"] * self.config.spatial_merge_size
-        inputs = self.prepare([[image, image]] if several else [image], return_tensors="np", **self._defaults)
+            self._defaults["patch_size"] = counts["patch_size"] * config.spatial_merge_size
+
+    def prepare(self, task: Task) -> Prepared:
+        match task.kind:
+            case "image":
+                result = self._image(decode_image(task.content, self._limits, task.detail), task.alone)
+            case "video":
+                result = self._clip(task)
+            case "audio":
+                result = self._audio(decode_audio(task.content, self._limits, self._processed.sampling_rate))
+        features, nbytes = write_features(task.file, result.arrays)
+        text = result.text.strip("\n")
+        before, _, after = result.text.partition(text)
+        ids, (place,), (row,) = map(self._encode, (text, self._places[task.kind], self._rows[task.kind]))
+        tokens = np.array(ids, dtype=np.int32).tobytes()
+        given = (task.kind, task.digest, task.file, features, nbytes, tokens, place, row, before, after)
+        return Prepared(*given, result.grid, result.interval)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _image(self, image: Any, alone: bool) -> Result:
+        several = self.type == "llava_onevision" and not alone
+        inputs = self._processed([[image, image]] if several else [image], return_tensors="np", **self._defaults)
         if self.type == "mistral3":
             height, width = (int(n) // self._defaults["patch_size"] for n in inputs["image_sizes"][0])
-            text = (self.rows["image"] * width + self._row_end) * height
-            text = text.removesuffix(self._row_end) + self._end
+            text = ROW_END.join([self._rows["image"] * width] * height) + END
         else:
             text = self._processor.replace_image_token(inputs, 0)
         arrays = {name: np.asarray(value) for name, value in inputs.items() if name not in UNUSED}
         if several:
             arrays = {name: value if name == "batch_num_images" else value[:1] for name, value in arrays.items()}
-        grid = arrays.get("image_grid_thw")
-        return Result(arrays, text, None if grid is None else self._merged(grid[0]))
+        return Result(arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._is_qwen else None)
 
     def choose_frames(self, total: int, fps: float, asked: int | None) -> list[int]:
         """Which of so many frames are looked at, as Transformers samples them."""
-        video, step = self._video, 2 if self.type.startswith("qwen2") else 1
-        count = asked or self._options.get("video", {}).get("num_frames") or VIDEO_FRAMES.get(self.type)
+        video, step = self._video, 1 if self.type == "qwen3_vl" else 2
+        count = asked or video.get("num_frames")
         if count is None:
             most = min(video.get("max_frames", 768), total) // step * step
             count = min(max(total / fps * (video.get("fps") or 2), video.get("min_frames", 4)), most)
         count = max(int(min(count, total)) // step * step, 1)
         if self.type == "qwen3_vl":
             return [int(i) for i in np.linspace(0, total - 1, count).round()]
-        return [int(i) for i in np.arange(0, total, total / count, dtype=np.float32)][:count]
+        return [int(i * total / count) for i in range(count)]
 
     def fit_frame(self, count: int, height: int, width: int) -> tuple[int, int]:
-        """The height and width in which so many frames are looked at; others than Qwen's are resized with the rest."""
-        if not self.type.startswith("qwen"):
-            return height, width
+        """The height and width in which so many frames are looked at."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
         from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
 
-        factor = self.prepare.patch_size * self.prepare.merge_size
-        size = {"shortest_edge": 128 * factor**2, "longest_edge": 768 * factor**2} | dict(self._video.get("size") or {})
-        low = self._video.get("min_pixels") or size["shortest_edge"]
-        high = self._video.get("max_pixels") or size["longest_edge"]
-        limits = {"factor": factor, "min_pixels": low, "max_pixels": high}
-        if self.type != "qwen3_vl":
-            return smart_resize(height, width, **limits)  # type: ignore[no-any-return]
-        step = self.prepare.temporal_patch_size
-        return resize_all(max(count, step), height, width, temporal_factor=step, **limits)  # type: ignore[no-any-return]
+        factor, step = self._processed.patch_size * self._processed.merge_size, self._processed.temporal_patch_size
+        size = {"shortest_edge": 128 * factor**2, "longest_edge": 768 * factor**2, **(self._video.get("size") or {})}
+        low, high = (self._video.get(name) for name in ("min_pixels", "max_pixels"))
+        low, high = low or size["shortest_edge"], high or size["longest_edge"]
+        if self.type == "qwen3_vl":
+            fitted = resize_all(max(count, step), height, width, step, factor, low, high)
+        else:
+            fitted = smart_resize(height, width, factor, low, high)
+        return int(fitted[0]), int(fitted[1])
 
-    def video(self, clip: Clip) -> Result:
+    def _clip(self, task: Task) -> Result:
+        """The image processor repeats each picture over a patch of time; here each frame gets its own part of it."""
         from transformers.video_utils import VideoMetadata
 
-        if self.type.startswith("qwen"):
-            return self._qwen_video(clip, VideoMetadata(clip.total, clip.fps, frames_indices=list(clip.indices)))
-        if self.type == "internvl":
-            values = self.prepare(clip.frames, crop_to_patches=False, return_tensors="np")["pixel_values"]
-            name = "pixel_values"
-        else:
-            from transformers import SiglipImageProcessorPil
-
-            known = {key: self._video[key] for key in ("size", "image_mean", "image_std") if self._video.get(key)}
-            usual = {"size": dict(self.prepare.size), "image_mean": self.prepare.image_mean}
-            prepare = SiglipImageProcessorPil(**{**usual, "image_std": self.prepare.image_std, **known})
-            values, name = prepare(clip.frames, return_tensors="np")["pixel_values"][None], "pixel_values_videos"
-        frames = values if values.ndim == 5 else values[None]
-        return Result({name: values}, self._processor.replace_video_token({"pixel_values_videos": frames}, 0))
-
-    def _qwen_video(self, clip: Clip, metadata: Any) -> Result:
-        """The image processor repeats each picture over a patch of time; here each frame gets its own part of it."""
-        step = self.prepare.temporal_patch_size
+        choose = partial(self.choose_frames, asked=task.num_frames)
+        clip = decode_video(task.content, self._limits, choose, self.fit_frame)
+        step, size = self._processed.temporal_patch_size, self._processed.patch_size**2
         frames = clip.frames + clip.frames[-1:] * (-len(clip.frames) % step)
-        inputs = self.prepare(frames, do_resize=False, return_tensors="np")
+        inputs = self._processed(frames, do_resize=False, return_tensors="np")
         _, height, width = inputs["image_grid_thw"][0]
-        size = self.prepare.patch_size**2
         patches = inputs["pixel_values"].reshape(-1, step, height * width, 3, step, size)[..., 0, :]
-        grid = np.array([[len(patches), height, width]])
         values = patches.transpose(0, 2, 3, 1, 4).reshape(-1, 3 * step * size)
+        grid = np.array([[len(patches), height, width]])
+        metadata = VideoMetadata(clip.total, clip.fps, frames_indices=list(clip.indices))
         text = self._processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
         interval = 1.0
         if self.type == "qwen2_5_vl":
             interval = self.config.vision_config.tokens_per_second * step / metadata.sampled_fps
         seen = [1, height, width] if self.type == "qwen3_vl" else grid[0]  # timestamps stand between its frames
-        arrays = {"pixel_values_videos": values, "video_grid_thw": grid}
-        return Result(arrays, text, self._merged(seen), interval)
+        return Result({"pixel_values_videos": values, "video_grid_thw": grid}, text, self._merged(seen), interval)
 
-    @property
-    def rate(self) -> int:
-        return int(self.prepare.sampling_rate)
-
-    def audio(self, samples: Array) -> Result:
-        most = self.prepare.n_samples
-        if len(samples) > most or not len(samples):
-            raise RequestError(f"This model hears at most {most // self.rate} s of sound at a time; cut the recording.")
-        options = {"sampling_rate": self.rate, "return_attention_mask": True, "padding": "max_length"}
-        inputs = self.prepare(samples, return_tensors="np", **options)
-        frames = int(inputs["attention_mask"].sum())
-        arrays = {"input_features": inputs["input_features"], "feature_attention_mask": inputs["attention_mask"]}
-        return Result(arrays, self.rows["audio"] * (((frames - 1) // 2 - 1) // 2 + 1))
+    def _audio(self, samples: Array) -> Result:
+        prepare, most = self._processed, self._processed.n_samples
+        if not 0 < len(samples) <= most:
+            seconds = most // prepare.sampling_rate
+            raise RequestError(f"This model hears at most {seconds} s of sound at a time; cut the recording.")
+        options = {"sampling_rate": prepare.sampling_rate, "return_attention_mask": True, "padding": "max_length"}
+        inputs = prepare(samples, return_tensors="np", **options)
+        values, mask = inputs["input_features"], inputs["attention_mask"]
+        count = ((int(mask.sum()) - 1) // 2 - 1) // 2 + 1
+        return Result({"input_features": values, "feature_attention_mask": mask}, self._rows["audio"] * count)
 
     def _merged(self, grid: Any) -> tuple[int, int, int]:
         time, height, width = (int(n) for n in grid)
-        return time, height // self.prepare.merge_size, width // self.prepare.merge_size
-
-
-def place_of(family: Family, kind: MediaKind, tokenizer: Tokenizer) -> tuple[int, int]:
-    """The token that stands for an item in a prompt, and the one that stands for a row of the encoder."""
-    place, row = (tokenizer.encode(text, add_special_tokens=False) for text in (family.places[kind], family.rows[kind]))
-    if len(place) != 1 or len(row) != 1:
-        raise RequestError(f"The model's tokenizer has no token for {kind}s, so it takes none.")
-    return place[0], row[0]
+        return time, height // self._processed.merge_size, width // self._processed.merge_size
 
 
 def _counts(config: Any, vision: Any) -> dict[str, Any]:
     """How many rows an image has, where the processor's own configuration does not say."""
-    size = getattr(vision, "image_size", 0)
-    size = size if isinstance(size, int) else size[0]
-    patch = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
-    side = size // patch
-    scale = getattr(config, "scale_factor", 1) if isinstance(getattr(config, "scale_factor", 1), int) else 1
-    shrink = getattr(config, "downsample_ratio", 1.0)
+
+    def first(size: Any) -> int:
+        return int(size if isinstance(size, int) else size[0])
+
+    patch, shrink = first(vision.patch_size), getattr(config, "downsample_ratio", 1)
+    side = first(getattr(vision, "image_size", 0)) // patch
     return {
         "patch_size": patch,
         "vision_feature_select_strategy": getattr(config, "vision_feature_select_strategy", "full"),
         "num_additional_image_tokens": int(vision.model_type == "clip_vision_model"),
         "num_image_tokens": side**2,
         "vision_aspect_ratio": getattr(config, "vision_aspect_ratio", "anyres_max_9"),
-        "image_seq_len": side**2 // scale**2,
-        "image_seq_length": getattr(config, "mm_tokens_per_image", int(side**2 * shrink**2)),
+        "image_seq_len": (side // getattr(config, "scale_factor", 1)) ** 2,
+        "image_seq_length": getattr(config, "mm_tokens_per_image", int((side * shrink) ** 2)),
     }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+def write_features(path: str, arrays: dict[str, Any]) -> tuple[tuple[Feature, ...], int]:
+    """One behind the other, in a file that nobody else can read."""
+    features, offset = [], 0
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+        for name, value in arrays.items():
+            array = np.ascontiguousarray(value)
+            file.seek(offset)
+            file.write(array.data)
+            features.append(Feature(name, array.dtype.name, array.shape, offset))
+            offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        file.truncate(offset)
+    return tuple(features), offset

@@ -15,7 +15,11 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-QWEN = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>", "vision_start_token_id": "<|vision_start|>"}
+QWEN = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+}
 QWEN |= {"vision_end_token_id": "<|vision_end|>"}
 
 

@@ -29,7 +29,7 @@ from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
 from bough.messages.requests import Abort, Command, Control, Generate, GetState, Ping, ProcessCommand
-from bough.multimodal.sources import FIELDS
+from bough.multimodal.sources import FIELDS, PLURALS
 from bough.observability.metrics import State
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -240,7 +240,7 @@ class EngineClient:
             return prompt
         if self._preparer is None:
             kind = prompt.sources[0].kind
-            raise RequestError(f"This model takes no {kind}s; leave them out.", field=FIELDS[kind])
+            raise RequestError(f"This model takes no {PLURALS[kind]}; leave {FIELDS[kind]} out.", field=FIELDS[kind])
         ids, media, held = await self._preparer.prepare(prompt.ids, prompt.sources)
         return dataclasses.replace(prompt, ids=ids, media=media, held=held)
 

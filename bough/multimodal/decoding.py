@@ -50,7 +50,7 @@ def decode_image(content: bytes, limits: Limits, detail: str | None) -> Any:
     """A Pillow image in RGB, upright."""
     from PIL import Image, ImageOps
 
-    Image.MAX_IMAGE_PIXELS = limits.pixels  # what a file holds beside its first picture is bounded too
+    Image.MAX_IMAGE_PIXELS = None  # the limit is ours
     with _reading("image", "PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF"):
         if content.startswith(NUMPY):
             image = Image.fromarray(_to_pixels(_read_array(content, 3), limits))
@@ -111,10 +111,10 @@ def decode_audio(content: bytes, limits: Limits, rate: int) -> Array:
         import av
 
         with _open(content) as container:
-            resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+            resampler = av.AudioResampler(format="fltp", rate=rate)
             pieces: list[Array] = []
             for frame in chain(container.decode(container.streams.audio[0]), [None]):
-                pieces += [piece.to_ndarray()[0] for piece in resampler.resample(frame)]
+                pieces += [piece.to_ndarray().mean(axis=0) for piece in resampler.resample(frame)]
                 limits.check_seconds(sum(map(len, pieces)) / rate)
         return np.concatenate(pieces)
 

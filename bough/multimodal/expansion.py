@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from bough.core.errors import RequestError
-from bough.core.media import MediaItem, MediaKind, MediaPrompt, media_ids
+from bough.core.media import MediaItem, MediaPrompt, media_ids
 from bough.core.plan import IntArray
 from bough.multimodal.families import Prepared
+from bough.multimodal.sources import FIELDS, PLURALS
 from bough.tokenizer.tokenizer import Tokenizer
-
-PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "recordings"}
 
 
 def expand(ids: IntArray, items: Sequence[Prepared], tokenizer: Tokenizer) -> tuple[IntArray, MediaPrompt]:
@@ -107,5 +106,6 @@ def _mismatch(ids: IntArray, items: Sequence[Prepared]) -> RequestError:
     names = ", ".join(f"token {token} for {kind}" for kind, token in places.items())
     return RequestError(
         f"The prompt does not fit its media ({'; '.join(there)}). Write one placeholder ({names}) where each item "
-        "belongs, or all tokens that stand for it."
+        "belongs, or all tokens that stand for it.",
+        field=FIELDS[items[0].kind],
     )

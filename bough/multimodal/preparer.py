@@ -31,10 +31,10 @@ from bough.core.plan import IntArray
 from bough.core.settings import MediaSettings
 from bough.core.shared_files import SHARED
 from bough.multimodal.decoding import Limits
-from bough.multimodal.expansion import PLURALS, expand
+from bough.multimodal.expansion import expand
 from bough.multimodal.families import PARTS, Hello, Prepared, Task
 from bough.multimodal.fetching import FetchRules, fetch
-from bough.multimodal.sources import FIELDS, is_remote, read_local
+from bough.multimodal.sources import FIELDS, PLURALS, is_remote, read_local
 from bough.multimodal.worker import Outcome
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class MediaPreparer:
         for kind, count in counts.items():
             reason = ""
             if kind not in KINDS[self._family]:
-                reason = f"This model takes no {PLURALS[kind]}; leave them out."
+                reason = f"This model takes no {PLURALS[kind]}; leave {FIELDS[kind]} out."
             elif count > self._most[kind]:
                 most = f"at most {self._most[kind]} are taken (--limit-mm-data-per-request)"
                 reason = f"The prompt has {count} {PLURALS[kind]}; {most}."

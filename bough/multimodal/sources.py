@@ -18,6 +18,7 @@ from bough.core.errors import RequestError
 from bough.core.media import MediaKind, MediaSource
 
 FIELDS: dict[MediaKind, str] = {"image": "image_data", "video": "video_data", "audio": "audio_data"}
+PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "recordings"}
 LONGEST_PATH = 4096
 
 
@@ -57,7 +58,8 @@ def as_source(kind: MediaKind, value: Any) -> MediaSource:
         file = io.BytesIO()
         np.save(file, value, allow_pickle=False)
         value = file.getvalue()
-    if not isinstance(value, str | bytes) or not value or not isinstance(frames, int | None) or (frames or 1) < 1:
+    counted = frames is None or (isinstance(frames, int) and frames > 0)
+    if not isinstance(value, str | bytes) or not value or not counted:
         forms = "a URL, a data URL, base64, bytes, a file, a Pillow image, an array or a tensor"
         raise RequestError(f"{FIELDS[kind]}: give {forms}; num_frames counts from 1.", field=FIELDS[kind])
     return MediaSource(kind, value, detail if isinstance(detail, str) else None, frames)

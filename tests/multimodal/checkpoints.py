@@ -8,8 +8,9 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
@@ -23,7 +24,7 @@ QWEN = {
 QWEN |= {"vision_end_token_id": "<|vision_end|>"}
 
 
-class Spec(NamedTuple):
+class Spec(msgspec.Struct, frozen=True):
     config: str
     processor: str
     image_processor: str
@@ -161,8 +162,8 @@ SPECS = {
     ),
 }
 WORDS = [
-    *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>", "<img>",
-    "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
+    *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
+    "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
     *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)),
 ]  # fmt: skip
 

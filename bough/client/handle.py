@@ -70,15 +70,9 @@ class EngineClient:
         self._watchers = watchers
         self._turn = turn
         self.meter = meter or RequestMeter()
-        self._preparer: MediaPreparer | None = None
+        self.preparer: MediaPreparer | None = None  # of models that take more than text
         self.last_output_at = time.monotonic()  # when the last tokens arrived
         self.on_command: Callable[[ProcessCommand], None] = lambda command: None  # one for all processes has come
-
-    def take_media(self, preparer: MediaPreparer | None) -> None:
-        """From here on prompts may have media, where the model takes them."""
-        self._preparer = preparer
-        if preparer is not None:
-            preparer.meter = self.meter
 
     # What callers use -------------------------------------------------------------------------------------------------
 
@@ -238,10 +232,10 @@ class EngineClient:
     async def _with_media(self, prompt: Prompt) -> Prompt:
         if not prompt.sources:
             return prompt
-        if self._preparer is None:
+        if self.preparer is None:
             kind = prompt.sources[0].kind
             raise RequestError(f"This model takes no {PLURALS[kind]}; leave {FIELDS[kind]} out.", field=FIELDS[kind])
-        ids, media, held = await self._preparer.prepare(prompt.ids, prompt.sources)
+        ids, media, held = await self.preparer.prepare(prompt.ids, prompt.sources)
         return dataclasses.replace(prompt, ids=ids, media=media, held=held)
 
     def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:

@@ -28,7 +28,7 @@ from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
-from bough.launch.parts import media_preparer
+from bough.launch.parts import attach_media
 from bough.messages.outputs import Reply, facts_of
 from bough.messages.requests import ChangeAdapters, FlushCache
 from bough.observability.logs import set_up_logging
@@ -286,10 +286,7 @@ class Engine:
         self._processes.wait_until_ready()
         method, tokens = self.settings.parallel.load_balance_method, self._processes.limits["max_total_num_tokens"]
         self._client = self._link.connect(self._tokenizer, method, tokens)
-        preparer = media_preparer(self._processes.files, self.settings, self._tokenizer)
-        if preparer is not None:
-            self._cleanup.callback(preparer.close)
-        self._client.take_media(preparer)
+        self._cleanup.callback(attach_media(self._client, self._processes.files, self.settings, self._tokenizer))
         from bough.client.vectors import Vectors
 
         self._vectors = Vectors(self._client, self._read_vectors, self._tokenizer, self._processes.limits)

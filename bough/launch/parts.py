@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from bough.distributed.topology import Topology
 from bough.loader.locate import ModelFiles
 
 if TYPE_CHECKING:
+    from bough.client.handle import EngineClient
     from bough.client.inputs import InputReader
     from bough.core.model_config import ModelConfig
-    from bough.multimodal.preparer import MediaPreparer
     from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -58,15 +59,20 @@ def check_media(settings: MediaSettings) -> None:
     by_kind(settings.mm_process_config, "mm-process-config", dict)
 
 
-def media_preparer(files: ModelFiles, settings: Settings, tokenizer: Tokenizer | None) -> MediaPreparer | None:
-    """None where the model takes text alone."""
-    if not settings.media.enable_multimodal or files.config is None or files.tokenizer is None or tokenizer is None:
-        return None
+def attach_media(
+    client: EngineClient, files: ModelFiles, settings: Settings, tokenizer: Tokenizer | None
+) -> Callable[[], None]:
+    """From here on prompts may have media, if the model takes them. Returns what ends that."""
+    given = None if files.config is None or files.tokenizer is None else json.loads(files.config.read_text())
+    if not settings.media.enable_multimodal or given is None or tokenizer is None:
+        return lambda: None
     from bough.multimodal.preparer import KINDS, MediaPreparer
 
-    family = json.loads(files.config.read_text()).get("model_type")
-    path = Path(settings.model.tokenizer_path or files.tokenizer).expanduser()
-    return MediaPreparer(family, files.folder, path, tokenizer, settings.media) if family in KINDS else None
+    path, family = Path(settings.model.tokenizer_path or files.folder).expanduser(), given.get("model_type")
+    if family not in KINDS:
+        return lambda: None
+    client.preparer = MediaPreparer(family, files.folder, path, tokenizer, settings.media, client.meter)
+    return client.preparer.close
 
 
 def end_ids(files: ModelFiles, config: ModelConfig, settings: ModelSettings) -> tuple[int, ...]:

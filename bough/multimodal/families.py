@@ -22,25 +22,8 @@ from bough.core.plan import IntArray
 from bough.multimodal.decoding import Array, Limits, decode_audio, decode_image, decode_video
 from bough.tokenizer.load import load_tokenizer
 
-# Whose arithmetic tells how many tokens an item has, and what prepares it where the checkpoint does not say.
-PARTS = {
-    "llava": ("LlavaProcessor", "CLIPImageProcessorPil"),
-    "llava_next": ("LlavaNextProcessor", "LlavaNextImageProcessorPil"),
-    "llava_onevision": ("LlavaOnevisionProcessor", "LlavaOnevisionImageProcessorPil"),
-    "qwen2_vl": ("Qwen2VLProcessor", "Qwen2VLImageProcessorPil"),
-    "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLImageProcessorPil"),
-    "qwen3_vl": ("Qwen3VLProcessor", "Qwen2VLImageProcessorPil"),
-    "gemma3": ("Gemma3Processor", "Gemma3ImageProcessorPil"),
-    "idefics3": ("Idefics3Processor", "Idefics3ImageProcessorPil"),
-    "smolvlm": ("Idefics3Processor", "SmolVLMImageProcessorPil"),
-    "internvl": ("InternVLProcessor", "GotOcr2ImageProcessorPil"),
-    "mistral3": ("ProcessorMixin", "PixtralImageProcessorPil"),
-    "qwen2_audio": ("Qwen2AudioProcessor", "WhisperFeatureExtractor"),
-}
 UNUSED = {"rows", "cols", "num_crops", "num_patches"}  # of what image processors return: no encoder takes them
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
-
-
 ALIGNMENT = 64  # of an array in its file, in bytes
 
 
@@ -83,16 +66,14 @@ class Prepared(msgspec.Struct, frozen=True, weakref=True):
         return np.frombuffer(self.tokens, dtype=np.int32)
 
 
-class Result(msgspec.Struct):
-    arrays: dict[str, Array]  # by the names of the encoder's arguments
-    text: str
-    grid: tuple[int, int, int] | None = None
-    interval: float = 1.0
+Grid = tuple[int, int, int] | None
+Result = tuple[dict[str, Array], str, Grid, float]  # arrays by the names of the encoder's arguments, text, ...
 
 
 class Family:
     def __init__(self, hello: Hello) -> None:
         import transformers
+        from transformers.models.auto import feature_extraction_auto, image_processing_auto, processing_auto
 
         folder, options = Path(hello.folder), hello.options
         self._limits, self._tokenizer = hello.limits, load_tokenizer(Path(hello.tokenizer))
@@ -111,16 +92,21 @@ class Family:
         self.type: str = config.model_type
         self._is_qwen = self.type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
-        cls, default = (getattr(transformers, name) for name in PARTS[self.type])
+        cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
+        if self.type != "mistral3":
+            cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[self.type])
+        default = feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES.get(self.type)
+        default = default or image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES[self.type]["pil"]
         given = read("processor_config.json")
         said = given.get("image_processor") or given.get("feature_extractor") or read("preprocessor_config.json")
         name = str(said.pop("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil") + "Pil"
         names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
         patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._is_qwen else {}
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
-        self._processed = getattr(transformers, name, default)(**{**usual, **said, **options.get("image", {})})
-        self._video = given.get("video_processor") or read("video_preprocessor_config.json")
-        self._video |= options.get("video", {})
+        usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
+        self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
+        self._clips = given.get("video_processor") or read("video_preprocessor_config.json")
+        self._clips |= options.get("video", {})
         # The text that stands for a row of the encoder, and the one that stands for an item in a prompt.
         self._rows = {kind: token(kind) for kind in ("image", "video", "audio")}
         self._places = {**self._rows, **({"image": token("boi")} if self.type == "gemma3" else {})}
@@ -136,6 +122,7 @@ class Family:
             video_token=self._rows["video"],
             fake_image_token="<fake_token_around_image>",
             global_image_tag="<global-img>",
+            global_image_token="<global-img>",
             start_image_token="<img>",
             end_image_token="</img>",
             vision_start_token=token("vision_start", "<|vision_start|>"),
@@ -147,26 +134,21 @@ class Family:
             self._defaults["patch_size"] = counts["patch_size"] * config.spatial_merge_size
 
     def prepare(self, task: Task) -> Prepared:
-        match task.kind:
-            case "image":
-                result = self._image(decode_image(task.content, self._limits, task.detail), task.alone)
-            case "video":
-                result = self._clip(task)
-            case "audio":
-                result = self._audio(decode_audio(task.content, self._limits, self._processed.sampling_rate))
-        features, nbytes = write_features(task.file, result.arrays)
-        text = result.text.strip("\n")
-        before, _, after = result.text.partition(text)
+        arrays, given, grid, interval = getattr(self, f"_{task.kind}")(task)
+        features, nbytes = write_features(task.file, arrays)
+        text = given.strip("\n")
+        before, _, after = given.partition(text)
         ids, (place,), (row,) = map(self._encode, (text, self._places[task.kind], self._rows[task.kind]))
         tokens = np.array(ids, dtype=np.int32).tobytes()
-        given = (task.kind, task.digest, task.file, features, nbytes, tokens, place, row, before, after)
-        return Prepared(*given, result.grid, result.interval)
+        item = (task.kind, task.digest, task.file, features, nbytes)
+        return Prepared(*item, tokens, place, row, before, after, grid, interval)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _image(self, image: Any, alone: bool) -> Result:
-        several = self.type == "llava_onevision" and not alone
+    def _image(self, task: Task) -> Result:
+        image = decode_image(task.content, self._limits, task.detail)
+        several = self.type == "llava_onevision" and not task.alone
         inputs = self._processed([[image, image]] if several else [image], return_tensors="np", **self._defaults)
         if self.type == "mistral3":
             height, width = (int(n) // self._defaults["patch_size"] for n in inputs["image_sizes"][0])
@@ -176,11 +158,11 @@ class Family:
         arrays = {name: np.asarray(value) for name, value in inputs.items() if name not in UNUSED}
         if several:
             arrays = {name: value if name == "batch_num_images" else value[:1] for name, value in arrays.items()}
-        return Result(arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._is_qwen else None)
+        return arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._is_qwen else None, 1.0
 
     def choose_frames(self, total: int, fps: float, asked: int | None) -> list[int]:
         """Which of so many frames are looked at, as Transformers samples them."""
-        video, step = self._video, 1 if self.type == "qwen3_vl" else 2
+        video, step = self._clips, 1 if self.type == "qwen3_vl" else 2
         count = asked or video.get("num_frames")
         if count is None:
             most = min(video.get("max_frames", 768), total) // step * step
@@ -196,8 +178,12 @@ class Family:
         from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
 
         factor, step = self._processed.patch_size * self._processed.merge_size, self._processed.temporal_patch_size
-        size = {"shortest_edge": 128 * factor**2, "longest_edge": 768 * factor**2, **(self._video.get("size") or {})}
-        low, high = (self._video.get(name) for name in ("min_pixels", "max_pixels"))
+        size = {
+            "shortest_edge": 128 * factor**2,
+            "longest_edge": 768 * factor**2,
+            **(self._clips.get("size") or {}),
+        }
+        low, high = (self._clips.get(name) for name in ("min_pixels", "max_pixels"))
         low, high = low or size["shortest_edge"], high or size["longest_edge"]
         if self.type == "qwen3_vl":
             fitted = resize_all(max(count, step), height, width, step, factor, low, high)
@@ -205,7 +191,7 @@ class Family:
             fitted = smart_resize(height, width, factor, low, high)
         return int(fitted[0]), int(fitted[1])
 
-    def _clip(self, task: Task) -> Result:
+    def _video(self, task: Task) -> Result:
         """The image processor repeats each picture over a patch of time; here each frame gets its own part of it."""
         from transformers.video_utils import VideoMetadata
 
@@ -224,10 +210,11 @@ class Family:
         if self.type == "qwen2_5_vl":
             interval = self.config.vision_config.tokens_per_second * step / metadata.sampled_fps
         seen = [1, height, width] if self.type == "qwen3_vl" else grid[0]  # timestamps stand between its frames
-        return Result({"pixel_values_videos": values, "video_grid_thw": grid}, text, self._merged(seen), interval)
+        return {"pixel_values_videos": values, "video_grid_thw": grid}, text, self._merged(seen), interval
 
-    def _audio(self, samples: Array) -> Result:
+    def _audio(self, task: Task) -> Result:
         prepare, most = self._processed, self._processed.n_samples
+        samples = decode_audio(task.content, self._limits, prepare.sampling_rate)
         if not 0 < len(samples) <= most:
             seconds = most // prepare.sampling_rate
             raise RequestError(f"This model hears at most {seconds} s of sound at a time; cut the recording.")
@@ -235,7 +222,7 @@ class Family:
         inputs = prepare(samples, return_tensors="np", **options)
         values, mask = inputs["input_features"], inputs["attention_mask"]
         count = ((int(mask.sum()) - 1) // 2 - 1) // 2 + 1
-        return Result({"input_features": values, "feature_attention_mask": mask}, self._rows["audio"] * count)
+        return {"input_features": values, "feature_attention_mask": mask}, self._rows["audio"] * count, None, 1.0
 
     def _merged(self, grid: Any) -> tuple[int, int, int]:
         time, height, width = (int(n) for n in grid)

@@ -32,18 +32,16 @@ from bough.core.settings import MediaSettings
 from bough.core.shared_files import SHARED
 from bough.multimodal.decoding import Limits
 from bough.multimodal.expansion import expand
-from bough.multimodal.families import PARTS, Hello, Prepared, Task
+from bough.multimodal.families import Hello, Prepared, Task
 from bough.multimodal.fetching import FetchRules, fetch
 from bough.multimodal.sources import FIELDS, PLURALS, is_remote, read_local
-from bough.multimodal.worker import Outcome
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
-KINDS: dict[str, tuple[MediaKind, ...]] = {
-    **dict.fromkeys(PARTS, ("image",)),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ("image", "video")),
-    "qwen2_audio": ("audio",),
-}
+SEEING = ("llava", "llava_next", "llava_onevision", "gemma3", "idefics3", "smolvlm", "internvl", "mistral3")
+WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",)}
+KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))
 DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}
 DECODERS = {"image": "PIL", "video": "av", "audio": "av"}
 AT_ONCE = 16  # items whose bytes are in memory
@@ -58,9 +56,16 @@ class PreparedPrompt(NamedTuple):
 
 class MediaPreparer:
     def __init__(
-        self, family: str, folder: Path, tokenizer_path: Path, tokenizer: Tokenizer, settings: MediaSettings
+        self,
+        family: str,
+        folder: Path,
+        tokenizer_path: Path,
+        tokenizer: Tokenizer,
+        settings: MediaSettings,
+        meter: RequestMeter,
     ) -> None:
         self._family = family
+        self._meter = meter
         self._tokenizer = tokenizer
         self._settings = settings
         self._most = DEFAULT_COUNTS | by_kind(settings.limit_mm_data_per_request, "limit-mm-data-per-request", int)
@@ -77,7 +82,6 @@ class MediaPreparer:
         self._cache: OrderedDict[bytes, Prepared] = OrderedDict()
         self._cached_bytes = 0
         self._pending: dict[bytes, asyncio.Task[Prepared]] = {}
-        self.meter = RequestMeter()
 
     async def prepare(self, input_ids: IntArray, sources: Sequence[MediaSource]) -> PreparedPrompt:
         counts = Counter(source.kind for source in sources)
@@ -124,7 +128,7 @@ class MediaPreparer:
 
     async def _once(self, digest: bytes, task: Task) -> Prepared:
         found = self._cache.get(digest)
-        self.meter.media(len(task.content), cached=found is not None)
+        self._meter.media(len(task.content), cached=found is not None)
         if found is not None:
             self._cache.move_to_end(digest)
             return found
@@ -145,7 +149,7 @@ class MediaPreparer:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        self.meter.prepared_media(time.perf_counter() - began)
+        self._meter.prepared_media(time.perf_counter() - began)
         weakref.finalize(prepared, path.unlink, missing_ok=True)
         most = self._settings.mm_preprocess_cache_size_mb << 20
         self._cache[digest] = prepared
@@ -164,7 +168,7 @@ class MediaPreparer:
         if answer is None:
             limits = f"more than {timeout_s:g} s (--mm-timeout-s) or too much memory"
             raise RequestError(f"Preparing the {task.kind} takes {limits}; send a smaller one.")
-        outcome = msgspec.msgpack.decode(answer, type=Outcome)
-        if outcome.prepared is None:
-            raise RequestError(outcome.error)
-        return outcome.prepared
+        outcome: Prepared | str = msgspec.msgpack.decode(answer, type=Prepared | str)
+        if isinstance(outcome, str):
+            raise RequestError(outcome)
+        return outcome

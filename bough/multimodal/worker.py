@@ -19,24 +19,20 @@ from bough.multimodal.families import Family, Hello, Prepared, Task
 MEMORY_BYTES = 4 << 30  # beyond what the libraries themselves occupy
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    prepared: Prepared | None = None
-    error: str = ""
-
-
-def outcome_of(family: Family, task: Task) -> Outcome:
+def outcome_of(family: Family, task: Task) -> Prepared | str:
+    """What came of it, or why nothing did."""
     try:
-        return Outcome(family.prepare(task))
+        return family.prepare(task)
     except RequestError as error:
-        return Outcome(error=str(error))
+        return str(error)
     except MemoryError:
-        return Outcome(error=f"The {task.kind} needs too much memory to prepare; send a smaller one.")
+        return f"The {task.kind} needs too much memory to prepare; send a smaller one."
     except OSError as error:
         advice = "make /dev/shm larger, or lower --mm-preprocess-cache-size-mb"
-        return Outcome(error=f"There is no room for prepared media ({error.strerror}); {advice}.")
+        return f"There is no room for prepared media ({error.strerror}); {advice}."
     except Exception as error:  # noqa: BLE001  (processors refuse sizes and shapes with errors of many kinds)
         traceback.print_exc()
-        return Outcome(error=f"The model's processor does not take this {task.kind}: {error}")
+        return f"The model's processor does not take this {task.kind}: {error}"
 
 
 def main() -> None:

@@ -163,7 +163,8 @@ SPECS = {
 }
 WORDS = [
     *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
-    "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
+    "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+    "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
     *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)),
 ]  # fmt: skip
 

@@ -17,14 +17,13 @@ import pytest
 from bough.core.errors import RequestError, SettingsError
 from bough.core.media import Feature, MediaSource
 from bough.core.settings import MediaSettings, Settings
-from bough.launch.parts import check_media, media_preparer
+from bough.launch.parts import attach_media, check_media
 from bough.loader.locate import ModelFiles
 from bough.messages.requests import Generate
 from bough.multimodal.families import Prepared, Task
 from bough.multimodal.preparer import MediaPreparer
-from bough.multimodal.worker import Outcome
 from bough.observability import metrics
-from bough.observability.request_meter import slices
+from bough.observability.request_meter import RequestMeter, slices
 from bough.tokenizer.load import load_tokenizer
 from tests.multimodal.checkpoints import write_checkpoint, write_tokenizer
 from tests.multimodal.test_multimodal_sources import png
@@ -38,7 +37,7 @@ class FakePool:
 
     def __init__(self, nbytes: int = 1 << 20) -> None:
         self.tasks: list[Task] = []
-        self.answer: Callable[[Task], Outcome | None] = self._prepared
+        self.answer: Callable[[Task], Prepared | str | None] = self._prepared
         self._nbytes = nbytes
 
     def exchange(self, message: bytes, timeout_s: float) -> bytes | None:
@@ -47,12 +46,12 @@ class FakePool:
         outcome = self.answer(task)
         return None if outcome is None else msgspec.msgpack.encode(outcome)
 
-    def _prepared(self, task: Task) -> Outcome:
+    def _prepared(self, task: Task) -> Prepared:
         Path(task.file).write_bytes(b"features")
         ids = np.array([9, PLACE, PLACE, PLACE, PLACE, 10], dtype=np.int32).tobytes()
         features = (Feature("pixel_values", "float32", (1, 2), 0),)
         given = (task.kind, task.digest, task.file, features, self._nbytes, ids, PLACE, PLACE)
-        return Outcome(Prepared(*given, "", "", None, 1.0))
+        return Prepared(*given, "", "", None, 1.0)
 
     def close(self) -> None:
         pass
@@ -65,7 +64,7 @@ def preparer(tmp_path: Path) -> Iterator[MediaPreparer]:
 
 def make(folder: Path, family: str = "qwen2_vl", **settings: Any) -> Iterator[MediaPreparer]:
     write_tokenizer(folder)
-    preparer = MediaPreparer(family, folder, folder, load_tokenizer(folder), MediaSettings(**settings))
+    preparer = MediaPreparer(family, folder, folder, load_tokenizer(folder), MediaSettings(**settings), RequestMeter())
     preparer._pool = FakePool()  # type: ignore[assignment]
     yield preparer
     preparer.close()
@@ -78,7 +77,7 @@ def prepare(preparer: MediaPreparer, *contents: Any, ids: list[int] | None = Non
 
 
 def counted(preparer: MediaPreparer, metric: Any) -> float:
-    return slices(preparer.meter.totals())[metric][0]
+    return slices(preparer._meter.totals())[metric][0]
 
 
 def test_a_prompt_is_expanded_and_its_items_are_named(preparer: MediaPreparer) -> None:
@@ -129,9 +128,9 @@ def test_what_fails_leaves_no_file_and_is_tried_again(preparer: MediaPreparer) -
     pool: Any = preparer._pool
     good = pool.answer
 
-    def broken(task: Task) -> Outcome | None:
+    def broken(task: Task) -> Prepared | str | None:
         Path(task.file).write_bytes(b"half")
-        return Outcome(error="It is damaged.") if task.content == b"bad" else None
+        return "It is damaged." if task.content == b"bad" else None
 
     pool.answer = broken
     with pytest.raises(RequestError, match=r"It is damaged\.") as refused:
@@ -175,13 +174,16 @@ def test_models_without_media_have_no_preparer(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     files = ModelFiles("tiny", tmp_path, config=config, tokenizer=tmp_path)
     tokenizer = load_tokenizer(tmp_path)
-    config.write_text('{"model_type": "llama"}')
-    assert media_preparer(files, Settings(), tokenizer) is None
-    config.write_text('{"model_type": "llava"}')
-    found = media_preparer(files, Settings(), tokenizer)
-    assert found is not None
-    found.close()
-    assert media_preparer(files, Settings.from_flat({"enable_multimodal": False}), tokenizer) is None
+    for text, settings, takes in (
+        ('{"model_type": "llama"}', {}, False),
+        ('{"model_type": "llava"}', {}, True),
+        ('{"model_type": "llava"}', {"enable_multimodal": False}, False),
+    ):
+        config.write_text(text)
+        client = NativeEngine(lambda message: [65]).client
+        close = attach_media(client, files, Settings.from_flat(settings), tokenizer)
+        assert (client.preparer is not None) == takes
+        close()
 
 
 # ---- the way of a request
@@ -196,7 +198,7 @@ def ask(preparer: MediaPreparer | None, *bodies: dict[str, Any]) -> tuple[list[A
 
     async def run() -> list[Any]:
         engine = NativeEngine(script)
-        engine.client.take_media(preparer)
+        engine.client.preparer = preparer
         async with open_server(engine) as http:
             return [await http.post("/generate", json=body) for body in bodies]
 
@@ -237,13 +239,13 @@ def test_streams_go_on_while_media_are_prepared(preparer: MediaPreparer) -> None
         pool: Any = preparer._pool
         good = pool.answer
 
-        def wait(task: Task) -> Outcome | None:
+        def wait(task: Task) -> Prepared | str | None:
             asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
             return good(task)  # type: ignore[no-any-return]
 
         pool.answer = wait
         engine = NativeEngine(lambda message: [65])
-        engine.client.take_media(preparer)
+        engine.client.preparer = preparer
         async with open_server(engine) as http:
             body = {"input_ids": [PLACE], "image_data": base64.b64encode(b"x").decode()}
             waiting = asyncio.create_task(http.post("/generate", json=body))
@@ -261,7 +263,7 @@ def test_streams_go_on_while_media_are_prepared(preparer: MediaPreparer) -> None
 def real(folder: Path, **settings: Any) -> MediaPreparer:
     write_checkpoint(folder, "llava")
     given = MediaSettings(mm_processor_worker_num=1, mm_max_pixels=10**10, **settings)
-    return MediaPreparer("llava", folder, folder, load_tokenizer(folder), given)
+    return MediaPreparer("llava", folder, folder, load_tokenizer(folder), given, RequestMeter())
 
 
 @pytest.mark.slow

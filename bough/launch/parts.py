@@ -72,6 +72,7 @@ def attach_media(
     if family not in KINDS:
         return lambda: None
     client.preparer = MediaPreparer(family, files.folder, path, tokenizer, settings.media, client.meter)
+    client.media_kinds = frozenset(KINDS[family])
     return client.preparer.close
 
 

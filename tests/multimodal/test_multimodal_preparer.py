@@ -182,7 +182,7 @@ def test_models_without_media_have_no_preparer(tmp_path: Path) -> None:
         config.write_text(text)
         client = NativeEngine(lambda message: [65]).client
         close = attach_media(client, files, Settings.from_flat(settings), tokenizer)
-        assert (client.preparer is not None) == takes
+        assert (client.preparer is not None) == takes and client.media_kinds == ({"image"} if takes else set())
         close()
 
 

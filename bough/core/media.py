@@ -8,16 +8,12 @@ images apart, and needs to know of neither. An executor puts the encoder's outpu
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-
-from bough.core.errors import SettingsError
 
 MediaKind = Literal["image", "video", "audio"]
 MEDIA_ID = 1 << 30  # beyond every vocabulary
@@ -69,12 +65,3 @@ def media_ids(digest: bytes, count: int) -> npt.NDArray[np.int32]:
     """What stands in a prompt's ids for an item."""
     numbers = np.frombuffer(hashlib.shake_128(digest).digest(4 * count), dtype="<i4")
     return (numbers & (MEDIA_ID - 1)) | np.int32(MEDIA_ID)
-
-
-def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
-    """What a flag says of each kind, as JSON."""
-    with contextlib.suppress(ValueError, AttributeError):
-        given = json.loads(text)
-        if given.keys() <= set(get_args(MediaKind)) and all(type(each) is value for each in given.values()):
-            return dict(given)
-    raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
-from bough.core.media import by_kind
 from bough.core.seeds import seed_for_requests
+from bough.core.setting_checks import by_kind
 from bough.core.settings import MediaSettings, ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.loader.locate import ModelFiles

@@ -25,9 +25,10 @@ from typing import NamedTuple
 import msgspec
 
 from bough.core.errors import RequestError
-from bough.core.media import MediaKind, MediaPrompt, MediaSource, by_kind
+from bough.core.media import MediaKind, MediaPrompt, MediaSource
 from bough.core.pipe_process import ProcessPool
 from bough.core.plan import IntArray
+from bough.core.setting_checks import by_kind
 from bough.core.settings import MediaSettings
 from bough.core.shared_files import SHARED
 from bough.multimodal.decoding import Limits

@@ -6,6 +6,9 @@ import asyncio
 import base64
 import gc
 import io
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ import pytest
 from bough.core.errors import RequestError, SettingsError
 from bough.core.media import Feature, MediaSource
 from bough.core.settings import MediaSettings, Settings
+from bough.core.shared_files import SHARED
+from bough.launch.engine_processes import sweep_dead_owners
 from bough.launch.parts import attach_media, check_media
 from bough.loader.locate import ModelFiles
 from bough.messages.requests import Generate
@@ -184,6 +189,21 @@ def test_models_without_media_have_no_preparer(tmp_path: Path) -> None:
         close = attach_media(client, files, Settings.from_flat(settings), tokenizer)
         assert (client.preparer is not None) == takes and client.media_kinds == ({"image"} if takes else set())
         close()
+
+
+def test_what_a_crash_left_is_removed_at_the_next_start() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left, alive = SHARED / f"bough-{ended.pid}-left", SHARED / f"bough-{os.getpid()}-alive"
+    for folder in (left, alive):
+        folder.mkdir(mode=0o700)
+        (folder / "0").write_bytes(b"features")
+    try:
+        sweep_dead_owners()
+        assert not left.exists() and alive.exists()
+    finally:
+        shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(alive)
 
 
 # ---- the way of a request

@@ -79,13 +79,17 @@ def read_local(content: bytes | str, root: str | None, most: int) -> bytes:
             content = _read_file(unquote(urlsplit(content).path), root, most)
         elif "://" in content[:32]:
             raise RequestError(f"{scheme}:// is not read; use http, https, file or data.")
-        elif len(content) < LONGEST_PATH and (content[0] in "./~" or "." in content[-6:]):
+        elif len(content) < LONGEST_PATH and ("." in content[:1] + content[-6:] or _is_absolute(content)):
             content = _read_file(content, root, most)
         else:
             content = _from_base64(content, most)
     if len(content) > most:
         raise too_large(most)
     return content
+
+
+def _is_absolute(text: str) -> bool:
+    return text.startswith("/") and not text.startswith(("/9j/", "//"))  # which are JPEG and MP3 in base64
 
 
 def too_large(most: int) -> RequestError:

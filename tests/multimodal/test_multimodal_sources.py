@@ -43,6 +43,8 @@ def test_base64_in_its_forms() -> None:
     for text in (data, f"data:image/png;base64,{data}", data.rstrip("="), f"{data[:20]}\n{data[20:]}"):
         assert read_local(text, None, MOST) == png()
     assert read_local(base64.urlsafe_b64encode(b"\xff\xfe" * 30).decode(), None, MOST) == b"\xff\xfe" * 30
+    for start in (b"\xff\xd8\xff\xe0 a small JPEG", b"\xff\xfb a small MP3"):  # which look like paths
+        assert read_local(base64.b64encode(start).decode(), None, MOST) == start
     with pytest.raises(RequestError, match="base64"):
         read_local("data:image/png;base64,!!!", None, MOST)
     with pytest.raises(RequestError, match="larger than the 1 MiB"):

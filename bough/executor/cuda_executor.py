@@ -7,8 +7,8 @@ the device as the input of the next step. The order of things on the stream is d
 A step with masked rows is queued in two parts: `launch` stops at the logits, and `supply_masks` queues the rest. By
 then the device is at work on the forward pass, so it hardly ever waits for a grammar.
 
-A step with drafts is waited for: where its rows' next tokens go depends on how many drafts hold. So is every step
-beside a draft model.
+Steps with drafts, and decodes beside a draft model, are `cuda_drafts`': how many drafts hold stays on the device. Where
+rows have grammars, penalties or logprobs, and for prompts beside a draft model, the host verifies, and waits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from bough.core.plan import (
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
+from bough.executor.cuda_drafts import DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
 from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
@@ -92,6 +94,7 @@ class CudaExecutor:
         group: RankGroup = ALONE,
         check: RankCheck | None = None,
         drafter: Drafter | None = None,
+        drafts: int = 0,  # of a row, that the device verifies by itself
     ) -> None:
         self._model = model
         self._pool = pool
@@ -112,8 +115,13 @@ class CudaExecutor:
         self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared, pauses)
+        parts = model, pool, attention, limits, inputs, staging, sampling, drafter
+        self._drafted = DraftedSteps(*parts, drafts=drafts, hidden_size=hidden_size, dtype=dtype)
         # In the order of capture.
-        self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs, self._shared_graphs)
+        self._graphs: tuple[CudaGraphs[Any], ...] = (
+            *(self._few_keys_graphs, self._decode_graphs, self._mixed_graphs, self._shared_graphs),
+            *self._drafted.make_graphs(graphs.drafted, pauses, lambda run: self._graph_memory.capture(run)),
+        )
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
         self._scratch_bytes = graphs.scratch_bytes
@@ -122,7 +130,6 @@ class CudaExecutor:
         self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
-        self._counts = np.ones(limits.rows, dtype=np.int32)  # tokens that each row got in its last step
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
         self._control = ModelControl(weights, pool, group, join=self._join, drop=self._drop_graphs)
@@ -181,9 +188,9 @@ class CudaExecutor:
         if not len(plan.rows):
             self._join()
             return CudaStep(plan, self._clock.stop(), None, None, {})
-        plan = plan.aligned(self._counts[plan.rows])
-        self._counts[plan.rows] = 1
         self._sampling.setup(plan.setups)
+        of_host = self._drafted.begin(plan)
+        plan = plan if of_host is None else of_host
         growth = self._inputs.apply(plan)
         if self._check is not None:
             self._check.rows(plan, self._inputs.mirror)
@@ -191,6 +198,8 @@ class CudaExecutor:
         if plan.last_tokens is not None:
             rows = plan.rows[: len(plan.last_tokens)]
             self._inputs.advance(*(self._staging.to_device(part.astype(np.int64)) for part in (rows, plan.last_tokens)))
+        if of_host is None:
+            return self._drafted.launch(plan, growth, self._clock)
         if self._drafter is not None:
             return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth))
         if not len(plan.tokens):
@@ -372,7 +381,7 @@ class CudaExecutor:
             return masks
 
         verified, rows = sample_step(plan, logits, draw, supplied), plan.rows[plan.sample]
-        self._counts[rows] = verified.counts
+        self._drafted.got(rows, verified.counts)
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
         self._inputs.give_back(rows, verified.widths - verified.counts)
         if follow is not None:

@@ -32,8 +32,8 @@ class CudaInputs:
         self.mirror = RowMirror(limits)
         self.state_table: IntArray = self.mirror.pages[-1]  # where the model has states
         rows, groups = limits.rows, len(limits.pages)
-        self._page_tables = torch.zeros(self.mirror.pages.shape, dtype=torch.int32, device=device)
-        self.page_tables = tuple(self._page_tables)
+        self.all_page_tables = torch.zeros(self.mirror.pages.shape, dtype=torch.int32, device=device)
+        self.page_tables = tuple(self.all_page_tables)
         self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._decode = torch.zeros((FIELDS + groups, rows), dtype=torch.int32, device=device)
         self._flat_decode = self._decode.view(-1)
@@ -44,19 +44,20 @@ class CudaInputs:
     def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""
         growth = self.mirror.grow(plan)
-        self._write_table(growth.rewritten)
+        self.write_table(growth.rewritten)
         return growth
 
     def lay_out(self, plan: BatchPlan, growth: Growth) -> StepLayout:
         """A step with prompts, whose pages are added to the device's table; those of decodes alone go with
         `send_decode`."""
-        self._write_table(growth.appended)
+        self.write_table(growth.appended)
         return self.mirror.lay_out(plan, growth)
 
-    def _write_table(self, writes: TableWrites) -> None:
+    def write_table(self, writes: TableWrites) -> None:
+        """Changes the device's page tables."""
         if len(writes.places):
             places = self._staging.to_device(writes.places)
-            self._page_tables.view(-1).index_copy_(0, places, self._staging.to_device(writes.pages))
+            self.all_page_tables.view(-1).index_copy_(0, places, self._staging.to_device(writes.pages))
 
     # A step of decodes alone ------------------------------------------------------------------------------------------
 
@@ -67,8 +68,11 @@ class CudaInputs:
         packed = np.zeros(self._decode.shape, dtype=np.int32)
         packed[0, :n] = plan.rows
         packed[1, :n] = growth.lengths
-        for field, counts, pages in zip(packed[FIELDS:], plan.new_page_counts, plan.new_pages, strict=True):
-            field[:n][counts > 0] = pages
+        if self.mirror.appended_last(plan, growth):
+            for field, counts, pages in zip(packed[FIELDS:], plan.new_page_counts, plan.new_pages, strict=True):
+                field[:n][counts > 0] = pages
+        else:
+            self.write_table(growth.appended)
         if n < size:
             packed[0, n:size] = self._limits.rows
             packed[1, n:size] = 1
@@ -103,7 +107,7 @@ class CudaInputs:
             rows,
             lengths,
             new_pages,
-            self._page_tables,
+            self.all_page_tables,
             self.last_tokens,
             ids,
             positions,

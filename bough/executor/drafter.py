@@ -11,6 +11,7 @@ token, the last place of that prefix stands for the other token: the drafts ther
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +55,10 @@ class Drafter:
     def reads_hidden(self) -> bool:
         """Whether it wants the target's hidden states, of all tokens."""
         return self._model.ahead
+
+    @property
+    def hidden_size(self) -> int:
+        return self._model.config.hidden_size
 
     def taps(self) -> Tapped | None:
         """For the context of the target's forward pass."""
@@ -124,12 +129,47 @@ class Drafter:
         self._attention.prepare(batch)
         context = ForwardContext(self._attention, self._pool, batch)
         behind, last = tokens_behind(plan, layout, tokens, counts)
-        draft = self._model.config.draft
-        read = [hidden] if tapped is None or draft is None else [tapped[tap] for tap in draft.taps]
-        taken = self._model.take_in([states for states in read if states is not None], context)
+        taken = self.take_in(hidden, tapped, batch)
         found = self._model.advance(self._to_device(behind), taken, batch.positions, context)
         if len(last):
             rows, found = self._to_device(plan.rows[plan.sample].astype(np.int64)), found[self._to_device(last)]
+            self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
+
+    def take_in(self, hidden: torch.Tensor, tapped: Tapped | None, batch: AttentionBatch) -> torch.Tensor:
+        """What it reads of the target's hidden states."""
+        draft = self._model.config.draft
+        read = [hidden] if tapped is None or draft is None else [tapped[tap] for tap in draft.taps]
+        context = ForwardContext(self._attention, self._pool, batch)
+        return self._model.take_in([states for states in read if states is not None], context)
+
+    # Steps of which the host does not know where their tokens stand ---------------------------------------------------
+
+    def chain(self, tokens: torch.Tensor, rows: torch.Tensor, batch_of: Callable[[slice], AttentionBatch]) -> None:
+        """Guesses behind the first of `tokens` [width, rows] and puts the drafts in their places. `batch_of` gives
+        columns of the step."""
+        width, size = tokens.shape
+        ahead, last, hidden = self._model.ahead, tokens[0], None
+        if ahead and width > 1:
+            last, hidden = self._first[rows], self._hidden[rows]
+            tokens[1].copy_(last)
+        for column in range(width - 2 if ahead else width):  # one that is not ahead computes the last draft as well
+            batch = batch_of(slice(column * size, (column + 1) * size))
+            context = ForwardContext(self._attention, self._pool, batch)
+            self._attention.prepare(batch)
+            hidden = self._model.advance(last, hidden, batch.positions, context)
+            if column + ahead + 1 < width:
+                last = self._agree(self._model.best(hidden, context))
+                tokens[column + ahead + 1].copy_(last)
+
+    def follow_on_device(
+        self, rows: torch.Tensor, batch: AttentionBatch, tokens: torch.Tensor, taken: torch.Tensor, ends: torch.Tensor
+    ) -> None:
+        """The target has sampled `tokens` behind those of the batch, of which each row's last is at `ends`; `taken` is
+        what was read of its hidden states."""
+        if self._model.ahead:
+            self._attention.prepare(batch)
+            context = ForwardContext(self._attention, self._pool, batch)
+            found = self._model.advance(tokens, taken, batch.positions, context)[ends]
             self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
 
     def _repeat(

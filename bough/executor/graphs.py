@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -58,18 +58,21 @@ def mixed_sizes(chunk: int, largest: int, layer_weights: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
     """Which steps are captured: rows of decode steps, tokens of steps with prompts, and rows of decode steps with few
-    keys, and of those that read shared prefixes once, where these have kernels of their own."""
+    keys, and of those that read shared prefixes once, where these have kernels of their own; and by the tokens of each,
+    rows of decode steps with drafts."""
 
     decode: Sequence[int] = ()
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
     shared: Sequence[int] = ()
+    drafted: Mapping[int, Sequence[int]] = field(default_factory=dict)
     scratch_bytes: int = 0  # that the largest of them needs while it runs
 
     @property
     def count(self) -> int:
         """Graphs in all: decode steps have a second one, for sampling."""
-        return 2 * (len(self.decode) + len(self.few_keys) + len(self.shared)) + len(self.mixed)
+        decodes = (self.decode, self.few_keys, self.shared, *self.drafted.values())
+        return 2 * sum(map(len, decodes)) + len(self.mixed)
 
 
 class Captured(Generic[Output]):

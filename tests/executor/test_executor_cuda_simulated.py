@@ -580,3 +580,58 @@ def test_draft_models_change_nothing(kind: str, tmp_path: Path) -> None:
         executor.close()
     assert found[0] == found[1] and found[0][1] > 0
     assert drafting.held == drafting.proposed > 0 if kind == "STANDALONE" else drafting.proposed > 10
+
+
+DRAFTED = {1: (1, 2, 4), 2: (2, 4), 4: (1, 4)}
+
+
+class RightOrWrong:
+    """A proposer that knows the answers, and says something else in every third place."""
+
+    most, adaptive = 3, False
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, known: np.ndarray[Any, Any], namespace: str, count: int) -> tuple[np.ndarray[Any, Any], int]:
+        whole = next(answer for answer in self._answers if answer[: len(known)] == known.tolist())
+        found = [token if place % 3 else (token + 1) % 60 for place, token in enumerate(whole)]
+        return np.array(found[len(known) : len(known) + count], dtype=np.int32), 2
+
+    def learn(self, tokens: object, namespace: str) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["graphs", "eager"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_drafts_of_the_host_are_verified_on_the_device(loaded: LoadedWeights, kind: str, page_size: int) -> None:
+    """Greedy and drawn tokens, some with a filter, beside rows with a penalty that the host verifies, which ends first."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0, "max_new_tokens": 17},
+        {"temperature": 0.8, "seed": 3, "max_new_tokens": 19},
+        {"temperature": 0.9, "top_p": 0.8, "seed": 4, "max_new_tokens": 12},
+        {"temperature": 0.0, "frequency_penalty": 0.4, "max_new_tokens": 6},
+    ]
+    prompts = [[5, 9, 17, 33, 2], [8, 8, 8], [1, 44, 50, 2, 7], [3, 4]]
+    limits = replace(LIMITS, page_size=page_size, pages=(200 // page_size,))
+    answers: list[list[int]] = []
+    for flags in ({}, {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}):
+        sizes = GraphSizes(decode=(1, 2, 4), drafted=DRAFTED if flags and kind == "graphs" else {})
+        executor = assemble(loaded, Settings.from_flat(flags), limits, sizes)
+        while executor.idle():
+            pass
+        verified, launch = [], executor._drafted.launch
+        executor._drafted.launch = lambda *a: verified.append(launch(*a)) or verified[-1]  # type: ignore[method-assign]
+        proposer = RightOrWrong(answers) if flags else None
+        bench = Bench(cast(Any, executor), proposer=proposer)
+        for handle, (prompt, asked) in enumerate(zip(prompts, kinds, strict=True)):
+            bench.ask(handle, prompt, ignore_eos=True, **asked)
+        bench.run()
+        found = [[*prompt, *bench.out.outputs[handle]] for handle, prompt in enumerate(prompts)]
+        executor.close()
+        answers = answers or found
+        assert found == answers
+    drafting = bench.scheduler._planner.drafting
+    assert 0 < drafting.held < drafting.proposed
+    assert len(verified) > 5 and {step.width for step in verified} >= ({1, 4} if kind == "graphs" else {1, 2, 3})

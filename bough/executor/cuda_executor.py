@@ -37,7 +37,7 @@ from bough.core.plan import (
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
-from bough.executor.cuda_drafts import DraftedSteps
+from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
 from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
@@ -115,19 +115,21 @@ class CudaExecutor:
         self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared, pauses)
-        parts = model, pool, attention, limits, inputs, staging, sampling, drafter
-        self._drafted = DraftedSteps(*parts, drafts=drafts, hidden_size=hidden_size, dtype=dtype)
-        # In the order of capture.
-        self._graphs: tuple[CudaGraphs[Any], ...] = (
-            *(self._few_keys_graphs, self._decode_graphs, self._mixed_graphs, self._shared_graphs),
-            *self._drafted.make_graphs(graphs.drafted, pauses, lambda run: self._graph_memory.capture(run)),
-        )
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
         self._scratch_bytes = graphs.scratch_bytes
         self._graph_memory = GraphMemory(graphs.scratch_bytes, device)
         # Every graph writes here, so that no graph keeps memory of its own.
-        self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
+        most = max(limits.rows, MOST_TOKENS if drafts else 0)
+        self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device)
+        parts = limits, inputs, staging, sampling, drafter, drafts
+        self._drafted = DraftedSteps(self._forward, model.logits, self._hidden, *parts)
+        for width, sizes in graphs.drafted.items():
+            make = partial(self._drafted.capture, width, of=lambda run: self._graph_memory.capture(run))
+            self._drafted.graphs[width] = CudaGraphs(f"{width}-token decode", sizes, make, pauses)
+        decodes: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs
+        # In the order of capture.
+        self._graphs = (*decodes, self._mixed_graphs, self._shared_graphs, *self._drafted.graphs.values())
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
@@ -202,7 +204,7 @@ class CudaExecutor:
             return self._drafted.launch(plan, growth, self._clock)
         if self._drafter is not None:
             return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth))
-        if not len(plan.tokens):
+        if not len(plan.tokens) and not self._drafted.ahead:
             return self._launch_decodes(plan, growth)
         running = self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
         self._states.keep(plan)  # which only prompts ask for
@@ -221,8 +223,7 @@ class CudaExecutor:
         masked = waiting.plan.masked[waiting.plan.sample]
         places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
         batch = BatchMasks(masked, places, words)
-        rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
-        waiting.rest.set_result(rest)
+        waiting.rest.set_result(self._sample(waiting.plan, waiting.logits, waiting.input_logprobs, batch))
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
@@ -241,11 +242,11 @@ class CudaExecutor:
             if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, hidden, self._inputs.decode_rows(batch), {})
+        return self._finish(plan, hidden, {})
 
     def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
         hidden, inputs = self._mixed_hidden(plan, layout)
-        return self._finish(plan, hidden, self._staging.to_device(plan.rows[plan.sample]), inputs)
+        return self._finish(plan, hidden, inputs)
 
     def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
@@ -266,11 +267,7 @@ class CudaExecutor:
             follow(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
             return CudaStep(plan, self._clock.stop(), None, None, inputs)
         asked = hidden.index_select(0, self._staging.to_device(sampled_tokens(plan, layout.query_starts)))
-        logits = self._model.logits(asked)
-        if plan.masked is None:
-            return self._verify(plan, logits, inputs, None, follow)
-        self._masked = MaskedStep(plan, logits, self._staging.to_device(plan.rows[plan.sample]), inputs, follow)
-        return self._masked
+        return self._finish(plan, asked, inputs, follow)
 
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
@@ -328,29 +325,26 @@ class CudaExecutor:
         """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _finish(self, plan: BatchPlan, hidden: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
+    def _finish(
+        self, plan: BatchPlan, hidden: torch.Tensor, inputs: dict[int, Scores], follow: Follow | None = None
+    ) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
         if not self._samples or not plan.sample.any():
             return CudaStep(plan, self._clock.stop(), None, None, inputs)
         logits = self._model.logits(hidden)
         if plan.masked is None:
-            if has_drafts(plan):
-                return self._verify(plan, logits, inputs, None)
-            return self._sample(plan, logits, rows, inputs)
-        self._masked = MaskedStep(plan, logits, rows, inputs)
+            if has_drafts(plan) or follow is not None:
+                return self._verify(plan, logits, inputs, None, follow)
+            return self._sample(plan, logits, inputs)
+        self._masked = MaskedStep(plan, logits, inputs, follow)
         return self._masked
 
     def _sample(
-        self,
-        plan: BatchPlan,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        inputs: dict[int, Scores],
-        masks: BatchMasks | None = None,
+        self, plan: BatchPlan, logits: torch.Tensor, inputs: dict[int, Scores], masks: BatchMasks | None = None
     ) -> CudaStep:
         """Samples, and sends the tokens on two ways: to the next step, and to the host."""
         numbers = plan.rows[plan.sample]
-        rows = rows.long()
+        rows = self._staging.to_device(numbers.astype(np.int64))
         sampled = sample_rows_on_device(self._sampling, logits, rows, numbers, masks=masks)
         self._inputs.advance(rows, sampled.tokens)
         specs = self._sampling.specs(numbers)
@@ -381,9 +375,9 @@ class CudaExecutor:
             return masks
 
         verified, rows = sample_step(plan, logits, draw, supplied), plan.rows[plan.sample]
-        self._drafted.got(rows, verified.counts)
+        self._drafted.got[rows] = verified.counts
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
-        self._inputs.give_back(rows, verified.widths - verified.counts)
+        self._inputs.mirror.give_back(rows, verified.widths - verified.counts)
         if follow is not None:
             follow(verified.tokens.astype(np.int32), verified.counts)
         scores = {index: found.to_host() for index, found in inputs.items()}

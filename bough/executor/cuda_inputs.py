@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bough.attention.batch import AttentionBatch
+from bough.attention.batch import AttentionBatch, decodes_of
 from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import Growth, RowMirror, StepLayout, TableWrites
 from bough.executor.staging import Staging
@@ -68,11 +68,8 @@ class CudaInputs:
         packed = np.zeros(self._decode.shape, dtype=np.int32)
         packed[0, :n] = plan.rows
         packed[1, :n] = growth.lengths
-        if self.mirror.appended_last(plan, growth):
-            for field, counts, pages in zip(packed[FIELDS:], plan.new_page_counts, plan.new_pages, strict=True):
-                field[:n][counts > 0] = pages
-        else:
-            self.write_table(growth.appended)
+        for field, counts, pages in zip(packed[FIELDS:], plan.new_page_counts, plan.new_pages, strict=True):
+            field[:n][counts > 0] = pages
         if n < size:
             packed[0, n:size] = self._limits.rows
             packed[1, n:size] = 1
@@ -114,22 +111,8 @@ class CudaInputs:
             slots,
             self._limits.page_size,
         )
-        ones = np.ones(size, dtype=np.int32)
-        batch = AttentionBatch(
-            rows=rows,
-            lengths=lengths,
-            decodes=size,
-            query_lens=ones,
-            query_starts=np.arange(size + 1, dtype=np.int32),
-            context_lens=ones if context_lens is None else context_lens,  # the kernels take `lengths`
-            page_tables=self.page_tables,
-            slots=tuple(slots),
-            positions=positions,
-            page_size=self._limits.page_size,
-            few_keys=few_keys,
-            shared=self._shared if shared else None,
-        )
-        return ids, batch
+        parts = rows, lengths, positions, tuple(slots), self.page_tables, self._limits.page_size
+        return ids, decodes_of(*parts, context_lens, few_keys=few_keys, shared=self._shared if shared else None)
 
     def decode_rows(self, count: int) -> torch.Tensor:
         return self._decode[0, :count]
@@ -164,7 +147,3 @@ class CudaInputs:
     def advance(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """The rows' next decode begins with these tokens."""
         self.last_tokens.index_copy_(0, rows, tokens)
-
-    def give_back(self, rows: IntArray, missing: IntArray) -> None:
-        """So many drafts of these rows did not hold."""
-        self.mirror.give_back(rows, missing)

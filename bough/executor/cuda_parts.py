@@ -108,10 +108,9 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
     rows = min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows)
-    drafts, has_model = verified_drafts(loaded, settings), settings.speculative.has_model
-    drafted = drafted_sizes(rows, drafts, exact=has_model) if drafts else {}
-    verified = [width * size for width, sizes in drafted.items() for size in sizes]
-    if has_model:  # which has a part in every step; of prompts none is captured
+    drafted = drafted_sizes(rows, verified_drafts(loaded, settings))
+    verified = [width * sizes[-1] for width, sizes in drafted.items()]
+    if settings.speculative.has_model:  # which has a part in every step; of prompts none is captured
         return GraphSizes(drafted=drafted, scratch_bytes=shape.graph_scratch_bytes(verified, (), forward_bytes))
     decode = decode_sizes(rows)
     mixed: Sequence[int] = ()
@@ -130,18 +129,12 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
 
 
 def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int:
-    """Drafts of a row that the device verifies by itself; 0: the host does. Where ranks are compared, or groups of them
-    run in lock step, the host must know each row's length."""
-    speculative, parallel = settings.speculative, settings.parallel
-    apart = max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks
-    able = choose_backends(settings.model, "cuda").decodes_capturable and not runs_transformers(loaded.config)
-    wanted = speculative.speculative_algorithm is not None and loaded.config.states is None
-    return speculative.most_drafts if able and wanted and not apart else 0
-
-
-def decode_lines(loaded: LoadedWeights, settings: Settings, limits: Limits) -> int:
-    """The most decodes that are attended for at once: each token of a row with drafts is one."""
-    return max(limits.rows, MOST_TOKENS if verified_drafts(loaded, settings) else 0)
+    """Drafts of a row that the device verifies by itself; 0: the host does."""
+    parallel, config = settings.parallel, loaded.config
+    if max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or settings.speculative.step_drafts == 0:
+        return 0  # where ranks are compared or run in lock step, the host must know each row's length
+    able = choose_backends(settings.model, "cuda").decodes_capturable and not runs_transformers(config)
+    return settings.speculative.most_drafts if able and config.states is None else 0
 
 
 def shares_reads(loaded: LoadedWeights, settings: Settings) -> bool:
@@ -174,7 +167,7 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
             f"{narrowest}; use --attention-backend torch."
         )
     latent, (heads, kv_heads, width) = config.latent, _heads(loaded)
-    lines = decode_lines(loaded, settings, limits)
+    lines = max(limits.rows, MOST_TOKENS if verified_drafts(loaded, settings) else 0)  # that are attended for at once
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads, width if latent is None else latent.rank, loaded.dtype)
         configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
-from bough.attention.batch import AttentionBatch
+from bough.attention.batch import AttentionBatch, decodes_of
 from bough.attention.context import ForwardContext
 from bough.attention.reading import ToDevice
 from bough.core.plan import BatchPlan, IntArray, Limits, positions_in_runs
@@ -55,10 +55,6 @@ class Drafter:
     def reads_hidden(self) -> bool:
         """Whether it wants the target's hidden states, of all tokens."""
         return self._model.ahead
-
-    @property
-    def hidden_size(self) -> int:
-        return self._model.config.hidden_size
 
     def taps(self) -> Tapped | None:
         """For the context of the target's forward pass."""
@@ -97,18 +93,9 @@ class Drafter:
     ) -> AttentionBatch:
         """One token of each of some rows, so many places behind the first that they compute in this step."""
         context, at = layout.context_lens[live] + column, layout.query_starts[live] + column
-        return AttentionBatch(
-            rows=self._to_device(layout.rows[live]),
-            lengths=self._to_device(context + 1),
-            decodes=len(live),
-            query_lens=np.ones(len(live), dtype=np.int32),
-            query_starts=np.arange(len(live) + 1, dtype=np.int32),
-            context_lens=context,
-            page_tables=page_tables,
-            slots=tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at]))),
-            positions=self._to_device(layout.positions[at]),
-            page_size=self._page_size,
-        )
+        slots = tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at])))
+        rows, lengths, positions = map(self._to_device, (layout.rows[live], context + 1, layout.positions[at]))
+        return decodes_of(rows, lengths, positions, slots, page_tables, self._page_size, context)
 
     def follow(
         self,
@@ -126,14 +113,9 @@ class Drafter:
         if not self._model.ahead:
             self._repeat(plan, layout, batch, token_ids, counts)
             return
-        self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch)
         behind, last = tokens_behind(plan, layout, tokens, counts)
-        taken = self.take_in(hidden, tapped, batch)
-        found = self._model.advance(self._to_device(behind), taken, batch.positions, context)
-        if len(last):
-            rows, found = self._to_device(plan.rows[plan.sample].astype(np.int64)), found[self._to_device(last)]
-            self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
+        rows, taken = plan.rows[plan.sample].astype(np.int64), self.take_in(hidden, tapped, batch)
+        self.read(self._to_device(rows), batch, self._to_device(behind), taken, self._to_device(last))
 
     def take_in(self, hidden: torch.Tensor, tapped: Tapped | None, batch: AttentionBatch) -> torch.Tensor:
         """What it reads of the target's hidden states."""
@@ -142,7 +124,17 @@ class Drafter:
         context = ForwardContext(self._attention, self._pool, batch)
         return self._model.take_in([states for states in read if states is not None], context)
 
-    # Steps of which the host does not know where their tokens stand ---------------------------------------------------
+    def read(
+        self, rows: torch.Tensor, batch: AttentionBatch, behind: torch.Tensor, taken: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """Computes each of the target's tokens from what it took in there and the token behind, and guesses what comes
+        after `last`, those that hold of each of the rows."""
+        self._attention.prepare(batch)
+        context = ForwardContext(self._attention, self._pool, batch)
+        found = self._model.advance(behind, taken, batch.positions, context)
+        if len(last):
+            found = found[last]
+            self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
 
     def chain(self, tokens: torch.Tensor, rows: torch.Tensor, batch_of: Callable[[slice], AttentionBatch]) -> None:
         """Guesses behind the first of `tokens` [width, rows] and puts the drafts in their places. `batch_of` gives
@@ -160,17 +152,6 @@ class Drafter:
             if column + ahead + 1 < width:
                 last = self._agree(self._model.best(hidden, context))
                 tokens[column + ahead + 1].copy_(last)
-
-    def follow_on_device(
-        self, rows: torch.Tensor, batch: AttentionBatch, tokens: torch.Tensor, taken: torch.Tensor, ends: torch.Tensor
-    ) -> None:
-        """The target has sampled `tokens` behind those of the batch, of which each row's last is at `ends`; `taken` is
-        what was read of its hidden states."""
-        if self._model.ahead:
-            self._attention.prepare(batch)
-            context = ForwardContext(self._attention, self._pool, batch)
-            found = self._model.advance(tokens, taken, batch.positions, context)[ends]
-            self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
 
     def _repeat(
         self, plan: BatchPlan, layout: StepLayout, batch: AttentionBatch, token_ids: torch.Tensor, counts: IntArray

@@ -58,21 +58,19 @@ def mixed_sizes(chunk: int, largest: int, layer_weights: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
     """Which steps are captured: rows of decode steps, tokens of steps with prompts, and rows of decode steps with few
-    keys, and of those that read shared prefixes once, where these have kernels of their own; and by the tokens of each,
-    rows of decode steps with drafts."""
+    keys, and of those that read shared prefixes once, where these have kernels of their own."""
 
     decode: Sequence[int] = ()
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
     shared: Sequence[int] = ()
-    drafted: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    drafted: Mapping[int, Sequence[int]] = field(default_factory=dict)  # rows with drafts, by the tokens of each
     scratch_bytes: int = 0  # that the largest of them needs while it runs
 
     @property
     def count(self) -> int:
         """Graphs in all: decode steps have a second one, for sampling."""
-        decodes = (self.decode, self.few_keys, self.shared, *self.drafted.values())
-        return 2 * sum(map(len, decodes)) + len(self.mixed)
+        return 2 * sum(map(len, (self.decode, self.few_keys, self.shared, *self.drafted.values()))) + len(self.mixed)
 
 
 class Captured(Generic[Output]):

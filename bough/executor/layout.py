@@ -110,12 +110,6 @@ class RowMirror:
             else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
         )
 
-    def appended_last(self, plan: BatchPlan, growth: Growth) -> bool:
-        """Whether the pages that decodes got with a step are those of their last tokens. Rows have pages beyond if drafts
-        did not hold that were thought to when the step was planned."""
-        got = plan.new_page_counts[0] > 0
-        return bool((self._page_counts[plan.rows[got]] == -(-growth.lengths[got] // self._page_size)).all())
-
     def give_back(self, rows: IntArray, missing: IntArray) -> None:
         """So many of the tokens that these rows computed last did not hold."""
         self._lengths[rows] -= missing

@@ -28,8 +28,9 @@ from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.distributed.topology import Topology
 from bough.executor import cuda_copies, cuda_executor, cuda_parts, graphs, staging
+from bough.executor.cuda_drafts import DraftedStep, DraftedSteps, drafted_sizes
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.cuda_parts import assemble, graph_sizes
+from bough.executor.cuda_parts import assemble, graph_sizes, verified_drafts
 from bough.executor.graphs import GraphSizes
 from bough.executor.load_draft import find_draft
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
@@ -582,11 +583,9 @@ def test_draft_models_change_nothing(kind: str, tmp_path: Path) -> None:
     assert drafting.held == drafting.proposed > 0 if kind == "STANDALONE" else drafting.proposed > 10
 
 
-DRAFTED = {1: (1, 2, 4), 2: (2, 4), 4: (1, 4)}
-
 
 class RightOrWrong:
-    """A proposer that knows the answers, and says something else in every third place."""
+    """A proposer that knows the answers, and says something else in every fourth place."""
 
     most, adaptive = 3, False
 
@@ -595,37 +594,60 @@ class RightOrWrong:
 
     def propose(self, known: np.ndarray[Any, Any], namespace: str, count: int) -> tuple[np.ndarray[Any, Any], int]:
         whole = next(answer for answer in self._answers if answer[: len(known)] == known.tolist())
-        found = [token if place % 3 else (token + 1) % 60 for place, token in enumerate(whole)]
+        found = [token if place % 4 else (token + 1) % 60 for place, token in enumerate(whole)]
         return np.array(found[len(known) : len(known) + count], dtype=np.int32), 2
 
     def learn(self, tokens: object, namespace: str) -> None:
         pass
 
 
+NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_new_tokens": 13},
+    {"temperature": 0.9, "top_p": 0.8, "seed": 4, "max_new_tokens": 11},
+    {"temperature": 0.0, "frequency_penalty": 0.4, "max_new_tokens": 3},
+]
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[DraftedStep]:
+    """The steps that the device verifies."""
+    found, launch = [], DraftedSteps.launch
+
+    def watched(self: DraftedSteps, *args: Any) -> DraftedStep:
+        found.append(launch(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(DraftedSteps, "launch", watched)
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["graphs", "eager"])
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_drafts_of_the_host_are_verified_on_the_device(loaded: LoadedWeights, kind: str, page_size: int) -> None:
-    """Greedy and drawn tokens, some with a filter, beside rows with a penalty that the host verifies, which ends first."""
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0, "max_new_tokens": 17},
-        {"temperature": 0.8, "seed": 3, "max_new_tokens": 19},
-        {"temperature": 0.9, "top_p": 0.8, "seed": 4, "max_new_tokens": 12},
-        {"temperature": 0.0, "frequency_penalty": 0.4, "max_new_tokens": 6},
-    ]
-    prompts = [[5, 9, 17, 33, 2], [8, 8, 8], [1, 44, 50, 2, 7], [3, 4]]
+@pytest.mark.parametrize(
+    ("kind", "page_size", "widths"), [("graphs", 2, {1, 4}), ("eager", 1, {1, 4}), ("host", 1, set())]
+)
+def test_drafts_of_the_host_change_nothing(
+    loaded: LoadedWeights,
+    verified: list[DraftedStep],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    page_size: int,
+    widths: set[int],
+) -> None:
+    """Greedy and drawn tokens, beside a row with a penalty, which the host verifies and which ends first. A step is
+    launched before what the one before it gave is read."""
+    if kind == "host":
+        monkeypatch.setattr(cuda_parts, "verified_drafts", lambda loaded, settings: 0)
+    prompts = [[5, 9, 17, 33, 2], [8, 8, 8], [3, 4]]
     limits = replace(LIMITS, page_size=page_size, pages=(200 // page_size,))
     answers: list[list[int]] = []
-    for flags in ({}, {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}):
-        sizes = GraphSizes(decode=(1, 2, 4), drafted=DRAFTED if flags and kind == "graphs" else {})
+    for flags in ({}, NGRAM):
+        sizes = GraphSizes(drafted={1: (2,), 4: (2,)} if flags and kind == "graphs" else {})
         executor = assemble(loaded, Settings.from_flat(flags), limits, sizes)
         while executor.idle():
             pass
-        verified, launch = [], executor._drafted.launch
-        executor._drafted.launch = lambda *a: verified.append(launch(*a)) or verified[-1]  # type: ignore[method-assign]
-        proposer = RightOrWrong(answers) if flags else None
-        bench = Bench(cast(Any, executor), proposer=proposer)
-        for handle, (prompt, asked) in enumerate(zip(prompts, kinds, strict=True)):
+        bench = Bench(cast(Any, executor), proposer=RightOrWrong(answers) if flags else None)
+        for handle, (prompt, asked) in enumerate(zip(prompts, KINDS, strict=True)):
             bench.ask(handle, prompt, ignore_eos=True, **asked)
         bench.run()
         found = [[*prompt, *bench.out.outputs[handle]] for handle, prompt in enumerate(prompts)]
@@ -634,4 +656,80 @@ def test_drafts_of_the_host_are_verified_on_the_device(loaded: LoadedWeights, ki
         assert found == answers
     drafting = bench.scheduler._planner.drafting
     assert 0 < drafting.held < drafting.proposed
-    assert len(verified) > 5 and {step.width for step in verified} >= ({1, 4} if kind == "graphs" else {1, 2, 3})
+    assert {step.width for step in verified} == widths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["EAGLE3", *(pytest.param(k, marks=pytest.mark.long) for k in ("STANDALONE", "NEXTN"))]
+)
+def test_draft_models_guess_the_same_by_graphs_and_beside_the_host(
+    kind: str, tmp_path: Path, verified: list[DraftedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_deepseek(tmp_path / "target") if kind == "NEXTN" else write_target(tmp_path / "target", layers=4)
+    path = {"STANDALONE": target, "NEXTN": None, "EAGLE3": tmp_path / "head"}[kind]
+    if kind == "EAGLE3":
+        write_eagle3(tmp_path / "head")
+    asked = {"speculative_algorithm": kind, "speculative_draft_model_path": path}
+    settings = Settings.from_flat({"dtype": "float32", "context_length": 64, **asked})
+    files = locate(str(target))
+    config = resolve_config(files, settings)
+    loaded, draft = load_model(files, settings, config, CPU), find_draft(settings, files, config)
+    assert draft is not None
+    limits = Limits(2, 2, (40,), 64, config.vocab_size, 32, "", drafts=3, adaptive_drafts=False)
+    found: list[Any] = []
+    for sizes in ({1: (2,), 4: (2,)}, None):
+        if sizes is None:
+            monkeypatch.setattr(cuda_parts, "verified_drafts", lambda loaded, settings: 0)
+        graphs, beside = GraphSizes(drafted=sizes or {}), draft.load(settings, loaded)
+        executor = assemble(loaded, settings, limits, graphs, draft=beside)
+        while executor.idle():
+            pass
+        bench = Bench(cast(Any, executor))
+        for handle, (prompt, new) in enumerate((([20, 21, 5, 3, 7], 8), ([5, 6], 5))):
+            bench.ask(handle, prompt, temperature=0.0, max_new_tokens=new, ignore_eos=True)
+        bench.run()
+        drafting, drafter = bench.scheduler._planner.drafting, executor._drafter
+        assert drafter is not None
+        found.append((bench.out.outputs, drafting.held, drafting.proposed, drafter._first[:2].tolist()))
+        executor.close()
+    assert found[0] == found[1] and found[0][2] > 5
+    assert len(verified) > 1 and all(step.width in (1, 4) for step in verified)
+
+
+@pytest.mark.parametrize("by_host", [True, False])
+def test_pages_for_drafts_that_fail_keep_their_places(
+    loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, by_host: bool
+) -> None:
+    """The next step was planned as if they held: the page that it brings is for a later token than its own."""
+    if by_host:
+        monkeypatch.setattr(cuda_parts, "verified_drafts", lambda loaded, settings: 0)
+    executor = assemble(loaded, Settings.from_flat(NGRAM), LIMITS, GraphSizes())
+    pages = np.arange(1, 11, dtype=np.int32)
+    executor.launch(prompt_plan(0, np.arange(4, dtype=np.int32), pages[:4]))
+    three, one = (np.array([count], dtype=np.int32) for count in (3, 1))
+    plan, wrong = decode_plan(1, 1), np.full(2, 59, dtype=np.int32)
+    drafted = replace(plan, query_lens=three, given=three - 1, tokens=wrong)
+    first = executor.launch(replace(drafted, new_pages=(pages[4:7],), new_page_counts=(three,)))
+    second = executor.launch(replace(plan, step=2, new_pages=(pages[7:8],), new_page_counts=(one,)))
+    assert first.wait().counts.tolist() == second.wait().counts.tolist() == [1]
+    assert executor._inputs.page_tables[0][0, :8].tolist() == pages[:8].tolist()
+    assert int(executor._inputs.mirror.held_by(np.array([0], dtype=np.int32))[2][0]) == 6
+    executor.close()
+
+
+def test_sizes_of_steps_with_drafts_are_few() -> None:
+    assert drafted_sizes(24, 0) == {}
+    assert drafted_sizes(24, 3) == {width: [1, 2, 4, 8, 16, 24] for width in (1, 2, 3, 4)}
+    wide = drafted_sizes(512, 7)
+    assert list(wide) == [1, 2, 3, 4, 6, 8] and wide[8] == [1, 2, 4, 8, 16, 32] and wide[3][-2:] == [64, 85]
+    model: Any = None
+    weights = LoadedWeights(model, CONFIG, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
+    shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
+    sizes = graph_sizes(weights, Settings.from_flat({**NGRAM, "cuda_graph_max_bs_decode": 4}), shape, 0)
+    assert sizes.drafted == drafted_sizes(4, 3) and sizes.decode[-1] == 4
+    model_path = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "x"}
+    beside = graph_sizes(weights, Settings.from_flat(model_path), shape, 0)
+    assert beside.drafted == drafted_sizes(64, 3) and not beside.decode and beside.scratch_bytes > 0
+    for flags in ({"check_ranks": True}, {"decode_attention_backend": "torch"}):
+        assert not verified_drafts(weights, Settings.from_flat(NGRAM | flags))

@@ -583,7 +583,6 @@ def test_draft_models_change_nothing(kind: str, tmp_path: Path) -> None:
     assert drafting.held == drafting.proposed > 0 if kind == "STANDALONE" else drafting.proposed > 10
 
 
-
 class RightOrWrong:
     """A proposer that knows the answers, and says something else in every fourth place."""
 

@@ -77,4 +77,6 @@ def test_drafts_hold_while_they_are_what_was_sampled(device: torch.device) -> No
     assert [int(last[row]) for row in rows] == [4, 5, 7, 2, 0]
     assert [int(generated[row]) for row in rows] == [20 + count for count in held]
     others = [row for row in range(ROWS) if row not in rows]
-    assert lengths[others].tolist() == [10 + row for row in others] and last[others].tolist() == [60 + r for r in others]
+    assert lengths[others].tolist() == [10 + row for row in others] and last[others].tolist() == [
+        60 + r for r in others
+    ]

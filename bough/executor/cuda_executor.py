@@ -216,14 +216,13 @@ class CudaExecutor:
             return
         waiting, self._masked = self._masked, None
         assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
+        known, rest = (waiting.plan, waiting.logits, waiting.input_logprobs), waiting.rest
         if has_drafts(waiting.plan) or waiting.follow is not None:
-            verified = self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks, waiting.follow)
-            waiting.rest.set_result(verified)
+            rest.set_result(self._verify(*known, masks, waiting.follow))
             return
         masked = waiting.plan.masked[waiting.plan.sample]
         places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
-        batch = BatchMasks(masked, places, words)
-        waiting.rest.set_result(self._sample(waiting.plan, waiting.logits, waiting.input_logprobs, batch))
+        rest.set_result(self._sample(*known, BatchMasks(masked, places, words)))
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)

@@ -206,7 +206,7 @@ class CudaExecutor:
             return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth))
         if not len(plan.tokens) and not self._drafted.ahead:
             return self._launch_decodes(plan, growth)
-        running = self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
+        running = self._finish(plan, *self._mixed_hidden(plan, self._inputs.lay_out(plan, growth)))
         self._states.keep(plan)  # which only prompts ask for
         return running
 
@@ -242,10 +242,6 @@ class CudaExecutor:
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
         return self._finish(plan, hidden, {})
-
-    def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
-        hidden, inputs = self._mixed_hidden(plan, layout)
-        return self._finish(plan, hidden, inputs)
 
     def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""

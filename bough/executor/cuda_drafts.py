@@ -36,7 +36,7 @@ Graph = Captured[torch.Tensor]
 
 def drafted_sizes(rows: int, drafts: int) -> dict[int, list[int]]:
     """The steps that are captured: of each width, numbers of rows."""
-    widths = (*(width for width in WIDTHS if width <= drafts), 1 + drafts) if drafts else ()
+    widths = [width for width in WIDTHS if width <= drafts] + [1 + drafts] * bool(drafts)
     most = {width: min(rows, MOST_TOKENS // width) for width in widths}
     return {width: sorted({1 << i for i in range(n.bit_length())} | {n}) for width, n in most.items()}
 
@@ -68,8 +68,8 @@ class DraftedStep:
 
 
 class DraftedSteps:
-    """Owns the buffers of these steps, and what the host does not know yet of rows. `drafts`: of a row; 0: no step is
-    of this kind. All graphs write to `hidden`."""
+    """Owns the buffers of these steps, and what the host does not know yet of rows. `drafts`: of a row; 0: the host
+    verifies, None: there are none. All graphs write to `hidden`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DraftedSteps:
         staging: Staging,
         sampling: SamplingState,
         drafter: Drafter | None,
-        drafts: int,
+        drafts: int | None,
     ) -> None:
         self._forward_of, self._logits, self._hidden, self._drafter = forward, logits, hidden, drafter
         self._inputs, self._staging, self._sampling, self._limits = inputs, staging, sampling, limits
@@ -92,7 +92,7 @@ class DraftedSteps:
 
         self._of_rows = zeros(rows), zeros(rows), inputs.last_tokens  # lengths, tokens of the last step, the last token
         # Of each row a line, with room for as many drafts again that the step before may have given.
-        self._lines = zeros(min(limits.rows, tokens), FIELDS + 2 * drafts)
+        self._lines = zeros(min(limits.rows, tokens), FIELDS + 2 * (drafts or 0))
         self._columns, self._places = zeros(2, tokens), zeros(2 + len(limits.pages), tokens, kind=torch.int64)
         self._result, self._ends = zeros(2 * tokens, kind=torch.int64), zeros(tokens, kind=torch.int64)
         self._taken = torch.zeros_like(hidden[:tokens])  # what the draft model reads of them
@@ -106,6 +106,8 @@ class DraftedSteps:
     def begin(self, plan: BatchPlan) -> BatchPlan | None:
         """None: the step is of this kind. Otherwise the host knows now what its rows have got, and the plan has the
         drafts that follow that."""
+        if self._drafts is None:
+            return plan
         rows, flags, drafts = plan.rows, self._sampling.flags, has_drafts(plan)
         self.ahead = bool(self._drafted[rows].any())
         if self._drafts and (drafts or self.ahead or self._drafter is not None):

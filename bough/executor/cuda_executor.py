@@ -94,7 +94,7 @@ class CudaExecutor:
         group: RankGroup = ALONE,
         check: RankCheck | None = None,
         drafter: Drafter | None = None,
-        drafts: int = 0,  # of a row, that the device verifies by itself
+        drafts: int | None = None,  # of a row, that the device verifies by itself; None: nobody makes any
     ) -> None:
         self._model = model
         self._pool = pool
@@ -127,9 +127,8 @@ class CudaExecutor:
         for width, sizes in graphs.drafted.items():
             make = partial(self._drafted.capture, width, of=lambda run: self._graph_memory.capture(run))
             self._drafted.graphs[width] = CudaGraphs(f"{width}-token decode", sizes, make, pauses)
-        decodes: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs
-        # In the order of capture.
-        self._graphs = (*decodes, self._mixed_graphs, self._shared_graphs, *self._drafted.graphs.values())
+        self._graphs: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs, self._mixed_graphs
+        self._graphs += (self._shared_graphs, *self._drafted.graphs.values())  # in the order of capture
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks

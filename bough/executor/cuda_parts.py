@@ -108,7 +108,7 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
     rows = min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows)
-    drafted = drafted_sizes(rows, verified_drafts(loaded, settings))
+    drafted = drafted_sizes(rows, verified_drafts(loaded, settings) or 0)
     verified = [width * sizes[-1] for width, sizes in drafted.items()]
     if settings.speculative.has_model:  # which has a part in every step; of prompts none is captured
         return GraphSizes(drafted=drafted, scratch_bytes=shape.graph_scratch_bytes(verified, (), forward_bytes))
@@ -128,13 +128,15 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     return GraphSizes(decode, mixed, few_keys, shared, drafted, scratch)
 
 
-def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int:
-    """Drafts of a row that the device verifies by itself; 0: the host does."""
+def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:
+    """Drafts of a row that the device verifies by itself; 0: the host does, None: nobody makes any."""
     parallel, config = settings.parallel, loaded.config
-    if max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or settings.speculative.step_drafts == 0:
-        return 0  # where ranks are compared or run in lock step, the host must know each row's length
-    able = choose_backends(settings.model, "cuda").decodes_capturable and not runs_transformers(config)
-    return settings.speculative.most_drafts if able and config.states is None else 0
+    if settings.speculative.speculative_algorithm is None or config.states is not None:
+        return None
+    # Where ranks are compared or run in lock step, the host must know each row's length.
+    apart = max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or runs_transformers(config)
+    able = choose_backends(settings.model, "cuda").decodes_capturable and not apart
+    return settings.speculative.most_drafts if able else 0
 
 
 def shares_reads(loaded: LoadedWeights, settings: Settings) -> bool:

@@ -137,8 +137,7 @@ class Drafter:
             self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
 
     def chain(self, tokens: torch.Tensor, rows: torch.Tensor, batch_of: Callable[[slice], AttentionBatch]) -> None:
-        """Guesses behind the first of `tokens` [width, rows] and puts the drafts in their places. `batch_of` gives
-        columns of the step."""
+        """Guesses behind the first of `tokens` [width, rows], in place; `batch_of` gives columns of the step."""
         width, size = tokens.shape
         ahead, last, hidden = self._model.ahead, tokens[0], None
         if ahead and width > 1:

@@ -62,8 +62,7 @@ def sample_rows(
     """One token per row, and which rows had none because of NaN, +inf or nothing but -inf; those get token 0.
 
     `filtered` promises that some row may have a filter; without it none is applied. Each row's `generated` grows by
-    one, unless lines stand in columns: how many of a row's tokens hold is for the caller to find out and to count.
-    Returns (tokens, bad).
+    one, unless lines stand in columns: the caller counts those that hold. Returns (tokens, bad).
     """
     n, vocab_size = logits.shape
     if vocab_size > MAX_VOCAB_SIZE or logits.stride(1) != 1:

@@ -28,7 +28,7 @@ from bough.kernels.drafted_decode.triton import FIELDS, count_held_, drafted_inp
 from bough.kernels.sampling.triton import sample_rows
 from bough.sampling.state import SamplingState
 
-MOST_TOKENS = 256  # of a step, padding included: in larger ones it pays to read the keys of a row once
+MOST_TOKENS = 256  # of a step with drafts, padding included: in larger ones it pays to read the keys of a row once
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # beside the largest: a column costs a draft model more than a row does
 Part = Callable[[], torch.Tensor]  # of a step: up to the hidden states, or from there on
 Graph = Captured[torch.Tensor]
@@ -37,7 +37,7 @@ Graph = Captured[torch.Tensor]
 def drafted_sizes(rows: int, drafts: int) -> dict[int, list[int]]:
     """The steps that are captured: of each width, numbers of rows."""
     widths = [width for width in WIDTHS if width <= drafts] + [1 + drafts] * bool(drafts)
-    most = {width: min(rows, MOST_TOKENS // width) for width in widths}
+    most = {width: min(rows, MOST_TOKENS // width) if width > 1 else rows for width in widths}
     return {width: sorted({1 << i for i in range(n.bit_length())} | {n}) for width, n in most.items()}
 
 
@@ -85,7 +85,7 @@ class DraftedSteps:
     ) -> None:
         self._forward_of, self._logits, self._hidden, self._drafter = forward, logits, hidden, drafter
         self._inputs, self._staging, self._sampling, self._limits = inputs, staging, sampling, limits
-        self._drafts, tokens, rows = drafts, MOST_TOKENS if drafts else 0, limits.rows + 1
+        self._drafts, tokens, rows = drafts, max(MOST_TOKENS, limits.rows) if drafts else 0, limits.rows + 1
 
         def zeros(*shape: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=kind, device=hidden.device)
@@ -112,8 +112,8 @@ class DraftedSteps:
         self.ahead = bool(self._drafted[rows].any())
         if self._drafts and (drafts or self.ahead or self._drafter is not None):
             decodes = plan.masked is None and not plan.setups and bool((plan.given < plan.query_lens).all())
-            brought = plan.given if plan.spare is None else plan.given + plan.spare
-            fits = len(rows) * int(plan.query_lens.max()) <= MOST_TOKENS and int(brought.max()) <= 2 * self._drafts
+            tokens, spare = len(rows) * int(plan.query_lens.max()), 0 if plan.spare is None else plan.spare
+            fits = tokens <= max(MOST_TOKENS, len(rows)) and int((plan.given + spare).max()) <= 2 * self._drafts
             if decodes and fits and not (flags.adjusted(rows) | flags.logprobs[rows]).any():
                 return None
         self._settle()

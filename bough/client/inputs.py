@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import uuid
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
+from bough.core.media import MediaKind, MediaSource
 from bough.core.plan import IntArray
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -55,6 +56,7 @@ class Prompt:
     pooling: Pooling | None = None  # the answer is a vector
     bootstrap: Bootstrap | None = None  # the engine that computes the prompt
     adapter: str = ""  # by its name
+    media: tuple[MediaSource, ...] = ()  # in the order of their places in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,17 @@ class Inputs:
 
 
 class InputReader:
-    """Knows the tokenizer, the model's sampling defaults and the seed for requests without one."""
+    """Knows the tokenizer, the model's sampling defaults, the seed for requests without one, and what the model takes
+    beside text."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, sampling_defaults: Mapping[str, Any], random_seed: int | None
+        self,
+        tokenizer: Tokenizer | None,
+        sampling_defaults: Mapping[str, Any],
+        random_seed: int | None,
+        media_kinds: Collection[MediaKind] = (),
     ) -> None:
+        self.media_kinds = frozenset(media_kinds)
         self._tokenizer = tokenizer
         self._defaults = sampling_defaults
         self._random_seed = random_seed
@@ -119,11 +127,13 @@ class InputReader:
         bootstrap_port: int | Sequence[int | None] | None = None,
         bootstrap_room: int | Sequence[int] | None = None,
         lora_path: str | Sequence[str | None] | None = None,
+        media: Sequence[Sequence[MediaSource]] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
-        match holds for what comes after the `thinking`."""
+        match holds for what comes after the `thinking`. `media` are those of each prompt, whose ids hold a placeholder
+        for each of them."""
         _check_count(prompt, input_ids, limit)
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
@@ -145,6 +155,7 @@ class InputReader:
             "pooling": _column(pooling, count, many, "pooling"),
             "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
             "adapter": _column(lora_path, count, many, "lora_path"),
+            "media": [()] * count if media is None else media,
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -200,6 +211,7 @@ class InputReader:
                         pooling=columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
                         adapter=columns["adapter"][i] or "",
+                        media=tuple(columns["media"][i]),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)

@@ -24,7 +24,7 @@ from bough.server.anthropic.writing import Message, MessageWriter, TokensCount
 from bough.server.context import Rendered, ServerContext
 from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
 from bough.server.errors import set_field_names
-from bough.server.messages import continues
+from bough.server.messages import continues, text_of
 from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.streaming import respond
 
@@ -72,4 +72,4 @@ class Anthropic:
             continue_final_message=continues(turns),
             whole=not isinstance(body, MessagesRequest),  # a count is one of all tokens
         )
-        return prompt, turns[-1]["content"] if continues(turns) else ""
+        return prompt, text_of(turns[-1]["content"]) if continues(turns) else ""

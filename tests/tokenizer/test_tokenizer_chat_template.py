@@ -121,7 +121,7 @@ def test_the_client_cannot_replace_the_conversation(smollm2: Tokenizer) -> None:
 
 # Media ----------------------------------------------------------------------------------------------------------------
 
-# Each reads contents in another way: lists only and images first; strings or lists; lists, with a look at the first part.
+# Each reads contents in another way: lists, images first; strings or lists, twice; lists, with a look at the first part.
 MEDIA_TEMPLATES = {
     "llava": (
         "{% for m in messages %}{{ m['role'].upper() + ': ' }}"
@@ -137,7 +137,7 @@ MEDIA_TEMPLATES = {
         "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
     "gemma3": (
-        "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+        "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m['role'] | replace('assistant', 'model') }}\n"
         "{% if m['content'] is string %}{{ m['content'] | trim }}{% elif m['content'] is iterable %}"
         "{% for part in m['content'] %}{% if part['type'] == 'image' %}{{ '<start_of_image>' }}"
         "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}<end_of_turn>\n"

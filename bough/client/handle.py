@@ -25,6 +25,7 @@ from bough.core.control import (
     memory_tags,
 )
 from bough.core.errors import EngineDeadError, RequestError
+from bough.core.media import MediaKind
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
 from bough.messages.requests import Abort, Command, Control, Generate, GetState, Ping, ProcessCommand
@@ -65,6 +66,7 @@ class EngineClient:
         self._watchers = watchers
         self._turn = turn
         self.meter = meter or RequestMeter()
+        self.media_kinds: frozenset[MediaKind] = frozenset()  # what the model takes beside text
         self.last_output_at = time.monotonic()  # when the last tokens arrived
         self.on_command: Callable[[ProcessCommand], None] = lambda command: None  # one for all processes has come
 

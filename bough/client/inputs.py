@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import uuid
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
-from bough.core.media import MediaKind, MediaSource
+from bough.core.media import MediaSource
 from bough.core.plan import IntArray
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -56,7 +56,7 @@ class Prompt:
     pooling: Pooling | None = None  # the answer is a vector
     bootstrap: Bootstrap | None = None  # the engine that computes the prompt
     adapter: str = ""  # by its name
-    media: tuple[MediaSource, ...] = ()  # in the order of their places in the prompt
+    sources: tuple[MediaSource, ...] = ()  # whose placeholders stand in the ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +83,11 @@ class Inputs:
 
 
 class InputReader:
-    """Knows the tokenizer, the model's sampling defaults, the seed for requests without one, and what the model takes
-    beside text."""
+    """Knows the tokenizer, the model's sampling defaults and the seed for requests without one."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        sampling_defaults: Mapping[str, Any],
-        random_seed: int | None,
-        media_kinds: Collection[MediaKind] = (),
+        self, tokenizer: Tokenizer | None, sampling_defaults: Mapping[str, Any], random_seed: int | None
     ) -> None:
-        self.media_kinds = frozenset(media_kinds)
         self._tokenizer = tokenizer
         self._defaults = sampling_defaults
         self._random_seed = random_seed
@@ -127,13 +121,12 @@ class InputReader:
         bootstrap_port: int | Sequence[int | None] | None = None,
         bootstrap_room: int | Sequence[int] | None = None,
         lora_path: str | Sequence[str | None] | None = None,
-        media: Sequence[Sequence[MediaSource]] | None = None,
+        media: Sequence[MediaSource] = (),
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
-        match holds for what comes after the `thinking`. `media` are those of each prompt, whose ids hold a placeholder
-        for each of them."""
+        match holds for what comes after the `thinking`. `media` are those of a single prompt, in its order."""
         _check_count(prompt, input_ids, limit)
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
@@ -155,7 +148,6 @@ class InputReader:
             "pooling": _column(pooling, count, many, "pooling"),
             "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
             "adapter": _column(lora_path, count, many, "lora_path"),
-            "media": [()] * count if media is None else media,
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -211,7 +203,7 @@ class InputReader:
                         pooling=columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
                         adapter=columns["adapter"][i] or "",
-                        media=tuple(columns["media"][i]),
+                        sources=tuple(media),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)

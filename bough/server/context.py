@@ -149,7 +149,7 @@ class ServerContext:
                 message = f"chat_template_kwargs may not hold {name!r}; it is a field of the request."
                 raise RequestError(message, field="chat_template_kwargs")
         given = {**template_defaults(self.settings.model.default_chat_template_kwargs), **given}
-        media = read_media(messages, self.reader.media_kinds)
+        media = read_media(messages, self.client.media_kinds, field)
         prompted = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
         def work() -> Rendered:
@@ -175,7 +175,7 @@ class ServerContext:
             **{
                 **given,
                 "input_ids": prompt.ids,
-                "media": [prompt.media],
+                "media": prompt.media,
                 "sampling_params": sampling,
                 "thinking": thinking,
             }

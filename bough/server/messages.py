@@ -15,6 +15,7 @@ from typing import Any
 from bough.core.errors import RequestError
 from bough.core.media import MediaKind, MediaSource
 from bough.core.sampling_params import require_utf8
+from bough.server.errors import add_field_names
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # by the type of a part, the field that holds its text
@@ -94,15 +95,16 @@ def media_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [part for content in contents for part in content if "media" in part]
 
 
-def read_media(messages: Sequence[Message], known: Collection[str]) -> tuple[MediaSource, ...]:
-    """The images, clips and recordings of a conversation, for a model that takes these kinds."""
+def read_media(messages: Sequence[Message], known: Collection[str], field: str) -> tuple[MediaSource, ...]:
+    """The images, clips and recordings of a conversation, for a model that takes these kinds. What is wrong with one is
+    said of its part, or of the `field` where there are several."""
     parts = media_parts(messages)
-    for part in parts:
-        if part["type"] not in known:
+    for kind in sorted({part["type"] for part in parts}):
+        places = [part["where"] for part in parts if part["type"] == kind]
+        if kind not in known:
             taken = ", ".join(sorted({"text", *known}))
-            raise RequestError(
-                f"{part['where']}: this model does not take {part['type']}; send it {taken} only.", field=part["where"]
-            )
+            raise RequestError(f"{places[0]}: this model does not take {kind}; send {taken} only.", field=places[0])
+        add_field_names({f"{kind}_data": places[0] if len(places) == 1 else field})
     return tuple(part["media"] for part in parts)
 
 
@@ -200,12 +202,15 @@ def _read_media_part(part: Mapping[str, Any], kind: str, where: str) -> dict[str
         raise RequestError(f"{where}.{name} must have a url: http(s), or data with base64.", field=where)
     if detail not in DETAILS:
         raise RequestError(f"{where}: detail must be low, high or auto; got {detail!r}.", field=where)
+    frames = held.get("num_frames")
+    if frames is not None and not (type(frames) is int and frames > 0):
+        raise RequestError(f"{where}: num_frames must be a whole number from 1 on; got {frames!r}.", field=where)
     require_utf8(url, where)
-    return media_part(MEDIA_PARTS[kind], url, where, detail)
+    return media_part(MEDIA_PARTS[kind], url, where, detail, frames)
 
 
-def media_part(kind: MediaKind, content: bytes | str, where: str, detail: str | None = None) -> dict[str, Any]:
-    return {"type": kind, "media": MediaSource(kind, content, detail), "where": where}
+def media_part(kind: MediaKind, content: bytes | str, where: str, *options: Any) -> dict[str, Any]:
+    return {"type": kind, "media": MediaSource(kind, content, *options), "where": where}
 
 
 def decode_base64(data: Any, where: str) -> bytes:

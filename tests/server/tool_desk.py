@@ -43,7 +43,6 @@ class NotingReader:
 
     def __init__(self, reader: InputReader) -> None:
         self._reader = reader
-        self.media_kinds = reader.media_kinds
         self.grammar: dict[str, Any] = {}
         self.sampling: dict[str, Any] = {}
         self.thinking: ThinkingMarks | None = None

@@ -121,7 +121,7 @@ def test_the_client_cannot_replace_the_conversation(smollm2: Tokenizer) -> None:
 
 # Media ----------------------------------------------------------------------------------------------------------------
 
-# Each reads contents in another way: lists, images first; strings or lists, twice; lists, with a look at the first part.
+# Each reads contents in its own way: lists, images first; strings or lists (two); lists, with a look at the first part.
 MEDIA_TEMPLATES = {
     "llava": (
         "{% for m in messages %}{{ m['role'].upper() + ': ' }}"

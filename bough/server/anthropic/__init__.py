@@ -56,7 +56,12 @@ class Anthropic:
 
     async def count_tokens(self, request: Request, body: CountTokensRequest) -> Response:
         prompt, _ = await self._prompt(body, self._plan(body))
-        return json_response(TokensCount(len(prompt.ids)))
+        if not prompt.media:
+            return json_response(TokensCount(len(prompt.ids)))
+        nothing = {"max_new_tokens": 0}  # how many tokens an image has, the engine finds out
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, media=prompt.media, sampling_params=nothing)
+        (answer,) = await self._context.client.answers(inputs)
+        return json_response(TokensCount(answer.prompt_tokens))
 
     def _plan(self, body: CountTokensRequest) -> AnswerPlan:
         check_request(body)

@@ -122,8 +122,8 @@ class Ollama:
         if not body.prompt:
             return json_response(self._writer(body, form, chat=False).loaded())
         if self._is_plain(body):
-            media = read_media(read_prompt(body), self._context.reader.media_kinds)
-            inputs = await self._context.read_inputs(prompt=body.prompt, media=[media], sampling_params=sampling)
+            media = read_media(read_prompt(body), self._context.client.media_kinds, "images")
+            inputs = await self._context.read_inputs(prompt=body.prompt, media=media, sampling_params=sampling)
         else:
             plan = plan_answers(self._context.settings)
             inputs, form = await self._templated(read_prompt(body), body, sampling, plan)

@@ -40,7 +40,12 @@ def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: t
     if config.sections is not None:
         assert sum(config.sections) == turned.shape[1], "every pair of coordinates belongs to one section"
         of_sections = torch.arange(len(config.sections)), torch.tensor(config.sections)
-        axes = torch.repeat_interleave(*of_sections).to(device)
+        axes = torch.repeat_interleave(*of_sections)
+        if config.alternating:
+            axes = torch.zeros_like(axes)
+            for axis, size in enumerate(config.sections[1:], 1):
+                axes[axis : size * len(config.sections) : len(config.sections)] = axis
+        axes = axes.to(device)
     cos, sin = turned.cos().mul_(scale), turned.sin().mul_(scale)
     return RopeTable(F.pad(cos, (0, still), value=1.0), F.pad(sin, (0, still)), axes)
 

@@ -31,6 +31,12 @@ def read_rope(config: Fields, *, partial: bool = False) -> RopeConfig:
     return replace(_parse(given, config), partial_rotary_factor=share)
 
 
+def with_sections(config: Fields, rope: RopeConfig, *, alternating: bool) -> RopeConfig:
+    """The same rotation by several positions of each token (M-RoPE)."""
+    sections = _parameters(config, "full_attention").numbers("mrope_section")
+    return replace(rope, sections=tuple(map(int, sections)), alternating=alternating)
+
+
 def read_local_rope(config: Fields) -> RopeConfig:
     """The rotation of sliding-window layers in a model that tells them apart; scaling for long contexts spares them."""
     nested = config.section("rope_parameters")
@@ -67,7 +73,7 @@ def _parameters(config: Fields, layer_type: str) -> Fields:
 
 def _parse(given: Fields, config: Fields) -> RopeConfig:
     kind = given.text("rope_type", given.text("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # its first name
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # its first name; one with `mrope_section` beside
     alpha = given.optional_number("alpha")
     if kind == "dynamic" and alpha is not None:  # Hunyuan's, which depends on no length
         heads = config.integer("num_attention_heads")

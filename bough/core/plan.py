@@ -4,10 +4,10 @@ Each running request owns a *row*, a small integer. What the device must know of
 that row: its page table, its length, its last sampled token, its sampling parameters. A plan carries only changes.
 
 Order is the synchronisation: an executor applies plans in the order it was given them, and inside a plan first
-`dropped`, then `setups`, `edits` and the new pages, then `encodes`, then the forward pass, in which every layer stores the keys and values of
-all rows before any row attends. So a row may read pages that another row of the same plan writes, and a page may go to
-a new owner as soon as the plans that read it have been launched. In a plan of decodes alone nobody reads what another
-row stores, so executors may attend for one row before they store for another.
+`dropped`, then `setups`, `edits` and the new pages, then `encodes`, then the forward pass, in which every layer stores
+the keys and values of all rows before any row attends. So a row may read pages that another row of the same plan
+writes, and a page may go to a new owner as soon as the plans that read it have been launched. In a plan of decodes
+alone nobody reads what another row stores, so executors may attend for one row before they store for another.
 
 Grammar masks come late: they depend on the token of step t, which the host learns when step t + 1 is running. A plan
 says which rows are `masked`, and the masks follow by `supply_masks`; only the sampling of that step waits for them.

@@ -175,6 +175,9 @@ class MemorySettings:
     quantization_param_path: str | None = setting(
         None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
     )
+    mm_cache_size_mb: int = setting(
+        512, "MiB of what encoders made of images and the like that the device keeps for when they come again", low=0
+    )
     disable_radix_cache: bool = setting(False, "share no prefixes between requests")
     enable_memory_saver: bool = setting(
         False, "accepted for SGLang's users; memory can always be released (/release_memory_occupation)"
@@ -479,7 +482,9 @@ class MediaSettings:
         "{}", 'options of preparation by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}'
     )
     mm_processor_worker_num: int = setting(2, "processes that decode and prepare media", low=1, high=64)
-    mm_preprocess_cache_size_mb: int = setting(512, "MiB of prepared media that are kept for when they come again", low=0)
+    mm_preprocess_cache_size_mb: int = setting(
+        512, "MiB of prepared media that are kept for when they come again", low=0
+    )
     mm_max_item_mb: int = setting(64, "largest image, clip or recording, in MiB, as it comes", low=1)
     mm_max_pixels: int = setting(64_000_000, "most pixels of an image, or of a frame, before it is made smaller", low=1)
     mm_max_seconds: float = setting(600.0, "longest clip or recording", low=0.1)
@@ -488,7 +493,9 @@ class MediaSettings:
         None,
         "hosts that media are fetched from, separated by commas, and no others; these may have private addresses",
     )
-    allowed_local_media_path: str | None = setting(None, "folder below which requests may name files; none when left out")
+    allowed_local_media_path: str | None = setting(
+        None, "folder below which requests may name files; none when left out"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

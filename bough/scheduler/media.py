@@ -136,14 +136,14 @@ class Media:
                 self._bytes += found[1]
                 self._misses += 1
                 spent += item.count
-            elif any(begin >= first for begin, _ in item.spans[:1]):
+            elif item.spans[0][0] >= first:
                 self._hits += 1
             self._kept[item.digest] = found  # used last
         return spent
 
-    def complete(self, plan: BatchPlan, chunks: Sequence[Chunk], prefilling: Iterable[tuple[Request, int]]) -> BatchPlan:
-        """The plan with what its chunks need of encoders. `prefilling` are requests whose prompts go on behind it, and
-        how much of them is computed."""
+    def complete(self, plan: BatchPlan, chunks: Sequence[Chunk], begun: Iterable[tuple[Request, int]]) -> BatchPlan:
+        """The plan with what its chunks need of encoders. The prompts of `begun` requests go on behind it; so much of
+        each is computed."""
         if self._limits.media is None:
             return plan
         encodes, self._encodes, self._planned = tuple(self._encodes), [], 0
@@ -153,7 +153,7 @@ class Media:
                 runs += _runs(item, self._kept[item.digest][0], chunk, place)
             place += chunk.count
         used = {item.digest for c in chunks for item in _between(c.request, c.first, c.count)}
-        used |= {item.digest for r, done in prefilling for item in _between(r, done, r.prompt_len)}
+        used |= {item.digest for r, done in begun for item in _between(r, done, r.prompt_len)}
         return replace(
             plan,
             tokens=self._hidden(plan.tokens),

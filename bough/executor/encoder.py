@@ -1,0 +1,100 @@
+"""Runs the encoders of a multi-modal model, and owns their outputs: what stands in the place of tokens of a prompt.
+
+Items of one step that have the same shapes are computed together. Where an encoder fails for an item, its output is
+not a number: the request that reads it fails like any whose logits are not finite, and no other does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from bough.attention.context import MediaRows
+from bough.attention.reading import ToDevice
+from bough.core.media import read_features
+from bough.core.plan import BatchPlan, Encode, IntArray
+from bough.executor.layout import StepLayout
+
+log = logging.getLogger(__name__)
+
+
+class Encoder:
+    """`model` is Transformers', without its language model. Outputs have `width` numbers a row: the vectors in the
+    place of tokens, and behind those what `deep_layers` are given."""
+
+    def __init__(
+        self, model: Any, hidden_size: int, deep_layers: int, *, whole: bool, to_device: ToDevice = torch.from_numpy
+    ) -> None:
+        self._model, self._hidden_size, self._width = model, hidden_size, hidden_size * (1 + deep_layers)
+        self._whole, self._to_device = whole, to_device
+        weight = next(model.parameters())
+        self._dtype, self._device = weight.dtype, weight.device
+        self._outputs: dict[int, torch.Tensor] = {}
+
+    def run(self, plan: BatchPlan, layout: StepLayout) -> MediaRows | None:
+        """Encodes what the plan asks for; what its tokens are replaced with, where some are."""
+        for output in plan.dropped:
+            del self._outputs[output]
+        for _, alike in groupby(sorted(plan.encodes, key=_shape), key=_shape):
+            self._encode(list(alike))
+        if plan.media is None:
+            return None
+        rows = torch.cat([self._outputs[output][row : row + count] for _, output, row, count in plan.media.tolist()])
+        places = [np.arange(first, first + count) for first, count in _runs(plan, layout).tolist()]
+        parts = rows.split(self._hidden_size, dim=1)
+        return MediaRows(self._to_device(np.concatenate(places).astype(np.int64)), parts[0], parts[1:])
+
+    def both_ways(self, plan: BatchPlan, layout: StepLayout) -> IntArray | None:
+        """The tokens of items that attend to each other both ways. [runs, 2]"""
+        return _runs(plan, layout) if self._whole and plan.media is not None else None
+
+    def _encode(self, items: Sequence[Encode]) -> None:
+        """Items of one kind and shape."""
+        try:
+            rows = self._call(items)
+        except Exception as error:  # whatever an image may lead to concerns its request alone
+            if len(items) > 1:
+                for item in items:
+                    self._encode([item])
+                return
+            log.error("the encoder failed for an item of %d tokens: %s", items[0].rows, error, exc_info=True)
+            rows = torch.full((items[0].rows, self._width), float("nan"), dtype=self._dtype, device=self._device)
+        for item, part in zip(items, rows.split([item.rows for item in items]), strict=True):
+            self._outputs[item.output] = part.clone() if len(items) > 1 else part
+
+    def _call(self, items: Sequence[Encode]) -> torch.Tensor:
+        read = [read_features(item.features, item.file) for item in items]
+        given = {name: torch.from_numpy(np.concatenate([each[name] for each in read])) for name in read[0]}
+        moved = {name: self._moved(values) for name, values in given.items()}
+        found = getattr(self._model, f"get_{items[0].kind}_features")(**moved)
+        rows = [_rows(found.pooler_output), *map(_rows, getattr(found, "deepstack_features", None) or ())]
+        joined = torch.cat(rows, dim=1).to(self._dtype)
+        expected = sum(item.rows for item in items), self._width
+        if tuple(joined.shape) != expected:
+            raise ValueError(f"its output is {tuple(joined.shape)}, the prompt has {expected}")
+        return joined
+
+    def _moved(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self._device, self._dtype if values.is_floating_point() else values.dtype)
+
+
+def _shape(item: Encode) -> tuple[object, ...]:
+    """Equal of items that can be joined."""
+    return (item.kind, *((feature.name, feature.dtype, feature.shape[1:]) for feature in item.features))
+
+
+def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    parts = [found] if isinstance(found, torch.Tensor) else found
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _runs(plan: BatchPlan, layout: StepLayout) -> IntArray:
+    """Where items stand among the tokens of the step, decodes first. [runs, 2]"""
+    assert plan.media is not None
+    decodes = int(layout.query_starts[int((plan.given < plan.query_lens).sum())])
+    return plan.media[:, [0, 3]] + np.array([decodes, 0], dtype=np.int32)

@@ -5,8 +5,8 @@ them. What an image becomes is transformers' own: here only what encoders make o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,33 +46,116 @@ CLIP = {
 
 @dataclass(frozen=True)
 class Image:
-    """The arrays of one image, and how many tokens stand for each of its parts, with text between them."""
+    """The arrays of one image; text stands between so many parts of it."""
 
     arrays: dict[str, torch.Tensor]
-    spans: list[int]
+    parts: int = 1
 
 
 @dataclass(frozen=True)
 class Case:
     fields: dict[str, Any]
-    images: Callable[[], list[Image]]
-    options: dict[str, Any] = field(default_factory=dict)  # of transformers' forward pass
+    images: list[Image]  # two
+    kinds: str = ""  # the argument by which transformers tells images from text
     positions: bool = False  # several for each token
-    engine: dict[str, Any] = field(default_factory=dict)
+    text_type: str = "llama"
+    token: str = "image_token_id"
 
 
-def pixels(*shape: int, seed: int) -> torch.Tensor:
+def pixels(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def llava_images() -> list[Image]:
-    return [Image({"pixel_values": pixels(1, 3, 16, 16, seed=seed)}, [16]) for seed in (1, 2)]
+def tiles(height: int, width: int, count: int, seed: int) -> Image:
+    """An image of this size cut into tiles, with the whole before them."""
+    return Image(
+        {"pixel_values": pixels(1, count, 3, 16, 16, seed=seed), "image_sizes": torch.tensor([[height, width]])}
+    )
 
 
+def patches(*grid: int, seed: int) -> Image:
+    """An image of so many patches in time, height and width."""
+    values = pixels(math.prod(grid), 3 * 2 * 4 * 4, seed=seed)
+    return Image({"pixel_values": values, "image_grid_thw": torch.tensor([grid])})
+
+
+SQUARES = [Image({"pixel_values": pixels(1, 3, 16, 16, seed=seed)}) for seed in (1, 2)]
+TILED = [tiles(14, 30, 3, seed=1), tiles(32, 32, 5, seed=2)]
+GRIDS = [patches(1, 4, 6, seed=1), patches(1, 8, 4, seed=2)]
+SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
+PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+CROPS = [
+    Image({"pixel_values": pixels(1, 2, 3, 16, 16, seed=1)}, parts=2),
+    Image({"pixel_values": pixels(1, 3, 3, 16, 16, seed=2)}, parts=3),
+]
 CASES: dict[str, Case] = {
-    "llava": Case(
-        {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": CLIP, "image_token_id": IMAGE},
-        llava_images,
+    "llava": Case({"vision_config": CLIP}, SQUARES),
+    "qwen2_vl": Case(
+        {"text_config": MROPE, "vision_config": {**QWEN, "embed_dim": 32, "hidden_size": 64}},
+        *(GRIDS, "mm_token_type_ids", True, "qwen2_vl_text"),
+    ),
+    "qwen2_5_vl": Case(
+        {
+            "text_config": MROPE,
+            "vision_config": {
+                **QWEN,
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        *(GRIDS, "mm_token_type_ids", True, "qwen2_5_vl_text"),
+    ),
+    "llava_next": Case({"vision_config": CLIP, **PINPOINTS}, TILED, token="image_token_index", text_type="mistral"),
+    "llava_onevision": Case(
+        {"vision_config": SIGLIP, **PINPOINTS}, TILED, token="image_token_index", text_type="qwen2"
+    ),
+    "qwen3_vl": Case(
+        {
+            "text_config": {**MROPE, "head_dim": 16},
+            "vision_config": {
+                **QWEN,
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_text"),
+    ),
+    "gemma3": Case(
+        {
+            "text_config": {"head_dim": 16, **WINDOWS},
+            "vision_config": {**SIGLIP, "image_size": 32},
+            "mm_tokens_per_image": 16,
+        },
+        [Image({"pixel_values": pixels(1, 3, 32, 32, seed=seed)}) for seed in (1, 2)],
+        *("token_type_ids", False, "gemma3_text", "image_token_index"),
+    ),
+    "idefics3": Case({"vision_config": {**CLIP, "model_type": "idefics3_vision"}}, CROPS),
+    "smolvlm": Case({"vision_config": {**CLIP, "model_type": "smolvlm_vision"}}, CROPS),
+    "internvl": Case(
+        {"vision_config": {**CLIP, "model_type": "internvl_vision", "image_size": [16, 16], "patch_size": [4, 4]}},
+        [Image({"pixel_values": pixels(count, 3, 16, 16, seed=count)}) for count in (1, 3)],
+        text_type="qwen2",
+    ),
+    "mistral3": Case(
+        {
+            "text_config": {"head_dim": 16, "sliding_window": None},
+            "vision_config": {**CLIP, "model_type": "pixtral", "head_dim": 16, "image_size": 32},
+        },
+        [
+            Image({"pixel_values": pixels(1, 3, *size, seed=1), "image_sizes": torch.tensor([size])})
+            for size in ((16, 24), (24, 16))
+        ],
+        text_type="mistral",
+        token="image_token_index",
     ),
 }
 
@@ -87,8 +170,8 @@ class Model:
         """A text with images behind its third token, and where they stand."""
         ids, spans = text[:3], []
         for number, image in enumerate(images):
-            own = []
-            for part in image.spans:
+            own, part = [], self.rows(image) // image.parts
+            for _ in range(image.parts):
                 own.append((len(ids), part))
                 ids = [*ids, *[IMAGE] * part, 5 + number]
             spans.append(own)
@@ -97,12 +180,17 @@ class Model:
     def inputs(self, ids: list[int], images: list[Image]) -> dict[str, Any]:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         for name in images[0].arrays if images else ():
-            given[name] = torch.cat([image.arrays[name] for image in images])
-        if "mm_token_type_ids" in self.case.options:
-            given["mm_token_type_ids"] = (given["input_ids"] == IMAGE).int()
-        if "token_type_ids" in self.case.options:
-            given["token_type_ids"] = (given["input_ids"] == IMAGE).int()
+            arrays = [image.arrays[name] for image in images]
+            widest = np.max([array.shape[1:] for array in arrays], axis=0)
+            given[name] = torch.cat([padded(array, widest.tolist()) for array in arrays])
+        if self.case.kinds:
+            given[self.case.kinds] = (given["input_ids"] == IMAGE).int()
         return given
+
+    @torch.inference_mode()
+    def rows(self, image: Image) -> int:
+        found = self.theirs.get_image_features(**image.arrays, return_dict=True).pooler_output
+        return sum(part.numel() for part in found) // found[0].shape[-1]
 
     @torch.inference_mode()
     def logits(self, ids: list[int], images: list[Image]) -> torch.Tensor:
@@ -140,6 +228,11 @@ class Model:
         return tokens.tolist(), MediaPrompt(tuple(items), packed, int(delta))
 
 
+def padded(array: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    ends = [(0, wide - own) for wide, own in zip(sizes, array.shape[1:], strict=True)]
+    return torch.nn.functional.pad(array, [each for pair in ends[::-1] for each in pair])
+
+
 def item_of(folder: Path, kind: MediaKind, arrays: dict[str, torch.Tensor], spans: list[tuple[int, int]]) -> MediaItem:
     """Writes what an encoder takes to a file."""
     features, content = [], b""
@@ -156,7 +249,9 @@ def item_of(folder: Path, kind: MediaKind, arrays: dict[str, torch.Tensor], span
 def make(name: str, folder: Path) -> Model:
     case = CASES[name]
     torch.manual_seed(1)
-    config = transformers.AutoConfig.for_model(name, **case.fields)
+    text_config = {**TEXT, "model_type": case.text_type, **case.fields.get("text_config", {})}
+    fields = {**case.fields, "text_config": text_config, case.token: IMAGE}
+    config = transformers.AutoConfig.for_model(name, **fields)
     kind = transformers.AutoModelForImageTextToText
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
@@ -178,12 +273,12 @@ def text(length: int, seed: int) -> list[int]:
 
 def engine_of(model: Model, **flags: object) -> LocalEngine:
     sizes = {"max_total_tokens": 1200, "max_running_requests": 4, "cpu_threads": 1}
-    return LocalEngine(model.folder, new=NEW, dtype="float32", device="cpu", **{**sizes, **model.case.engine, **flags})
+    return LocalEngine(model.folder, new=NEW, dtype="float32", device="cpu", **{**sizes, **flags})
 
 
 @pytest.mark.slow
 def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
-    engine, images = engine_of(model), model.case.images()
+    engine, images = engine_of(model), model.case.images
     cases = [(text(9, 1), images), (text(7, 2), images[::-1]), (text(12, 3), []), (text(8, 4), images[:1])]
     prompts = [model.prompt(words, shown) for words, shown in cases]
     asked = [
@@ -200,14 +295,7 @@ def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
     # The first prompt again, with another end: all of its images come from the cache of prefixes.
     words = [*cases[0][0], 11, 12]
     ids, spans = model.prompt(words, images)
-    output, cached = engine.ask(
-        *[model.media(tmp_path, ids, spans, images)[0]], media=[asked_media(model, tmp_path, ids, spans, images)]
-    )[0]
+    tokens, media = model.media(tmp_path, ids, spans, images)
+    output, cached = engine.ask(tokens, media=[media])[0]
     assert output == model.continued(ids, images)[0] and cached >= spans[-1][-1][0] + spans[-1][-1][1]
     assert engine.scheduler._planner.media.figures["mm_encoded_items"] == len(images)
-
-
-def asked_media(
-    model: Model, folder: Path, ids: list[int], spans: list[list[tuple[int, int]]], images: list[Image]
-) -> MediaPrompt:
-    return model.media(folder, ids, spans, images)[1]

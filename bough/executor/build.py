@@ -16,7 +16,7 @@ from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, ParallelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
-from bough.executor.encoder import Encoder
+from bough.executor.encoder import make_encoder
 from bough.executor.load_draft import find_draft, per_token_bytes
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
@@ -243,11 +243,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     check = make_check(settings.parallel.check_ranks, group, device)
     drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())
     adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
-    encoder = None
-    if config.media is not None:
-        sizes = (config.hidden_size, config.media.deep_layers)
-        encoder = Encoder(loaded.encoder, *sizes, whole=config.media.whole)
-    more = (weights, group, check, drafter, adapters, encoder)
+    more = (weights, group, check, drafter, adapters, make_encoder(loaded))
     torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, *more)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 

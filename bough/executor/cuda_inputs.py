@@ -40,11 +40,16 @@ class CudaInputs:
         self._token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._slots = torch.zeros((groups, rows), dtype=torch.int64, device=device)
+        # What rows add to the places by which their tokens rotate, of models that read images.
+        self._deltas = None if limits.media is None else torch.zeros(rows + 1, dtype=torch.int64, device=device)
 
     def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""
         growth = self.mirror.grow(plan)
         self._write_table(growth.rewritten)
+        if self._deltas is not None and plan.setups:
+            rows = np.array([setup.row for setup in plan.setups], dtype=np.int64)
+            self._deltas.index_copy_(0, *map(self._staging.to_device, (rows, self.mirror.deltas[rows])))
         return growth
 
     def lay_out(self, plan: BatchPlan, growth: Growth) -> StepLayout:
@@ -110,6 +115,8 @@ class CudaInputs:
             slots,
             self._limits.page_size,
         )
+        if self._deltas is not None:
+            positions.add_(self._deltas.index_select(0, rows))
         ones = np.ones(size, dtype=np.int32)
         batch = AttentionBatch(
             rows=rows,
@@ -132,7 +139,7 @@ class CudaInputs:
 
     # Any step ---------------------------------------------------------------------------------------------------------
 
-    def mixed_batch(self, layout: StepLayout) -> tuple[torch.Tensor, AttentionBatch]:
+    def mixed_batch(self, layout: StepLayout, both_ways: IntArray | None = None) -> tuple[torch.Tensor, AttentionBatch]:
         """A step with prompts or drafts in it, in fresh tensors."""
         to_device = self._staging.to_device
         rows = to_device(layout.rows)
@@ -151,8 +158,9 @@ class CudaInputs:
             context_lens=layout.context_lens,
             page_tables=self.page_tables,
             slots=tuple(to_device(layout.slots)),
-            positions=to_device(layout.positions),
+            positions=to_device(layout.rotary),
             page_size=self._limits.page_size,
+            both_ways=both_ways,
             starts=to_device(layout.query_starts),
         )
         return ids, batch

@@ -46,6 +46,7 @@ class TimedStep:
     begun: torch.cuda.Event
     done: torch.cuda.Event
     queued_at: float
+    encoded: torch.cuda.Event | None = None  # behind its encoders, which come first
 
     def ready(self) -> bool:
         return bool(self.done.query())  # type: ignore[no-untyped-call]
@@ -54,6 +55,10 @@ class TimedStep:
         """Waits until the step is done; when it was on the device."""
         self.done.synchronize()
         return self.clock.read(self)
+
+    @property
+    def encode_s(self) -> float:
+        return 0.0 if self.encoded is None else 1e-3 * self.begun.elapsed_time(self.encoded)
 
 
 class DeviceClock:
@@ -65,15 +70,21 @@ class DeviceClock:
         self._last_done = self._record()
         self._last_done.synchronize()
         self._placement = StepPlacement(time.monotonic())
+        self._encoded: torch.cuda.Event | None = None
 
     def start(self) -> None:
         """Comes before anything of the step is queued."""
         self._queued_at = time.monotonic()
         self._begun = self._record()
 
+    def encoded(self) -> None:
+        """Comes after what the step's encoders do is queued."""
+        self._encoded = self._record()
+
     def stop(self) -> TimedStep:
         """Comes after everything of the step is queued."""
-        return TimedStep(self, self._begun, self._record(), self._queued_at)
+        encoded, self._encoded = self._encoded, None
+        return TimedStep(self, self._begun, self._record(), self._queued_at, encoded)
 
     def read(self, step: TimedStep) -> tuple[float, float]:
         """Start and end of a step that is done, in the host's time; each step once, in order."""
@@ -107,7 +118,7 @@ class CudaStep:
         plan = self.plan
         inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
         if self.tokens is None:
-            return StepResult.without_tokens(plan.step, inputs, span)
+            return replace(StepResult.without_tokens(plan.step, inputs, span), encode_s=self.done.encode_s)
         sampled = np.count_nonzero(plan.sample)
         tokens = self.tokens.numpy()[:sampled].astype(np.int32)
         bad = tokens < 0
@@ -118,7 +129,8 @@ class CudaStep:
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(sampled, dtype=np.int32)
-        return StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span)
+        encode_s = self.done.encode_s
+        return StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span, encode_s=encode_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,19 @@ import torch
 from bough.attention.context import MediaRows
 from bough.attention.reading import ToDevice
 from bough.core.media import read_features
+from bough.core.model_config import MediaConfig
 from bough.core.plan import BatchPlan, Encode, IntArray
 from bough.executor.layout import StepLayout
+from bough.executor.load_model import LoadedWeights
 
 log = logging.getLogger(__name__)
+
+ON_HOST = ("image_sizes", "batch_num_images")  # what modules count with: reading it back would wait for the device
+
+
+def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:
+    config = loaded.config
+    return None if config.media is None else Encoder(loaded.encoder, config.hidden_size, config.media, to_device)
 
 
 class Encoder:
@@ -28,10 +37,10 @@ class Encoder:
     place of tokens, and behind those what `deep_layers` are given."""
 
     def __init__(
-        self, model: Any, hidden_size: int, deep_layers: int, *, whole: bool, to_device: ToDevice = torch.from_numpy
+        self, model: Any, hidden_size: int, media: MediaConfig, to_device: ToDevice = torch.from_numpy
     ) -> None:
-        self._model, self._hidden_size, self._width = model, hidden_size, hidden_size * (1 + deep_layers)
-        self._whole, self._to_device = whole, to_device
+        self._model, self._hidden_size, self._width = model, hidden_size, hidden_size * (1 + media.deep_layers)
+        self._whole, self._to_device = media.whole, to_device
         weight = next(model.parameters())
         self._dtype, self._device = weight.dtype, weight.device
         self._outputs: dict[int, torch.Tensor] = {}
@@ -46,7 +55,7 @@ class Encoder:
             return None
         rows = torch.cat([self._outputs[output][row : row + count] for _, output, row, count in plan.media.tolist()])
         places = [np.arange(first, first + count) for first, count in _runs(plan, layout).tolist()]
-        parts = rows.split(self._hidden_size, dim=1)
+        parts = torch.split(rows, self._hidden_size, dim=1)
         return MediaRows(self._to_device(np.concatenate(places).astype(np.int64)), parts[0], parts[1:])
 
     def both_ways(self, plan: BatchPlan, layout: StepLayout) -> IntArray | None:
@@ -64,13 +73,13 @@ class Encoder:
                 return
             log.error("the encoder failed for an item of %d tokens: %s", items[0].rows, error, exc_info=True)
             rows = torch.full((items[0].rows, self._width), float("nan"), dtype=self._dtype, device=self._device)
-        for item, part in zip(items, rows.split([item.rows for item in items]), strict=True):
+        for item, part in zip(items, torch.split(rows, [item.rows for item in items]), strict=True):
             self._outputs[item.output] = part.clone() if len(items) > 1 else part
 
     def _call(self, items: Sequence[Encode]) -> torch.Tensor:
         read = [read_features(item.features, item.file) for item in items]
         given = {name: torch.from_numpy(np.concatenate([each[name] for each in read])) for name in read[0]}
-        moved = {name: self._moved(values) for name, values in given.items()}
+        moved = {name: values if name in ON_HOST else self._moved(values) for name, values in given.items()}
         found = getattr(self._model, f"get_{items[0].kind}_features")(**moved)
         rows = [_rows(found.pooler_output), *map(_rows, getattr(found, "deepstack_features", None) or ())]
         joined = torch.cat(rows, dim=1).to(self._dtype)
@@ -80,7 +89,9 @@ class Encoder:
         return joined
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        return values.to(self._device, self._dtype if values.is_floating_point() else values.dtype)
+        pinned = values.pin_memory() if self._device.type == "cuda" else values  # so that the copy waits for nothing
+        on_device = pinned.to(self._device, non_blocking=True)
+        return on_device.to(self._dtype) if values.is_floating_point() else on_device
 
 
 def _shape(item: Encode) -> tuple[object, ...]:

@@ -136,8 +136,8 @@ def _has_encoder(config: ModelConfig, media: MediaConfig, settings: Settings) ->
     if settings.speculative.has_model:
         log.warning("%sdraft models do not see images (--speculative-algorithm)", but)
         return False
-    if media.whole and settings.memory.page_size > 1:
-        log.warning("%san image is computed in one step, which needs --page-size 1", but)
+    if media.whole and (settings.memory.page_size > 1 or settings.memory.kv_cache_dtype.startswith("fp8")):
+        log.warning("%sattention inside an image needs --page-size 1 and a --kv-cache-dtype of 16 bits", but)
         return False
     if media.deep_layers >= config.num_layers:
         raise ModelError(

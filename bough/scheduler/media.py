@@ -212,7 +212,8 @@ def _positions(chunks: Sequence[Chunk]) -> IntArray | None:
             found.append(np.concatenate([given, behind], axis=1))
         else:
             found.append(np.tile(plain, (3, 1)))
-    return np.concatenate(found, axis=1)
+    joined: IntArray = np.concatenate(found, axis=1)
+    return joined
 
 
 def _own_namespace(items: Iterable[MediaItem], given: str) -> str:

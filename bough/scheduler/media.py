@@ -103,7 +103,7 @@ class Media:
 
     def fit(self, request: Request, first: int, most: int, budget: int) -> int:
         """How many of `most` tokens from `first` on go into a step, of which so many are left. Items that it has to
-        encode count as well. The first of a step is always let in: it may be larger than any budget."""
+        encode count as well. One that a step begins with is always let in: it may be larger than any budget."""
         count, spent, seen = min(most, budget), 0, set[bytes]()
         for item in () if request.media is None else request.media.items:
             for begin, size in item.spans:
@@ -113,7 +113,8 @@ class Media:
                 if before >= count:
                     return count
                 if item.digest not in self._kept and item.digest not in seen:
-                    if (spent or self._encodes) and before + spent + item.count > budget:
+                    begins = not self._planned and before < self._limits.page_size
+                    if before + spent + item.count > budget and not begins:
                         return max(0, before)
                     seen.add(item.digest)
                     spent += item.count

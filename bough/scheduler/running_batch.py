@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bough.core.media import MEDIA_ID
 from bough.core.plan import IntArray, PageSwap, RowSetup
 from bough.memory.tree.audit import Audit
 from bough.memory.tree.node import Node
@@ -109,7 +108,7 @@ class RunningBatch:
         """All that the executor must know of a running request, which begins with these states (0: of nothing)."""
         table, row = self.table, request.row
         known, count = int(table.known[row]), int(table.page_count[row])
-        pages, begin_with, history = [table.pages[row, :count].copy()], iter(states), table.tokens[row, :known]
+        pages, begin_with = [table.pages[row, :count].copy()], iter(states)
         for group, of_group in zip(self.cache.groups, table.group_pages, strict=True):
             if group.is_state:
                 pages.append(np.array([of_group[row, 0], next(begin_with)], dtype=np.int32))
@@ -122,8 +121,8 @@ class RunningBatch:
             pages=tuple(pages),
             length=int(table.length[row]),
             generated=known - request.prompt_len,
-            history=history[history < MEDIA_ID] if request.sampling.penalised else None,
-            prompt_len=int((history[: request.prompt_len] < MEDIA_ID).sum()),
+            history=table.tokens[row, :known].copy() if request.sampling.penalised else None,
+            prompt_len=request.prompt_len,
             logprobs=request.logprobs,
             # A grammar's mask knows when the end may come.
             stop_ids=() if request.constraint is not None else tuple(sorted(request.stop_ids)),

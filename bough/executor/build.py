@@ -285,7 +285,7 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
     if settings.parallel.pp_size > 1:
         return "they do not pass hidden states from stage to stage (--pp-size)"
     if config.media is not None:
-        return "they do not take images, which this model reads (--enable-multimodal)"
+        return "they do not take images, which this model reads (--no-enable-multimodal has it read text alone)"
     if settings.lora.enable_lora:
         return "they do not apply adapters (--enable-lora)"
     if settings.parallel.expert_distribution_recorder_mode is not None:

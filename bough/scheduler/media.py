@@ -41,9 +41,9 @@ class Media:
     @property
     def figures(self) -> dict[str, object]:
         return {
-            "mm_encoder_cache_hits": self._hits,
-            "mm_encoded_items": self._misses,
-            "mm_encoder_seconds": self.encode_s,
+            "mm_encoder_cache_hits_total": self._hits,
+            "mm_encoded_items_total": self._misses,
+            "mm_encoder_seconds_total": self.encode_s,
             "mm_encoder_cache_bytes": self._bytes,
         }
 

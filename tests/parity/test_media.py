@@ -291,11 +291,11 @@ def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
     for number, (_, scores) in enumerate(truth):
         torch.testing.assert_close(torch.tensor(engine.out.scores[number]), scores, atol=TOLERANCE, rtol=TOLERANCE)
     figures = engine.scheduler._planner.media.figures
-    assert figures["mm_encoded_items"] == len(images)
+    assert figures["mm_encoded_items_total"] == len(images)
     # The first prompt again, with another end: all of its images come from the cache of prefixes.
     words = [*cases[0][0], 11, 12]
     ids, spans = model.prompt(words, images)
     tokens, media = model.media(tmp_path, ids, spans, images)
     output, cached = engine.ask(tokens, media=[media])[0]
     assert output == model.continued(ids, images)[0] and cached >= spans[-1][-1][0] + spans[-1][-1][1]
-    assert engine.scheduler._planner.media.figures["mm_encoded_items"] == len(images)
+    assert engine.scheduler._planner.media.figures["mm_encoded_items_total"] == len(images)

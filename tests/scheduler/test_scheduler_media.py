@@ -94,7 +94,7 @@ def test_outputs_are_those_of_an_undisturbed_run(seed: int, whole: bool) -> None
         bench.turn(draw.randrange(4))
     bench.run()
     assert bench.out.outputs == expected
-    assert sum(map(len, executor.encoded)) == bench.scheduler._planner.media.figures["mm_encoded_items"]
+    assert sum(map(len, executor.encoded)) == bench.scheduler._planner.media.figures["mm_encoded_items_total"]
 
 
 def test_what_is_cached_is_not_encoded_again() -> None:
@@ -111,7 +111,7 @@ def test_what_is_cached_is_not_encoded_again() -> None:
     bench.run()
     assert bench.out.outputs[2] == oracle(ids, 2)
     figures = bench.scheduler._state()
-    assert (figures["mm_encoded_items"], figures["mm_encoder_cache_hits"]) == (1, 1)
+    assert (figures["mm_encoded_items_total"], figures["mm_encoder_cache_hits_total"]) == (1, 1)
 
 
 def test_a_flood_of_images_keeps_to_the_budget() -> None:
@@ -221,7 +221,8 @@ def test_drafts_and_logprobs_do_not_see_items() -> None:
     bench.ask(0, ids, max_new_tokens=6, media=media, logprobs=LogprobRequest(start=0))
     bench.run()
     assert len(bench.out.outputs[0]) == 6
-    assert opening(intake().request(generate(1, IDS, media=SHOWN), 0, 0.0)).prompt_tail == np.array(
-        [1, 2], dtype=np.int32
-    ).tobytes()
+    assert (
+        opening(intake().request(generate(1, IDS, media=SHOWN), 0, 0.0)).prompt_tail
+        == np.array([1, 2], dtype=np.int32).tobytes()
+    )
     assert not any(isinstance(reason, FinishAbort) for reason in bench.out.ended.values())

@@ -250,7 +250,9 @@ def load_model(
     encoder = None
     if config.media is not None:
         encoder = load_encoder(files, config.media, dtype, device, dummy=load_format == "dummy")
-        weight_bytes += sum(each.nbytes for each in encoder.parameters())
+        encoder_bytes = sum(each.nbytes for each in encoder.parameters())
+        weight_bytes += encoder_bytes
+        log.info("loaded %.2f GiB of encoders, of Transformers' %s", encoder_bytes / 2**30, config.media.architecture)
     more = (scales, load_s, group, spread, adapters, encoder)
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, *more)
 

@@ -26,6 +26,8 @@ def load_encoder(
     """A `…ForConditionalGeneration` that has encoders alone."""
     import transformers
 
+    transformers.logging.set_verbosity_error()  # it would tell that the language model is missing
+    transformers.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(files.folder)
     text = config.get_text_config()
     for name, value in {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None}.items():

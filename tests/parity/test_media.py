@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
+from bough.core.errors import ModelError
 from bough.core.media import Feature, MediaItem, MediaKind, MediaPrompt, media_ids
 from bough.messages.requests import LogprobRequest
 from tests.parity.engines import LocalEngine
 
 VOCAB, NEW, TOLERANCE = 97, 5, 1e-4
-IMAGE = 96  # the placeholder
+IMAGE, VIDEO = 96, 95  # placeholders
 TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -46,10 +48,15 @@ CLIP = {
 
 @dataclass(frozen=True)
 class Image:
-    """The arrays of one image; text stands between so many parts of it."""
+    """The arrays of one image or clip; text stands between so many parts of it."""
 
     arrays: dict[str, torch.Tensor]
     parts: int = 1
+    kind: MediaKind = "image"
+
+    @property
+    def token(self) -> int:
+        return IMAGE if self.kind == "image" else VIDEO
 
 
 @dataclass(frozen=True)
@@ -173,23 +180,23 @@ class Model:
             own, part = [], self.rows(image) // image.parts
             for _ in range(image.parts):
                 own.append((len(ids), part))
-                ids = [*ids, *[IMAGE] * part, 5 + number]
+                ids = [*ids, *[image.token] * part, 5 + number]
             spans.append(own)
         return [*ids, *text[3:]], spans
 
     def inputs(self, ids: list[int], images: list[Image]) -> dict[str, Any]:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-        for name in images[0].arrays if images else ():
-            arrays = [image.arrays[name] for image in images]
+        for name in {name: None for image in images for name in image.arrays}:
+            arrays = [image.arrays[name] for image in images if name in image.arrays]
             widest = np.max([array.shape[1:] for array in arrays], axis=0)
             given[name] = torch.cat([padded(array, widest.tolist()) for array in arrays])
         if self.case.kinds:
-            given[self.case.kinds] = (given["input_ids"] == IMAGE).int()
+            given[self.case.kinds] = (given["input_ids"] == IMAGE).int() + 2 * (given["input_ids"] == VIDEO).int()
         return given
 
     @torch.inference_mode()
     def rows(self, image: Image) -> int:
-        found = self.theirs.get_image_features(**image.arrays, return_dict=True).pooler_output
+        found = getattr(self.theirs, f"get_{image.kind}_features")(**image.arrays, return_dict=True).pooler_output
         return sum(part.numel() for part in found) // found[0].shape[-1]
 
     @torch.inference_mode()
@@ -213,7 +220,7 @@ class Model:
         """The prompt as the edge sends it."""
         tokens, items = np.array(ids, dtype=np.int32), []
         for places, image in zip(spans, images, strict=True):
-            item = item_of(folder, "image", image.arrays, places)
+            item = item_of(folder, image.kind, image.arrays, places)
             rows = media_ids(item.digest, item.count)
             for begin, size in places:
                 tokens[begin : begin + size], rows = rows[:size], rows[size:]
@@ -250,13 +257,14 @@ def make(name: str, folder: Path) -> Model:
     case = CASES[name]
     torch.manual_seed(1)
     text_config = {**TEXT, "model_type": case.text_type, **case.fields.get("text_config", {})}
-    fields = {**case.fields, "text_config": text_config, case.token: IMAGE}
+    fields = {**case.fields, "text_config": text_config, case.token: IMAGE, case.token.replace("image", "video"): VIDEO}
     config = transformers.AutoConfig.for_model(name, **fields)
     kind = transformers.AutoModelForImageTextToText
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in theirs.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
+        theirs.get_output_embeddings().weight[VIDEO : IMAGE + 1] = 0.0  # never the most likely tokens
     theirs.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return Model(folder, theirs, case)
@@ -299,3 +307,58 @@ def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
     output, cached = engine.ask(tokens, media=[media])[0]
     assert output == model.continued(ids, images)[0] and cached >= spans[-1][-1][0] + spans[-1][-1][1]
     assert engine.scheduler._planner.media.figures["mm_encoded_items_total"] == len(images)
+
+
+def clip(*grid: int, parts: int) -> Image:
+    arrays = patches(*grid, seed=7).arrays
+    names = {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"}
+    return Image({names[name]: array for name, array in arrays.items()}, parts, "video")
+
+
+CLIPS = {
+    "qwen2_vl": clip(2, 4, 4, parts=1),
+    "qwen2_5_vl": Image({**clip(2, 4, 4, parts=1).arrays}, 1, "video"),
+    "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them
+    "llava_onevision": Image({"pixel_values_videos": pixels(1, 2, 3, 16, 16)}, 1, "video"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIPS)
+def test_clips_beside_images_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
+    model, shown = make(name, tmp_path), [CASES[name].images[0], CLIPS[name]]
+    ids, spans = model.prompt(text(9, 1), shown)
+    tokens, media = model.media(tmp_path, ids, spans, shown)
+    output, scores = model.continued(ids, shown)
+    engine = engine_of(model)
+    assert engine.ask(tokens, media=[media], logprobs=LogprobRequest())[0][0] == output
+    torch.testing.assert_close(torch.tensor(engine.out.scores[0]), scores, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+LAYOUT = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "vision_tower.": "model.vision_tower.vision_model.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
+
+
+@pytest.mark.slow
+def test_layouts_of_other_transformers_are_read_and_what_is_missing_is_told(tmp_path: Path) -> None:
+    model = make("llava", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    begins = {name: next(old for old in LAYOUT if name.startswith(old)) for name in weights}
+    moved = {LAYOUT[old] + name.removeprefix(old): weights[name] for name, old in begins.items()}
+    save_file(moved, tmp_path / "model.safetensors")
+    ids, spans = model.prompt(text(9, 1), model.case.images)
+    tokens, media = model.media(tmp_path, ids, spans, model.case.images)
+    assert engine_of(model).ask(tokens, media=[media])[0][0] == model.continued(ids, model.case.images)[0]
+    del moved["model.multi_modal_projector.linear_2.bias"]
+    save_file(moved, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"encoder are missing, such as model.multi_modal_projector.linear_2.bias"):
+        engine_of(model)
+    save_file(
+        {name: value for name, value in moved.items() if "language" in name or "lm_head" in name},
+        tmp_path / "model.safetensors",
+    )
+    assert engine_of(model, enable_multimodal=False).limits.media is None

@@ -8,6 +8,7 @@ it is what users lay over a configuration.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -31,10 +32,13 @@ def read_rope(config: Fields, *, partial: bool = False) -> RopeConfig:
     return replace(_parse(given, config), partial_rotary_factor=share)
 
 
-def with_sections(config: Fields, rope: RopeConfig, *, alternating: bool) -> RopeConfig:
-    """The same rotation by several positions of each token (M-RoPE)."""
-    sections = _parameters(config, "full_attention").numbers("mrope_section")
-    return replace(rope, sections=tuple(map(int, sections)), alternating=alternating)
+def with_sections(config: Fields, rope: RopeConfig, alternating: Sequence[int] | None = None) -> RopeConfig:
+    """The same rotation by several positions of each token (M-RoPE). `alternating` are the sections of a model in which
+    those of pairs stand in turn, where its configuration does not say."""
+    given = _parameters(config, "full_attention")
+    if alternating is None or "mrope_section" in given.values:
+        return replace(rope, sections=tuple(map(int, given.numbers("mrope_section"))), alternating=bool(alternating))
+    return replace(rope, sections=tuple(alternating), alternating=True)
 
 
 def read_local_rope(config: Fields) -> RopeConfig:

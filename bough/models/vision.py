@@ -80,11 +80,11 @@ class Qwen2VL(Llava):
     model_types = ("qwen2_vl",)
     encoder = architectures[0]
     text = "qwen2"
-    alternating = False  # whether pairs of coordinates rotate by time, height and width in turn
+    alternating: tuple[int, ...] | None = None  # the usual sections, where pairs rotate by time, height, width in turn
 
     def read_config(self, config: Fields) -> ModelConfig:
         found = super().read_config(config)
-        return replace(found, rope=with_sections(config, found.rope, alternating=self.alternating))
+        return replace(found, rope=with_sections(config, found.rope, self.alternating))
 
 
 class Qwen25VL(Qwen2VL):
@@ -100,5 +100,4 @@ class Qwen3VL(Qwen2VL):
     model_types = ("qwen3_vl",)
     encoder = architectures[0]
     text = "qwen3"
-    alternating = True
-    defaults: ClassVar[dict[str, Any]] = {**TEXT_DEFAULTS, "rope_parameters": {"mrope_section": [24, 20, 20]}}
+    alternating = (24, 20, 20)

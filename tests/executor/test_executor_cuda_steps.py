@@ -15,6 +15,8 @@ from bough.executor.plain_plans import decode_plan
 class Done:
     """A step that has ended."""
 
+    encode_s = 0.0
+
     def ready(self) -> bool:
         return True
 

@@ -9,8 +9,6 @@ images apart, and needs to know of neither. An executor puts the encoder's outpu
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -67,14 +65,3 @@ def media_ids(digest: bytes, count: int) -> npt.NDArray[np.int32]:
     """What stands in a prompt's ids for an item."""
     numbers = np.frombuffer(hashlib.shake_128(digest).digest(4 * count), dtype="<i4")
     return (numbers & (MEDIA_ID - 1)) | np.int32(MEDIA_ID)
-
-
-def read_features(features: Sequence[Feature], file: str) -> dict[str, npt.NDArray[np.generic]]:
-    """The arrays of an item, as they lie in its file."""
-    content = np.memmap(file, dtype=np.uint8, mode="r")
-    found = {}
-    for feature in features:
-        dtype = np.dtype(feature.dtype)
-        end = feature.offset + dtype.itemsize * math.prod(feature.shape)
-        found[feature.name] = np.frombuffer(content[feature.offset : end], dtype=dtype).reshape(feature.shape)
-    return found

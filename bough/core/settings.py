@@ -482,9 +482,7 @@ class MediaSettings:
         "{}", 'options of preparation by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}'
     )
     mm_processor_worker_num: int = setting(2, "processes that decode and prepare media", low=1, high=64)
-    mm_preprocess_cache_size_mb: int = setting(
-        512, "MiB of prepared media that are kept for when they come again", low=0
-    )
+    mm_preprocess_cache_size_mb: int = setting(512, "MiB of prepared media that are kept for the next request", low=0)
     mm_max_item_mb: int = setting(64, "largest image, clip or recording, in MiB, as it comes", low=1)
     mm_max_pixels: int = setting(64_000_000, "most pixels of an image, or of a frame, before it is made smaller", low=1)
     mm_max_seconds: float = setting(600.0, "longest clip or recording", low=0.1)
@@ -493,9 +491,7 @@ class MediaSettings:
         None,
         "hosts that media are fetched from, separated by commas, and no others; these may have private addresses",
     )
-    allowed_local_media_path: str | None = setting(
-        None, "folder below which requests may name files; none when left out"
-    )
+    allowed_local_media_path: str | None = setting(None, "folder below which requests may name files")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,18 @@ not a number: the request that reads it fails like any whose logits are not fini
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bough.attention.context import MediaRows
 from bough.attention.reading import ToDevice
-from bough.core.media import read_features
+from bough.core.media import Feature
 from bough.core.model_config import MediaConfig
 from bough.core.plan import BatchPlan, Encode, IntArray
 from bough.executor.layout import StepLayout
@@ -92,6 +94,17 @@ class Encoder:
         pinned = values.pin_memory() if self._device.type == "cuda" else values  # so that the copy waits for nothing
         on_device = pinned.to(self._device, non_blocking=True)
         return on_device.to(self._dtype) if values.is_floating_point() else on_device
+
+
+def read_features(features: Sequence[Feature], file: str) -> dict[str, npt.NDArray[np.generic]]:
+    """The arrays of an item, as they lie in its file."""
+    content = np.memmap(file, dtype=np.uint8, mode="r")
+    found = {}
+    for feature in features:
+        dtype = np.dtype(feature.dtype)
+        end = feature.offset + dtype.itemsize * math.prod(feature.shape)
+        found[feature.name] = np.frombuffer(content[feature.offset : end], dtype=dtype).reshape(feature.shape)
+    return found
 
 
 def _shape(item: Encode) -> tuple[object, ...]:

@@ -211,6 +211,7 @@ class StepResult:
     )
     vectors: dict[int, FloatArray] = field(default_factory=dict)  # by index in the batch: of prompts that are complete
     encode_s: float = 0.0  # that encoders took
+    not_encoded: tuple[int, ...] = ()  # outputs that they could not compute: they are not numbers
 
     @staticmethod
     def without_tokens(

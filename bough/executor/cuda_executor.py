@@ -270,8 +270,8 @@ class CudaExecutor:
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
         media = None if self._encoder is None else self._encoder.run(plan, layout)
-        if plan.encodes:
-            self._clock.encoded()
+        if self._encoder is not None and plan.encodes:
+            self._clock.encoded(self._encoder.take_failed())
         wide = plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
         wide = wide or media is not None or plan.positions is not None  # which no graph knows of
         captured = None if wide else self._mixed_graphs.find(len(layout.token_ids))

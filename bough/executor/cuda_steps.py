@@ -47,6 +47,7 @@ class TimedStep:
     done: torch.cuda.Event
     queued_at: float
     encoded: torch.cuda.Event | None = None  # behind its encoders, which come first
+    not_encoded: tuple[int, ...] = ()
 
     def ready(self) -> bool:
         return bool(self.done.query())  # type: ignore[no-untyped-call]
@@ -56,9 +57,12 @@ class TimedStep:
         self.done.synchronize()
         return self.clock.read(self)
 
-    @property
-    def encode_s(self) -> float:
-        return 0.0 if self.encoded is None else 1e-3 * self.begun.elapsed_time(self.encoded)
+    def tell(self, result: StepResult) -> StepResult:
+        """The result with what became of encoders."""
+        if self.encoded is None:
+            return result
+        encode_s = 1e-3 * self.begun.elapsed_time(self.encoded)
+        return replace(result, encode_s=encode_s, not_encoded=self.not_encoded)
 
 
 class DeviceClock:
@@ -70,21 +74,21 @@ class DeviceClock:
         self._last_done = self._record()
         self._last_done.synchronize()
         self._placement = StepPlacement(time.monotonic())
-        self._encoded: torch.cuda.Event | None = None
+        self._encoded: tuple[torch.cuda.Event | None, tuple[int, ...]] = (None, ())
 
     def start(self) -> None:
         """Comes before anything of the step is queued."""
         self._queued_at = time.monotonic()
         self._begun = self._record()
 
-    def encoded(self) -> None:
+    def encoded(self, failed: tuple[int, ...]) -> None:
         """Comes after what the step's encoders do is queued."""
-        self._encoded = self._record()
+        self._encoded = self._record(), failed
 
     def stop(self) -> TimedStep:
         """Comes after everything of the step is queued."""
-        encoded, self._encoded = self._encoded, None
-        return TimedStep(self, self._begun, self._record(), self._queued_at, encoded)
+        encoded, self._encoded = self._encoded, (None, ())
+        return TimedStep(self, self._begun, self._record(), self._queued_at, *encoded)
 
     def read(self, step: TimedStep) -> tuple[float, float]:
         """Start and end of a step that is done, in the host's time; each step once, in order."""
@@ -118,7 +122,7 @@ class CudaStep:
         plan = self.plan
         inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
         if self.tokens is None:
-            return replace(StepResult.without_tokens(plan.step, inputs, span), encode_s=self.done.encode_s)
+            return self.done.tell(StepResult.without_tokens(plan.step, inputs, span))
         sampled = np.count_nonzero(plan.sample)
         tokens = self.tokens.numpy()[:sampled].astype(np.int32)
         bad = tokens < 0
@@ -129,8 +133,7 @@ class CudaStep:
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(sampled, dtype=np.int32)
-        encode_s = self.done.encode_s
-        return StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span, encode_s=encode_s)
+        return self.done.tell(StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span))
 
 
 @dataclass(frozen=True, slots=True)

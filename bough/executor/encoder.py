@@ -46,6 +46,7 @@ class Encoder:
         weight = next(model.parameters())
         self._dtype, self._device = weight.dtype, weight.device
         self._outputs: dict[int, torch.Tensor] = {}
+        self._failed = list[int]()
 
     def run(self, plan: BatchPlan, layout: StepLayout) -> MediaRows | None:
         """Encodes what the plan asks for; what its tokens are replaced with, where some are."""
@@ -59,6 +60,11 @@ class Encoder:
         places = [np.arange(first, first + count) for first, count in _runs(plan, layout).tolist()]
         parts = torch.split(rows, self._hidden_size, dim=1)
         return MediaRows(self._to_device(np.concatenate(places).astype(np.int64)), parts[0], parts[1:])
+
+    def take_failed(self) -> tuple[int, ...]:
+        """The outputs that could not be computed since the last call."""
+        failed, self._failed = tuple(self._failed), []
+        return failed
 
     def both_ways(self, plan: BatchPlan, layout: StepLayout) -> IntArray | None:
         """The tokens of items that attend to each other both ways. [runs, 2]"""
@@ -74,6 +80,7 @@ class Encoder:
                     self._encode([item])
                 return
             log.error("the encoder failed for an item of %d tokens: %s", items[0].rows, error, exc_info=True)
+            self._failed.append(items[0].output)
             rows = torch.full((items[0].rows, self._width), float("nan"), dtype=self._dtype, device=self._device)
         for item, part in zip(items, torch.split(rows, [item.rows for item in items]), strict=True):
             self._outputs[item.output] = part.clone() if len(items) > 1 else part

@@ -122,7 +122,9 @@ class TorchExecutor:
         result = self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs, vectors)
         if drafter is not None:
             drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
-        return replace(result, encode_s=encode_s) if encode_s else result
+        if self._encoder is not None and plan.encodes:
+            return replace(result, encode_s=encode_s, not_encoded=self._encoder.take_failed())
+        return result
 
     def _guess(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> BatchPlan:
         """The plan with the drafts of its decodes, which are put in their places."""

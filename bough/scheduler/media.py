@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from bough.core.errors import RequestError
 from bough.core.media import MEDIA_ID, MediaItem, media_ids
-from bough.core.plan import BatchPlan, Encode, IntArray, Limits
+from bough.core.plan import BatchPlan, Encode, IntArray, Limits, StepResult
 from bough.messages.requests import Generate
 from bough.scheduler.assembly import Chunk
 from bough.scheduler.request import Request
@@ -36,16 +37,26 @@ class Media:
         self._numbers = itertools.count()
         self._planned, self._encodes = 0, list[Encode]()  # of the plan in the making: tokens of its chunks, and items
         self._hits = self._misses = 0
-        self.encode_s = 0.0
+        self._encode_s = 0.0
+        self._lost = list[int]()  # outputs that the next plan lets go
+        self._failures = Counter[bytes]()  # by digest: pages with what is no number may be cached
 
     @property
     def figures(self) -> dict[str, object]:
         return {
             "mm_encoder_cache_hits_total": self._hits,
             "mm_encoded_items_total": self._misses,
-            "mm_encoder_seconds_total": self.encode_s,
+            "mm_encoder_seconds_total": self._encode_s,
             "mm_encoder_cache_bytes": self._bytes,
         }
+
+    def after_step(self, result: StepResult) -> None:
+        self._encode_s += result.encode_s
+        for digest in [digest for digest, (number, _) in self._kept.items() if number in result.not_encoded]:
+            number, size = self._kept.pop(digest)
+            self._lost.append(number)
+            self._bytes -= size
+            self._failures[digest] += 1
 
     # Intake -----------------------------------------------------------------------------------------------------------
 
@@ -80,7 +91,9 @@ class Media:
         positions = message.media.positions if message.media is not None else None
         if positions is not None and len(positions) != 12 * len(tokens):
             raise RequestError(f"media.positions must have three numbers for each of {len(tokens)} tokens.")
-        return message.namespace if self._distinct(items) else _own_namespace(items, message.namespace)
+        failures = "".join(f" {self._failures[item.digest]}" for item in items if item.digest in self._failures)
+        alone = failures or not self._distinct(items)
+        return _own_namespace(items, message.namespace + failures) if alone else message.namespace
 
     def _distinct(self, items: Iterable[MediaItem]) -> bool:
         """Whether no other item's place begins with the same number."""
@@ -174,7 +187,7 @@ class Media:
         return np.where(tokens < MEDIA_ID, tokens, np.int32(self._limits.media.placeholder))
 
     def _evict(self, used: set[bytes]) -> tuple[int, ...]:
-        dropped = list[int]()
+        dropped, self._lost = self._lost, []
         for digest in [digest for digest in self._kept if digest not in used]:
             if self._bytes <= self._most_bytes:
                 break
@@ -218,7 +231,7 @@ def _positions(chunks: Sequence[Chunk]) -> IntArray | None:
 
 
 def _own_namespace(items: Iterable[MediaItem], given: str) -> str:
-    """For items whose numbers are like another's: only prompts with the same items share their prefixes."""
+    """For items that do not share all prefixes: only prompts with the same ones find what is cached there."""
     digest = hashlib.sha256(given.encode())
     for item in items:
         digest.update(item.digest)

@@ -118,7 +118,7 @@ class Planner:
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         """Called before the step is committed."""
-        self.media.encode_s += result.encode_s
+        self.media.after_step(result)
         self._prefill_budget.observe(step.prompt_tokens, result.device_span)
         plan, n = step.plan, step.decodes
         self.drafting.after_step(plan.rows[:n].astype(np.intp), step.serials[:n], plan.query_lens[:n], result)

@@ -72,6 +72,7 @@ def test_what_an_encoder_cannot_do_concerns_one_item(tmp_path: Path) -> None:
     encodes = (item(tmp_path, 1, 3, 1.0), item(tmp_path, 2, 3, 99.0), wrong, gone)
     found = encoder.run(*plan([[0, number, 0, 1] for number in (1, 2, 4, 5)], encodes=encodes))
     assert found is not None and found.rows.isnan().all(1).tolist() == [False, True, True, True]
+    assert sorted(encoder.take_failed()) == [2, 4, 5] and not encoder.take_failed()
 
 
 @pytest.mark.slow

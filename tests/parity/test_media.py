@@ -305,13 +305,14 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def engine_of(model: Model, **flags: object) -> LocalEngine:
-    sizes = {"max_total_tokens": 1200, "max_running_requests": 4, "cpu_threads": 1}
-    return LocalEngine(model.folder, new=NEW, dtype="float32", device="cpu", **{**sizes, **flags})
+    sizes = {"max_total_tokens": 1200, "max_running_requests": 4, "cpu_threads": 1, "device": "cpu"}
+    return LocalEngine(model.folder, new=NEW, dtype="float32", **{**sizes, **flags})
 
 
 @pytest.mark.slow
-def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
-    engine, images = engine_of(model), model.case.images
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path, device: str) -> None:
+    engine, images = engine_of(model, device=device), model.case.images
     cases = [(text(9, 1), images), (text(7, 2), images[::-1]), (text(12, 3), []), (text(8, 4), images[:1])]
     prompts = [model.prompt(words, shown) for words, shown in cases]
     asked = [

@@ -14,7 +14,7 @@ import pytest
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.media import MEDIA_ID, MediaItem, MediaPrompt, media_ids
-from bough.core.plan import BatchPlan, IntArray, Limits, MediaLimits
+from bough.core.plan import BatchPlan, IntArray, Limits, MediaLimits, StepResult
 from bough.core.settings import MemorySettings, SchedulerSettings, SpeculativeSettings
 from bough.messages.requests import Bootstrap, LogprobRequest
 from bough.scheduler.intake import Intake, opening
@@ -141,6 +141,26 @@ def test_outputs_leave_when_the_room_is_needed() -> None:
         bench.run()
     assert len(executor.kept) == 2
     assert bench.scheduler._state()["mm_encoder_cache_bytes"] == 16 * ROW_BYTES
+
+
+def test_an_item_that_could_not_be_encoded_is_tried_again() -> None:
+    executor = Seeing()
+    bench = Bench(executor)
+    read, failing = executor._read, [True]
+
+    def fail_once(plan: BatchPlan, masks: Any) -> StepResult:
+        failed = tuple(item.output for item in plan.encodes) if failing and plan.encodes else ()
+        if failed:
+            failing.clear()
+        return replace(read(plan, masks), not_encoded=failed)
+
+    executor._read = fail_once  # type: ignore[method-assign]
+    ids, media = laid([1, *[0] * 9, 2, 3], image(1, 9, 1))
+    for handle in range(3):
+        bench.ask(handle, ids, max_new_tokens=1, media=media)
+        bench.run()
+    assert [bench.out.started[handle].cached_tokens for handle in range(3)] == [0, 0, 11]  # nothing of the failure
+    assert sum(map(len, executor.encoded)) == 2 and len(executor.kept) == 1
 
 
 def test_positions_of_prompts_go_with_their_chunks() -> None:

@@ -32,8 +32,8 @@ class Feature(msgspec.Struct, frozen=True):
     """An array that an encoder takes, by the name that Transformers gives it, in a file of features."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # as numpy names it
+    shape: tuple[int, ...]  # as Transformers' processor gives it for this item alone: items are joined along the first
     offset: int  # in bytes
 
 

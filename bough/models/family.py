@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
-from bough.core.model_config import Activation, ModelConfig, MoEConfig
+from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
 from bough.models.names import Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
@@ -50,7 +50,18 @@ class ModelFamily:
     activation_field = "hidden_act"
     activations: Mapping[str, Activation] = GATED
     partial_rotation = False  # whether a part of each head may rotate
+    encoder: str | None = None  # Transformers' class that has the encoders of its multi-modal checkpoints
+    whole_items = False  # whether tokens of an image attend to those behind them, too
     pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
+
+    def read_media(self, config: Fields) -> MediaConfig | None:
+        """The encoders that a checkpoint has beside the language model; None where it has none that are used."""
+        vision = config.section("vision_config")
+        tokens = (*config.token_ids("image_token_id"), *config.token_ids("image_token_index"))
+        if self.encoder is None or vision is None or not tokens:
+            return None
+        deep = len(vision.values.get("deepstack_visual_indexes") or ())
+        return MediaConfig(self.encoder, tokens[0], self.whole_items, deep)
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""

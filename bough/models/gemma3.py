@@ -1,6 +1,6 @@
 """Gemma 3: norms after attention and MLP as well as before; most layers see a window, with its own rotation.
 
-Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
+Multimodal checkpoints hold the same text model, one level deeper. Tokens of an image attend to each other both ways.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Gemma3(ModelFamily):
     model_types = ("gemma3", "gemma3_text")
     gguf_architecture = "gemma3"
     gguf_modules = GGUF_SANDWICH
+    encoder = "Gemma3ForConditionalGeneration"
+    whole_items = True
     activation_field = "hidden_activation"
     defaults: ClassVar[dict[str, Any]] = {
         "vocab_size": 262_208,

@@ -1,6 +1,6 @@
 """Ministral and Ministral 3: Mistral with windows in some layers, or with queries that grow with their position.
 
-Mistral 3 is the multimodal form of Mistral and Ministral 3; here it answers to text alone.
+Mistral 3 is the multimodal form of Mistral and Ministral 3.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Ministral(ModelFamily):
 class Mistral3(Ministral):
     architectures = ("Mistral3ForConditionalGeneration",)
     model_types = ("mistral3",)
+    encoder = "Mistral3ForConditionalGeneration"
     gguf_architecture = "mistral3"
     gguf_interleaved = True
     defaults: ClassVar[dict[str, Any]] = {**Mistral.defaults, "sliding_window": None}

@@ -147,11 +147,12 @@ def _numbered(module: str, numbers: Sequence[str]) -> str:
     return module
 
 
-# A multimodal checkpoint's language model, in the two ways that Transformers has nested it.
+# A multimodal checkpoint's language model, in the ways that Transformers has nested it.
 NESTED: Names = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
 }
 
 

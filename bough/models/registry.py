@@ -37,6 +37,7 @@ MODULES = (  # each has one family or several
     "gpt_oss", "glm4_moe", "olmoe", "granitemoe", "phimoe", "hunyuan_moe", "ernie4_5_moe", "minimax_m2", "deepseek_v2",
     "deepseek_v3", "dots1", "hy_v3", "exaone_moe", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "qwen3_next",
     "qwen3_5", "granitemoehybrid", "nemotron_h", "lfm2", "kimi_linear", "bert", "roberta", "nomic_bert", "modernbert",
+    "vision",
 )  # fmt: skip
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
@@ -55,6 +56,11 @@ BUILT_IN = tuple(family for module in MODULES for family in _families_in(module)
 def supported_architectures() -> tuple[str, ...]:
     """The Hugging Face class names that can be served."""
     return tuple(name for family in _families() for name in family.architectures)
+
+
+def supported_types() -> dict[str, ModelFamily]:
+    """The families by the model types of config.json."""
+    return {name: family for family in _families() for name in family.model_types}
 
 
 def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:

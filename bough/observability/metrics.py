@@ -195,6 +195,10 @@ STATE_METRICS = (
         "Tokens that left the prefix cache to make room.",
         read=lambda s: s["num_evicted_tokens"],
     ),
+    _counter("mm_encoded_items_total", "Images, clips and recordings that encoders computed."),
+    _counter("mm_encoder_cache_hits_total", "Those that a prompt needed and that were kept from another."),
+    _counter("mm_encoder_seconds_total", "Seconds that encoders took."),
+    _gauge("mm_encoder_cache_bytes", "Bytes of encoders' outputs that the device keeps."),
     # Of prefill and decode engines.
     _transfers("transfers", "Prompts whose pages were handed over."),
     _transfers("transferred_bytes", "Bytes of those pages."),

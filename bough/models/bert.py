@@ -31,13 +31,6 @@ class Bert(ModelFamily):
     prefix = "bert."  # that the names of the model's own modules may have
     first_position = 0  # of their table
     head: ClassVar[Names] = {"bert.pooler.dense": "score.hidden", "classifier": "score.out"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "hidden_act": "gelu",
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "attention_bias": True,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {

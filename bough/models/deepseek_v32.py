@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import IndexConfig
@@ -15,13 +15,6 @@ class DeepseekV32(DeepseekV3):
     architectures = ("DeepseekV32ForCausalLM",)
     model_types = ("deepseek_v32",)
     gguf_architecture = None
-    defaults: ClassVar[dict[str, Any]] = {
-        **DeepseekV3.defaults,
-        "max_position_embeddings": 163_840,
-        "index_n_heads": 64,
-        "index_head_dim": 128,
-        "index_topk": 2048,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         fields = super().fields(config)

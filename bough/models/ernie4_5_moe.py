@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.ernie4_5 import Ernie45
@@ -14,16 +14,6 @@ class Ernie45Moe(Ernie45):
     architectures = ("Ernie4_5_MoeForCausalLM",)
     model_types = ("ernie4_5_moe",)
     gguf_architecture = "ernie4_5-moe"
-    defaults: ClassVar[dict[str, Any]] = {
-        **{name: value for name, value in Ernie45.defaults.items() if name != "head_dim"},
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 1536,
-        "moe_k": 6,
-        "moe_num_experts": 64,
-        "moe_num_shared_experts": 2,
-        "moe_layer_start_index": 1,
-        "moe_layer_interval": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         inner = config.integer("moe_intermediate_size")

@@ -3,7 +3,7 @@ rotate."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig
@@ -17,13 +17,6 @@ class Exaone4(ModelFamily):
     model_types = ("exaone4",)
     gguf_architecture: str | None = "exaone4"
     gguf_modules = GGUF_SANDWICH
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_integer("sliding_window") is None:

@@ -18,17 +18,6 @@ class ExaoneMoe(Exaone4):
     gguf_architecture = None
     renamed_fields: ClassVar[dict[str, str]] = COUNTED
     block = ModelFamily.block  # with norms before attention and MLP
-    defaults: ClassVar[dict[str, Any]] = {
-        **Exaone4.defaults,
-        "bos_token_id": 1,
-        "eos_token_id": 53,
-        "moe_intermediate_size": 1024,
-        "n_routed_experts": 64,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**super().fields(config), "moe": corrected_experts(config)}

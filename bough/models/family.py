@@ -7,8 +7,10 @@ tensors stand, and the block of each layer.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
+DEFAULTS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("defaults.toml").read_text(encoding="utf-8"))
 DTYPES = ("float32", "float16", "bfloat16")
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
@@ -44,13 +47,17 @@ class ModelFamily:
     gguf_architecture: str | None = None  # llama.cpp's name for it
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
-    defaults: ClassVar[Mapping[str, Any]] = {}  # what the Transformers class assumes where config.json is silent
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
     config_type: type[ModelConfig] = ModelConfig
     activation_field = "hidden_act"
     activations: Mapping[str, Activation] = GATED
     partial_rotation = False  # whether a part of each head may rotate
     pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What the Transformers class assumes where config.json is silent."""
+        return DEFAULTS.get(self.model_types[0], {}) if self.model_types else {}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""

@@ -4,7 +4,7 @@ MLP as well, caps on scores and logits, and a window in every other layer. Vault
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import Activation, ModelConfig
@@ -30,14 +30,6 @@ class Gemma(ModelFamily):
     model_types = ("gemma",)
     gguf_architecture: str | None = "gemma"
     activations = ACTIVATIONS
-    defaults: ClassVar[dict[str, Any]] = {
-        "head_dim": 256,
-        "max_position_embeddings": 8192,
-        "hidden_act": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"embedding_scale": config.integer("hidden_size") ** 0.5, "norm_plus_one": True}
@@ -49,14 +41,6 @@ class Gemma2(Gemma):
     gguf_architecture: str | None = "gemma2"
     gguf_modules = GGUF_SANDWICH
     activation_field = "hidden_activation"
-    defaults: ClassVar[dict[str, Any]] = {
-        **Gemma.defaults,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": 4096,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {

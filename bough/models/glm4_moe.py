@@ -22,19 +22,6 @@ class Glm4Moe(ModelFamily):
     gguf_architecture = "glm4moe"
     partial_rotation = pairs_apart = True
     renamed_fields: ClassVar[dict[str, str]] = ROUTED
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "partial_rotary_factor": 0.5,
-        "moe_intermediate_size": 1408,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "n_routed_experts": 128,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}

@@ -24,14 +24,6 @@ class Gpt2(ModelFamily):
         "n_positions": "max_position_embeddings",
         "n_inner": "intermediate_size",
     }
-    defaults: ClassVar[dict[str, Any]] = {
-        "n_positions": 1024,
-        "activation_function": "gelu_new",
-        "attention_bias": True,
-        "tie_word_embeddings": True,
-        "bos_token_id": 50_256,
-        "eos_token_id": 50_256,
-    }
 
     def read_config(self, config: Fields) -> ModelConfig:
         inner = config.optional_integer("n_inner") or 4 * config.integer("n_embd")

@@ -27,15 +27,6 @@ class GptNeoX(ModelFamily):
     partial_rotation = pairs_apart = True
     one_norm = False  # of attention and MLP, where they are side by side
     renamed_fields: ClassVar = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "rotary_pct": 0.25,
-        "hidden_act": "gelu",
-        "attention_bias": True,
-        "use_parallel_residual": True,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         parallel = config.boolean("use_parallel_residual")

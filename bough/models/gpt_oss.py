@@ -25,21 +25,6 @@ class GptOss(ModelFamily):
     model_types = ("gpt_oss",)
     gguf_architecture = "gpt-oss"
     renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "head_dim": 64,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150_000.0,
-        "rope_parameters": YARN,
-        "attention_bias": True,
-        "sliding_window": 128,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = MoEConfig(

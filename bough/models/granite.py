@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
@@ -13,7 +13,6 @@ class Granite(ModelFamily):
     model_types = ("granite",)
     gguf_architecture: str | None = "granite"
     gguf_interleaved = True
-    defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         # Hidden states are kept divided by what multiplies all additions to them. Norms undo that, to the epsilon.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
@@ -17,7 +17,6 @@ class GraniteMoe(Granite):
     architectures = ("GraniteMoeForCausalLM",)
     model_types = ("granitemoe",)
     gguf_architecture = "granitemoe"
-    defaults: ClassVar[dict[str, Any]] = {**Granite.defaults, "num_local_experts": 8, "num_experts_per_tok": 2}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, experts="num_local_experts", size="intermediate_size")

@@ -23,18 +23,6 @@ class GraniteMoeHybrid(Granite):
     model_types = ("granitemoehybrid",)
     gguf_architecture = None
     renamed_fields: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
-    defaults: ClassVar[dict[str, Any]] = {
-        **Granite.defaults,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 1024,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         position = config.text("position_embedding_type", "nope")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
@@ -14,12 +14,6 @@ class HunYuanDense(ModelFamily):
     architectures = ("HunYuanDenseV1ForCausalLM",)
     model_types = ("hunyuan_v1_dense",)
     gguf_architecture = "hunyuan-dense"
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, "qk_norm_last": True}

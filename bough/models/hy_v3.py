@@ -20,19 +20,6 @@ class HunYuan3(ModelFamily):
         **COUNTED,
         "router_scaling_factor": "routed_scaling_factor",
     }
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 11_158_840.0,
-        "moe_intermediate_size": 1536,
-        "n_routed_experts": 192,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "routed_scaling_factor": 2.826,
-        "first_k_dense_replace": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": True, "mlp_bias": config.boolean("mlp_bias")}

@@ -31,20 +31,6 @@ class KimiLinear(DeepseekV3):
         "num_expert_group": "n_group",
         "moe_renormalize": "norm_topk_prob",
     }
-    defaults: ClassVar[dict[str, Any]] = {
-        **DeepseekV3.defaults,
-        "model_max_length": 1_048_576,
-        "q_lora_rank": None,
-        "rms_norm_eps": 1e-5,
-        "moe_intermediate_size": 1024,
-        "routed_scaling_factor": 2.446,
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-        "linear_head_dim": 128,
-        "linear_num_heads": 32,
-        "linear_conv_kernel_dim": 4,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")

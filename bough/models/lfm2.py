@@ -34,18 +34,6 @@ class Lfm2(ModelFamily):
         "block_ff_dim": "intermediate_size",
         "tie_embedding": "tie_word_embeddings",
     }
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 128_000,
-        "num_key_value_heads": 8,
-        "norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-        "conv_L_cache": 3,
-        "block_multiple_of": 256,
-        "block_ffn_dim_multiplier": 1.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")
@@ -79,14 +67,6 @@ class Lfm2(ModelFamily):
 class Lfm2Moe(Lfm2):
     architectures = ("Lfm2MoeForCausalLM",)
     model_types = ("lfm2_moe",)
-    defaults: ClassVar[dict[str, Any]] = {
-        **Lfm2.defaults,
-        "block_auto_adjust_ff_dim": False,
-        "moe_intermediate_size": 1792,
-        "num_dense_layers": 2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         dense, count = config.count("num_dense_layers"), config.integer("num_hidden_layers")

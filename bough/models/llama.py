@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.models.family import Metadata, ModelFamily
 from bough.models.fields import Fields
@@ -14,7 +14,6 @@ class Llama(ModelFamily):
     model_types = ("llama",)
     gguf_architecture = "llama"
     gguf_interleaved = True
-    defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("mlp_bias")}

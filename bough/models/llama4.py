@@ -23,24 +23,6 @@ class Llama4(ModelFamily):
     model_types = ("llama4", "llama4_text")
     pairs_apart = True
     renamed_fields: ClassVar[dict[str, str]] = {"attention_chunk_size": "sliding_window"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 500_000.0,
-        "rms_norm_eps": 1e-5,
-        "intermediate_size_mlp": 16_384,
-        "num_experts_per_tok": 1,
-        "num_local_experts": 16,
-        "interleave_moe_layer_step": 1,
-        "use_qk_norm": True,
-        "attention_chunk_size": 8192,
-        "attn_temperature_tuning": True,
-        "floor_scale": 8192,
-        "attn_scale": 0.1,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         unrotated, step = unrotated_layers(config), config.integer("interleave_moe_layer_step")

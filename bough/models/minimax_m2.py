@@ -20,16 +20,6 @@ class MiniMaxM2(ModelFamily):
     gguf_architecture = "minimax-m2"
     partial_rotation = True
     renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 196_608,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_theta": 5_000_000.0,
-        "bos_token_id": 200_034,
-        "eos_token_id": 200_020,
-        "num_local_experts": 256,
-        "num_experts_per_tok": 8,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(

@@ -22,13 +22,6 @@ class Mistral(ModelFamily):
     architectures = ("MistralForCausalLM",)
     model_types = ("mistral",)
     gguf_architecture = "llama"
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     renamed_fields: ClassVar[dict[str, str]] = {
         "dim": "hidden_size",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
@@ -17,13 +17,6 @@ STATED = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_expert
 class Mixtral(Mistral):
     architectures = ("MixtralForCausalLM",)
     model_types = ("mixtral",)
-    defaults: ClassVar[dict[str, Any]] = {
-        **Mistral.defaults,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": None,
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         section = config.section("moe")  # of params.json

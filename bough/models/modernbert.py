@@ -27,15 +27,6 @@ class ModernBert(Bert):
     prefix = "model."
     head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
     renamed_fields: ClassVar = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "hidden_activation": "gelu",
-        "max_position_embeddings": 8192,
-        "local_attention": 128,
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160_000.0,
-        "local_rope_theta": 10_000.0,
-        "classifier_pooling": "cls",
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         count, every = config.integer("num_hidden_layers"), config.integer("global_attn_every_n_layers")

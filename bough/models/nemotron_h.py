@@ -31,21 +31,6 @@ class NemotronH(ModelFamily):
         "mamba_num_heads": "mamba_n_heads",
         "layer_norm_epsilon": "rms_norm_eps",
     }
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "mlp_hidden_act": "relu2",
-        "layer_norm_epsilon": 1e-5,
-        "ssm_state_size": 128,
-        "mamba_num_heads": 128,
-        "mamba_head_dim": 64,
-        "n_groups": 8,
-        "conv_kernel": 4,
-        "use_conv_bias": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def read_config(self, config: Fields) -> ModelConfig:
         kinds = _kinds(config.renamed(self.renamed_fields))

@@ -32,12 +32,6 @@ class NomicBert(Bert):
         "rotary_emb_base": "rope_theta",
         "layer_norm_epsilon": "layer_norm_eps",
     }
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "rope_theta": 1000.0,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**ENCODER, **layer_norms(config), "token_types": config.integer("type_vocab_size")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.models.family import ModelFamily
@@ -14,7 +14,6 @@ class Olmo(ModelFamily):
     model_types = ("olmo",)
     gguf_architecture = "olmo"
     gguf_interleaved = True
-    defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048, "eos_token_id": 50_279}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_number("clip_qkv") is not None:

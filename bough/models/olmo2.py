@@ -4,7 +4,7 @@ in three of four layers, which its rotation for long contexts spares."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig
@@ -19,11 +19,6 @@ class Olmo2(ModelFamily):
     model_types = ("olmo2",)
     gguf_architecture = "olmo2"
     gguf_modules = GGUF_SANDWICH
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 50_279,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, "qk_norm_whole": True}
@@ -39,7 +34,6 @@ class Olmo2(ModelFamily):
 class Olmo3(Olmo2):
     architectures = ("Olmo3ForCausalLM",)
     model_types = ("olmo3",)
-    defaults: ClassVar[dict[str, Any]] = {**Olmo2.defaults, "sliding_window": 4096, "rope_theta": 500_000.0}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         local = read_local_rope(config.renamed({"rope_theta": "rope_local_base_freq"}))

@@ -17,13 +17,6 @@ class Olmoe(ModelFamily):
     model_types = ("olmoe",)
     gguf_architecture: str | None = "olmoe"
     renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 50_279,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_number("clip_qkv") is not None:
@@ -36,13 +29,6 @@ class FlexOlmo(Olmoe):
     architectures = ("FlexOlmoForCausalLM",)
     model_types = ("flex_olmo",)
     gguf_architecture = None
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "rope_theta": 500_000.0,
-        "eos_token_id": 100_257,
-        "num_experts": 7,
-        "num_experts_per_tok": 5,
-    }
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.SandwichBlock(config, layer, placement, before=False)

@@ -17,14 +17,6 @@ class Opt(ModelFamily):
     activation_field = "activation_function"
     activations = PLAIN
     renamed_fields: ClassVar = {"ffn_dim": "intermediate_size", "enable_bias": "attention_bias"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "activation_function": "relu",
-        "enable_bias": True,
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         width = config.integer("hidden_size")

@@ -3,7 +3,7 @@ throughout, of the logits too."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -19,14 +19,6 @@ class Phi(ModelFamily):
     gguf_architecture = "phi2"
     activations = PLAIN
     partial_rotation = pairs_apart = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "partial_rotary_factor": 0.5,
-        "hidden_act": "gelu_new",
-        "attention_bias": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("qk_layernorm"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, window_fields
@@ -16,13 +16,6 @@ class Phi3(ModelFamily):
     gguf_architecture = "phi3"
     gguf_modules = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 1,
-        "eos_token_id": 32000,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return window_fields(config, lambda layer: True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.models.family import ModelFamily, window_fields
@@ -17,16 +17,6 @@ class PhiMoe(ModelFamily):
     architectures = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
     model_types = ("phimoe",)
     gguf_architecture = "phimoe"
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "rope_theta": 1_000_000.0,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "num_local_experts": 16,
-        "router_jitter_noise": 0.01,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = MoEConfig(

@@ -8,14 +8,11 @@ from bough.core.errors import ModelError
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
 
-DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
-
 
 class Qwen2(ModelFamily):
     architectures = ("Qwen2ForCausalLM",)
     model_types = ("qwen2",)
     gguf_architecture = "qwen2"
-    defaults = DEFAULTS
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qkv_bias": True, "output_bias": False, **qwen_window(config)}

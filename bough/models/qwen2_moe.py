@@ -8,7 +8,7 @@ from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
-from bough.models.qwen2 import DEFAULTS, Qwen2
+from bough.models.qwen2 import Qwen2
 from bough.models.qwen3_moe import sparse_steps
 
 
@@ -17,14 +17,6 @@ class Qwen2Moe(Qwen2):
     model_types = ("qwen2_moe",)
     gguf_architecture = "qwen2moe"
     renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
-    defaults: ClassVar[dict[str, Any]] = {
-        **DEFAULTS,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "decoder_sparse_step": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = shared_experts(config)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.qwen2 import DEFAULTS, qwen_window
+from bough.models.qwen2 import qwen_window
 
 
 class Qwen3(ModelFamily):
     architectures = ("Qwen3ForCausalLM",)
     model_types = ("qwen3",)
     gguf_architecture = "qwen3"
-    defaults: ClassVar[dict[str, Any]] = {**DEFAULTS, "head_dim": 128}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, **qwen_window(config)}

@@ -5,7 +5,7 @@ Checkpoints are multimodal; here the language model answers to text alone.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.fields import Fields
@@ -17,7 +17,6 @@ from bough.models.qwen3_next import NET, Qwen3Next, attention_names, net_fields,
 class Qwen35(Qwen3Next):
     architectures = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
     model_types = ("qwen3_5", "qwen3_5_text")
-    defaults: ClassVar[dict[str, Any]] = {**Qwen3Next.defaults, "num_key_value_heads": 4}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return net_fields(config)
@@ -39,12 +38,6 @@ class Qwen35(Qwen3Next):
 class Qwen35Moe(Qwen35):
     architectures = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
     model_types = ("qwen3_5_moe", "qwen3_5_moe_text")
-    defaults: ClassVar[dict[str, Any]] = {
-        **Qwen3Next.defaults,
-        "intermediate_size": 1,  # of dense layers, which it has not
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}

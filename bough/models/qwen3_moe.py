@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from bough.models.family import Metadata, read_moe
 from bough.models.fields import Fields
-from bough.models.qwen2 import DEFAULTS
 from bough.models.qwen3 import Qwen3
 
 
@@ -16,13 +15,6 @@ class Qwen3Moe(Qwen3):
     model_types = ("qwen3_moe",)
     gguf_architecture = "qwen3moe"
     renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}  # what Transformers 5 writes
-    defaults: ClassVar[dict[str, Any]] = {
-        **DEFAULTS,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))

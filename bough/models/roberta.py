@@ -3,7 +3,7 @@ on, and a head of its own."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from bough.models.bert import Bert
 from bough.models.names import Names
@@ -17,4 +17,3 @@ class Roberta(Bert):
     prefix = "roberta."
     first_position = 2  # behind that of padding, whose token id is 1
     head: ClassVar[Names] = {"classifier.dense": "score.hidden", "classifier.out_proj": "score.out"}
-    defaults: ClassVar[dict[str, Any]] = {**Bert.defaults, "type_vocab_size": 1, "layer_norm_eps": 1e-5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.models.family import ModelFamily, window_fields
@@ -14,14 +14,6 @@ class SmolLM3(ModelFamily):
     model_types = ("smollm3",)
     gguf_architecture = "smollm3"
     gguf_interleaved = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32_768,
-        "rope_theta": 2_000_000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 128_000,
-        "eos_token_id": 128_001,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         unrotated = unrotated_layers(config)

@@ -18,12 +18,6 @@ class StableLm(GptNeoX):
     gguf_architecture = "stablelm"
     one_norm = True
     renamed_fields: ClassVar = {}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "partial_rotary_factor": 0.25,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("qk_layernorm"):

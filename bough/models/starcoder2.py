@@ -16,15 +16,6 @@ class Starcoder2(ModelFamily):
     gguf_architecture = "starcoder2"
     activations = PLAIN
     renamed_fields: ClassVar = {"use_bias": "attention_bias"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "hidden_act": "gelu_pytorch_tanh",
-        "use_bias": True,
-        "tie_word_embeddings": True,
-        "bos_token_id": 50_256,
-        "eos_token_id": 50_256,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         mlp = {"mlp": "plain", "mlp_bias": config.boolean("use_bias")}

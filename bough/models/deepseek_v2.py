@@ -9,20 +9,9 @@ from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
 from bough.models.family import Metadata, ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, interleaved_rows
+from bough.models.names import GGUF_MODULES, Names, Piece, interleaved_rows
 from bough.models.rope_config import score_factor
 
-GGUF_MODULES = {
-    f"blk.*.attn_{theirs}": f"model.layers.*.self_attn.{ours}"
-    for theirs, ours in {
-        "q_a": "q_a_proj",
-        "q_a_norm": "q_a_layernorm",
-        "q_b": "q_b_proj",
-        "kv_a_mqa": "kv_a_proj_with_mqa",
-        "kv_a_norm": "kv_a_layernorm",
-        "kv_b": "kv_b_proj",
-    }.items()
-}
 GGUF_SIGMOID = 2  # llama.cpp's number for the scores
 GGUF_V3_EXPERTS = 256  # their groups are not in older files; Kimi has more experts, and no groups
 
@@ -31,7 +20,7 @@ class DeepseekV2(ModelFamily):
     architectures: tuple[str, ...] = ("DeepseekV2ForCausalLM",)
     model_types: tuple[str, ...] = ("deepseek_v2",)
     gguf_architecture: str | None = "deepseek2"
-    gguf_modules = GGUF_MODULES
+    gguf_modules = GGUF_MODULES["latent"]
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("attention_bias"):

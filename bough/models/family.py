@@ -7,14 +7,13 @@ tensors stand, and the block of each layer.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, ModelConfig, MoEConfig
+from bough.core.tables import table_beside
 from bough.models.fields import Fields
 from bough.models.names import Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
-DEFAULTS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("defaults.toml").read_text(encoding="utf-8"))
+DEFAULTS: Mapping[str, Any] = table_beside(__file__, "defaults.toml")
 DTYPES = ("float32", "float16", "bfloat16")
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 

@@ -7,16 +7,15 @@ unknown name is refused, because a wrong rule gives wrong ids.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bough.core.errors import ModelError
+from bough.core.tables import table_beside
 from bough.tokenizer.incremental import SPACE_MARK
 
 
@@ -37,8 +36,7 @@ class SplitRule:
 
 
 def _split_rules() -> Iterator[tuple[str, SplitRule]]:
-    table = Path(__file__).with_name("split_rules.toml").read_text(encoding="utf-8")
-    for rule in tomllib.loads(table)["rule"]:
+    for rule in table_beside(__file__, "split_rules.toml")["rule"]:
         names, patterns = rule.pop("names"), tuple(rule.pop("patterns", ()))
         yield from ((name, SplitRule(patterns, **rule)) for name in names)
 

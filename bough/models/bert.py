@@ -1,5 +1,6 @@
 """BERT, which MiniLM, BGE and E5 are too: attention to both sides, learned positions, norms behind attention and MLP,
-token types for pairs."""
+token types for pairs. RoBERTa and XLM-R (multilingual E5, BGE-M3 and its rerankers) have positions from the third row
+of their table on, and a head of their own."""
 
 from __future__ import annotations
 
@@ -60,3 +61,14 @@ class Bert(ModelFamily):
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.PostNormBlock(config, layer, placement)
+
+
+KINDS = ("Model", "ForSequenceClassification", "ForMaskedLM")
+
+
+class Roberta(Bert):
+    architectures = tuple(f"{name}{kind}" for name in ("Roberta", "XLMRoberta") for kind in KINDS)
+    model_types = ("roberta", "xlm-roberta")
+    prefix = "roberta."
+    first_position = 2  # behind that of padding, whose token id is 1
+    head: ClassVar[Names] = {"classifier.dense": "score.hidden", "classifier.out_proj": "score.out"}

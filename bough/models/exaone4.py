@@ -1,15 +1,16 @@
 """EXAONE 4: norms after attention and MLP only, and on each head; layers that see everything beside windows do not
-rotate."""
+rotate. EXAONE MoE has norms before attention and MLP, and experts chosen as GLM-4.5's are."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
 from bough.models.fields import Fields
-from bough.models.names import GGUF_SANDWICH
+from bough.models.glm4_moe import COUNTED, corrected_experts
+from bough.models.names import GGUF_SANDWICH, Names
 
 
 class Exaone4(ModelFamily):
@@ -26,3 +27,18 @@ class Exaone4(ModelFamily):
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.SandwichBlock(config, layer, placement, before=False)
+
+
+class ExaoneMoe(Exaone4):
+    architectures = ("ExaoneMoeForCausalLM",)
+    model_types = ("exaone_moe",)
+    gguf_architecture = None
+    renamed_fields: ClassVar[dict[str, str]] = COUNTED
+    block = ModelFamily.block  # with norms before attention and MLP
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**super().fields(config), "moe": corrected_experts(config)}
+
+    def names(self, config: ModelConfig) -> Names:
+        name = "e_score_correction_bias"
+        return {f"model.layers.*.mlp.{name}": f"model.layers.*.mlp.gate.{name}"}

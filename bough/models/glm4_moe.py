@@ -1,4 +1,5 @@
-"""GLM-4.5 MoE: experts chosen by corrected sigmoid scores, behind some dense layers; half of each head rotates."""
+"""GLM-4.5 MoE: experts chosen by corrected sigmoid scores, behind some dense layers; half of each head rotates. GLM-4.7
+Flash is DeepSeek V3 in another size."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
+from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, pairs_apart
@@ -50,3 +52,10 @@ def corrected_experts(config: Fields) -> MoEConfig:
         dense_layers=dense_layers(config),
         **expert_groups(config),
     )
+
+
+class Glm4MoeLite(DeepseekV3):
+    architectures: tuple[str, ...] = ("Glm4MoeLiteForCausalLM",)
+    model_types: tuple[str, ...] = ("glm4_moe_lite",)
+    gguf_architecture = None
+    renamed_fields: ClassVar[dict[str, str]] = ROUTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.deepseek_v32 import DeepseekV32
+from bough.models.deepseek_v3 import DeepseekV32
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, interleaved_rows
 

@@ -1,5 +1,5 @@
 """GPT-NeoX (Pythia): layer norms with biases, attention and a plain MLP side by side or not, a quarter of each head
-rotates, projections are fused."""
+rotates, projections are fused. StableLM is Llama with those norms and that rotation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bough import layers
+from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, fused_qkv, pairs_apart
+from bough.models.names import Names, fused, fused_qkv, pairs_apart, projections_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,20 @@ class GptNeoX(ModelFamily):
         if isinstance(config, GptNeoXConfig) and config.parallel_residual:
             return layers.ParallelBlock(config, layer, placement, one_norm=self.one_norm)
         return layers.PreNormBlock(config, layer, placement)
+
+
+class StableLm(GptNeoX):
+    architectures = ("StableLmForCausalLM",)
+    model_types = ("stablelm",)
+    gguf_architecture = "stablelm"
+    one_norm = True
+    renamed_fields: ClassVar = {}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.boolean("qk_layernorm"):
+            raise ModelError(f"{config.where}: qk_layernorm is not supported; StableLM models up to 3B have none.")
+        biases = {"qkv_bias": config.boolean("use_qkv_bias"), "output_bias": False}
+        return {**layer_norms(config), **biases, "parallel_residual": config.boolean("use_parallel_residual")}
+
+    def names(self, config: ModelConfig) -> Names:
+        return projections_apart(config)

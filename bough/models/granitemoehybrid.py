@@ -10,8 +10,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
 from bough.models.family import layers_of_type
 from bough.models.fields import Fields
-from bough.models.granite import Granite
-from bough.models.granitemoe import expert_names
+from bough.models.granite import Granite, expert_names
 from bough.models.names import Names, fused
 
 KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}

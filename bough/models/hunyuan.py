@@ -1,12 +1,15 @@
-"""Hunyuan: Llama with a norm on each query and key head, after their rotation."""
+"""Hunyuan: Llama with a norm on each query and key head, after their rotation. Hunyuan MoE has a mixture of experts and
+one that every token passes; Hunyuan 3 has experts that are chosen as GLM-4.5's."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from bough.core.model_config import ModelConfig
+from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
+from bough.models.glm4_moe import COUNTED, corrected_experts
 from bough.models.names import Names
 
 
@@ -22,3 +25,58 @@ class HunYuanDense(ModelFamily):
         attention = "model.layers.*.self_attn"
         norms = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
         return {f"{attention}.{theirs}": f"{attention}.{ours}" for theirs, ours in norms.items()}
+
+
+class HunYuanMoe(HunYuanDense):
+    architectures = ("HunYuanMoEV1ForCausalLM",)
+    model_types = ("hunyuan_v1_moe",)
+    gguf_architecture = "hunyuan-moe"
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        inner = config.integer("intermediate_size")
+        moe = MoEConfig(
+            experts=_of_all_layers(config, "num_experts"),
+            per_token=_of_all_layers(config, "moe_topk"),
+            intermediate_size=inner,
+            shared_size=inner,
+        )
+        return {**super().fields(config), "moe": moe}
+
+    def names(self, config: ModelConfig) -> Names:
+        mlp = "model.layers.*.mlp"
+        shared = {
+            f"{mlp}.shared_mlp.{part}_proj": f"{mlp}.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+        }
+        return {**super().names(config), f"{mlp}.gate.wg": f"{mlp}.gate", **shared}
+
+
+def _of_all_layers(config: Fields, name: str) -> int:
+    """A number that may be given for each layer, where they are all the same."""
+    given = config.token_ids(name) or (1,)
+    if len(set(given)) != 1:
+        raise ModelError(f"{config.where}: {name} differs between layers, which is not supported.")
+    return given[0]
+
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+class HunYuan3(ModelFamily):
+    architectures = ("HYV3ForCausalLM",)
+    model_types = ("hy_v3",)
+    renamed_fields: ClassVar[dict[str, str]] = {
+        **COUNTED,
+        "router_scaling_factor": "routed_scaling_factor",
+    }
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"moe": corrected_experts(config), "qk_norm": True, "mlp_bias": config.boolean("mlp_bias")}
+
+    def names(self, config: ModelConfig) -> Names:
+        mlp = "model.layers.*.mlp"
+        shared = {f"{mlp}.shared_mlp.{part}": f"{mlp}.shared_experts.{part}" for part in PARTS}
+        return {
+            f"{mlp}.router.gate": f"{mlp}.gate",
+            f"{mlp}.expert_bias": f"{mlp}.gate.e_score_correction_bias",
+            **shared,
+        }

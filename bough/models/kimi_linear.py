@@ -12,7 +12,7 @@ from bough.core.model_config import NO_ROPE, ModelConfig, RecurrentConfig
 from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.family import layers_of_type
 from bough.models.fields import Fields
-from bough.models.mixtral import block_sparse_names
+from bough.models.mistral import block_sparse_names
 from bough.models.names import Names
 from bough.models.qwen3_next import KINDS
 

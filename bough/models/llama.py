@@ -1,11 +1,14 @@
-"""Llama: the model that other families are described against."""
+"""Llama, the model that other families are described against, and those that differ from it in little: windows in
+three of four layers (CWM), biases on query, key and value (Seed-OSS), layers that do not rotate (SmolLM3: every fourth,
+unless the checkpoint lists them), a plain MLP of squared ReLUs (Arcee, and Jais 2 with layer norms too)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from bough.models.family import Metadata, ModelFamily
+from bough.core.errors import ModelError
+from bough.models.family import PLAIN, Metadata, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
 
 
@@ -21,3 +24,63 @@ class Llama(ModelFamily):
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """llama.cpp does not tell Mistral apart, and Mixtral only by its experts."""
         return {"architectures": ["MixtralForCausalLM"]} if meta.get(".expert_count", 0) else {}
+
+
+class Cwm(ModelFamily):
+    architectures = ("CwmForCausalLM",)
+    model_types = ("cwm",)
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"mlp_bias": config.boolean("mlp_bias"), **window_fields(config, lambda layer: layer % 4 != 0)}
+
+
+class SeedOss(ModelFamily):
+    architectures = ("SeedOssForCausalLM",)
+    model_types = ("seed_oss",)
+    gguf_architecture = "seed_oss"
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"output_bias": config.boolean("attention_out_bias"), "mlp_bias": config.boolean("mlp_bias")}
+
+
+class SmolLM3(ModelFamily):
+    architectures = ("SmolLM3ForCausalLM",)
+    model_types = ("smollm3",)
+    gguf_architecture = "smollm3"
+    gguf_interleaved = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        unrotated = unrotated_layers(config)
+        slide = config.boolean("use_sliding_window")
+        windows = window_fields(config, lambda layer: unrotated[layer]) if slide else {}
+        return {"unrotated_layers": unrotated, "mlp_bias": config.boolean("mlp_bias"), **windows}
+
+
+def unrotated_layers(config: Fields) -> tuple[bool, ...]:
+    """Those for which `no_rope_layers` has a zero, or else each so-manieth."""
+    count, interval = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    rotates = config.values.get("no_rope_layers") or [(layer + 1) % interval for layer in range(count)]
+    if not isinstance(rotates, list) or len(rotates) < count:
+        raise ModelError(f"{config.where}: no_rope_layers must list 0 or 1 for each of {count} layers.")
+    return tuple(not rotates[layer] for layer in range(count))
+
+
+class Arcee(ModelFamily):
+    architectures = ("ArceeForCausalLM",)
+    model_types = ("arcee",)
+    gguf_architecture = "arcee"
+    gguf_interleaved = True
+    activations = PLAIN
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"mlp": "plain", "mlp_bias": config.boolean("mlp_bias")}
+
+
+class Jais2(Arcee):
+    architectures = ("Jais2ForCausalLM",)
+    model_types = ("jais2",)
+    gguf_architecture = "jais2"
+    gguf_interleaved = False
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**super().fields(config), **layer_norms(config)}

@@ -12,8 +12,8 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
+from bough.models.llama import unrotated_layers
 from bough.models.names import Names, fused_experts, nested, projections_apart
-from bough.models.smollm3 import unrotated_layers
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 

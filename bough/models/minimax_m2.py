@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, read_moe
 from bough.models.fields import Fields
-from bough.models.mixtral import block_sparse_names
+from bough.models.mistral import block_sparse_names
 from bough.models.names import Names
 from bough.models.rope_config import read_rope
 

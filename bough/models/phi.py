@@ -1,16 +1,21 @@
 """Phi 1 and 2: attention and a plain MLP side by side after one layer norm, half of each head rotates, biases
-throughout, of the logits too."""
+throughout, of the logits too. Phi-3 and Phi-4: Llama with fused projections, of which a part of each head may rotate,
+stretched by LongRoPE. Phi-3.5 MoE: layer norms, and two experts for each token, chosen and weighed one after the other
+(SparseMixer)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig
-from bough.models.family import PLAIN, ModelFamily, layer_norms
+from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names, projections_apart
+from bough.models.mistral import block_sparse_names
+from bough.models.names import GGUF_FUSED_MLP, Names, fused_gate_up, fused_qkv, projections_apart
+from bough.models.rope_config import read_rope
 
 
 class Phi(ModelFamily):
@@ -37,3 +42,53 @@ class Phi(ModelFamily):
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.ParallelBlock(config, layer, placement, one_norm=True)
+
+
+class Phi3(ModelFamily):
+    architectures = ("Phi3ForCausalLM",)
+    model_types = ("phi3",)
+    gguf_architecture = "phi3"
+    gguf_modules = GGUF_FUSED_MLP
+    partial_rotation = pairs_apart = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return window_fields(config, lambda layer: True)
+
+    def names(self, config: ModelConfig) -> Names:
+        return {"model.layers.*.self_attn.qkv_proj": fused_qkv(config), **fused_gate_up(config)}
+
+
+class PhiMoe(ModelFamily):
+    architectures = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
+    model_types = ("phimoe",)
+    gguf_architecture = "phimoe"
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = MoEConfig(
+            experts=config.integer("num_local_experts"),
+            per_token=2,
+            intermediate_size=config.integer("intermediate_size"),
+            scores="sparsemixer",
+            jitter=config.number("router_jitter_noise"),
+            renormalise=False,
+        )
+        return {
+            "moe": moe,
+            "rope": _rope(config),
+            "norm": "layer",
+            "norm_bias": True,
+            "head_bias": config.boolean("lm_head_bias"),
+            **window_fields(config, lambda layer: True),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        return block_sparse_names()
+
+
+def _rope(config: Fields) -> RopeConfig:
+    """Where contexts are stretched, the file says itself how much attention is sharpened."""
+    rope = read_rope(config)
+    given = config.section("rope_parameters") or config.section("rope_scaling")
+    if rope.kind == "default" or given is None:
+        return rope
+    return replace(rope, attention_factor=given.number("long_mscale"))

@@ -10,7 +10,7 @@ from typing import Any
 from bough.core.model_config import ModelConfig
 from bough.models.fields import Fields
 from bough.models.names import Names, fused, nested, planes
-from bough.models.qwen2_moe import shared_experts, shared_names
+from bough.models.qwen2 import shared_experts, shared_names
 from bough.models.qwen3_next import NET, Qwen3Next, attention_names, net_fields, net_names, projections
 
 

@@ -11,7 +11,7 @@ from bough.core.model_config import ModelConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused, pairs_apart
-from bough.models.qwen2_moe import Qwen2Moe, shared_experts, shared_names
+from bough.models.qwen2 import Qwen2Moe, shared_experts, shared_names
 
 ATTENTION, NET = "model.layers.*.self_attn", "model.layers.*.linear_attn"
 UNCHANGED = ("norm", "out_proj", "A_log", "dt_bias")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.glm4_moe import ROUTED, corrected_experts
+from bough.models.glm4_moe import corrected_experts
 
 
 class Dots1(ModelFamily):
     architectures = ("Dots1ForCausalLM",)
     model_types = ("dots1",)
-    renamed_fields: ClassVar[dict[str, str]] = ROUTED
 
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = window_fields(config, lambda layer: layer >= config.count("max_window_layers"))
@@ -22,7 +21,6 @@ class Dots1(ModelFamily):
 class SolarOpen(ModelFamily):
     architectures = ("SolarOpenForCausalLM",)
     model_types = ("solar_open",)
-    renamed_fields: ClassVar[dict[str, str]] = {**ROUTED, "moe_intermediate_size": "intermediate_size"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "output_bias": False}

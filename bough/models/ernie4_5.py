@@ -3,7 +3,7 @@ its layers."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily
@@ -16,7 +16,6 @@ class Ernie45(ModelFamily):
     model_types = ("ernie4_5",)
     gguf_architecture: str | None = "ernie4_5"
     pairs_apart = True
-    renamed_fields: ClassVar = {"use_bias": "attention_bias"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("use_bias")}
@@ -29,7 +28,6 @@ class Helium(Ernie45):
     architectures = ("HeliumForCausalLM",)
     model_types = ("helium",)
     gguf_architecture = None
-    renamed_fields: ClassVar = {}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("mlp_bias"), "output_bias": False}

@@ -3,13 +3,13 @@ rotate. EXAONE MoE has norms before attention and MLP, and experts chosen as GLM
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
 from bough.models.fields import Fields
-from bough.models.glm4_moe import COUNTED, corrected_experts
+from bough.models.glm4_moe import corrected_experts
 from bough.models.names import GGUF_SANDWICH, Names
 
 
@@ -33,7 +33,6 @@ class ExaoneMoe(Exaone4):
     architectures = ("ExaoneMoeForCausalLM",)
     model_types = ("exaone_moe",)
     gguf_architecture = None
-    renamed_fields: ClassVar[dict[str, str]] = COUNTED
     block = ModelFamily.block  # with norms before attention and MLP
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
 DEFAULTS: Mapping[str, Any] = table_beside(__file__, "defaults.toml")
+RENAMED_FIELDS: Mapping[str, Any] = table_beside(__file__, "renamed_fields.toml")
 DTYPES = ("float32", "float16", "bfloat16")
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
@@ -46,7 +47,6 @@ class ModelFamily:
     gguf_architecture: str | None = None  # llama.cpp's name for it
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
-    renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
     config_type: type[ModelConfig] = ModelConfig
     activation_field = "hidden_act"
     activations: Mapping[str, Activation] = GATED
@@ -57,6 +57,11 @@ class ModelFamily:
     def defaults(self) -> Mapping[str, Any]:
         """What the Transformers class assumes where config.json is silent."""
         return DEFAULTS.get(self.model_types[0], {}) if self.model_types else {}
+
+    @property
+    def renamed_fields(self) -> Mapping[str, str]:
+        """Fields of config.json, and those that Llama has for the same."""
+        return RENAMED_FIELDS.get(self.model_types[0], {}) if self.model_types else {}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""

@@ -4,7 +4,7 @@ Flash is DeepSeek V3 in another size."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
@@ -13,8 +13,6 @@ from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, pairs_apart
 
-ROUTED = {"num_local_experts": "n_routed_experts"}  # what Transformers 5 writes
-COUNTED = {**ROUTED, "num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 HEAD_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 
@@ -23,7 +21,6 @@ class Glm4Moe(ModelFamily):
     model_types = ("glm4_moe",)
     gguf_architecture = "glm4moe"
     partial_rotation = pairs_apart = True
-    renamed_fields: ClassVar[dict[str, str]] = ROUTED
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}
@@ -58,4 +55,3 @@ class Glm4MoeLite(DeepseekV3):
     architectures: tuple[str, ...] = ("Glm4MoeLiteForCausalLM",)
     model_types: tuple[str, ...] = ("glm4_moe_lite",)
     gguf_architecture = None
-    renamed_fields: ClassVar[dict[str, str]] = ROUTED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
@@ -17,13 +17,6 @@ class Gpt2(ModelFamily):
     gguf_architecture = "gpt2"
     activation_field = "activation_function"
     activations = PLAIN
-    renamed_fields: ClassVar = {
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_positions": "max_position_embeddings",
-        "n_inner": "intermediate_size",
-    }
 
     def read_config(self, config: Fields) -> ModelConfig:
         inner = config.optional_integer("n_inner") or 4 * config.integer("n_embd")

@@ -4,7 +4,7 @@ rotates, projections are fused. StableLM is Llama with those norms and that rota
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -27,7 +27,6 @@ class GptNeoX(ModelFamily):
     activations = PLAIN
     partial_rotation = pairs_apart = True
     one_norm = False  # of attention and MLP, where they are side by side
-    renamed_fields: ClassVar = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         parallel = config.boolean("use_parallel_residual")
@@ -64,7 +63,6 @@ class StableLm(GptNeoX):
     model_types = ("stablelm",)
     gguf_architecture = "stablelm"
     one_norm = True
-    renamed_fields: ClassVar = {}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("qk_layernorm"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import Metadata, ModelFamily, window_fields
@@ -24,7 +24,6 @@ class GptOss(ModelFamily):
     architectures = ("GptOssForCausalLM",)
     model_types = ("gpt_oss",)
     gguf_architecture = "gpt-oss"
-    renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = MoEConfig(

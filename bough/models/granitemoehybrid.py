@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -21,7 +21,6 @@ class GraniteMoeHybrid(Granite):
     architectures = ("GraniteMoeHybridForCausalLM",)
     model_types = ("granitemoehybrid",)
     gguf_architecture = None
-    renamed_fields: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         position = config.text("position_embedding_type", "nope")

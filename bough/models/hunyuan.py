@@ -3,13 +3,13 @@ one that every token passes; Hunyuan 3 has experts that are chosen as GLM-4.5's.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.glm4_moe import COUNTED, corrected_experts
+from bough.models.glm4_moe import corrected_experts
 from bough.models.names import Names
 
 
@@ -64,10 +64,6 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 class HunYuan3(ModelFamily):
     architectures = ("HYV3ForCausalLM",)
     model_types = ("hy_v3",)
-    renamed_fields: ClassVar[dict[str, str]] = {
-        **COUNTED,
-        "router_scaling_factor": "routed_scaling_factor",
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": True, "mlp_bias": config.boolean("mlp_bias")}

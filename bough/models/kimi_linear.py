@@ -4,7 +4,7 @@ DeepSeek V3."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -23,14 +23,6 @@ class KimiLinear(DeepseekV3):
     architectures = ("KimiLinearForCausalLM",)
     model_types = ("kimi_linear",)
     gguf_architecture = None
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "model_max_length": "max_position_embeddings",
-        "num_experts": "n_routed_experts",
-        "num_experts_per_token": "num_experts_per_tok",
-        "num_shared_experts": "n_shared_experts",
-        "num_expert_group": "n_group",
-        "moe_renormalize": "norm_topk_prob",
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")

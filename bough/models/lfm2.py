@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig, MoEConfig, RecurrentConfig
@@ -29,11 +29,6 @@ NAMES: Names = {
 class Lfm2(ModelFamily):
     architectures: tuple[str, ...] = ("Lfm2ForCausalLM",)
     model_types: tuple[str, ...] = ("lfm2",)
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "norm_eps": "rms_norm_eps",
-        "block_ff_dim": "intermediate_size",
-        "tie_embedding": "tie_word_embeddings",
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")

@@ -6,7 +6,7 @@ Multimodal checkpoints hold the same text model, one level deeper; here it answe
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
@@ -22,7 +22,6 @@ class Llama4(ModelFamily):
     architectures = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
     model_types = ("llama4", "llama4_text")
     pairs_apart = True
-    renamed_fields: ClassVar[dict[str, str]] = {"attention_chunk_size": "sliding_window"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         unrotated, step = unrotated_layers(config), config.integer("interleave_moe_layer_step")

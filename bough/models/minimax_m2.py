@@ -4,7 +4,7 @@ rotate in part."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, read_moe
@@ -19,7 +19,6 @@ class MiniMaxM2(ModelFamily):
     model_types = ("minimax_m2",)
     gguf_architecture = "minimax-m2"
     partial_rotation = True
-    renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(

@@ -7,7 +7,7 @@ neighbouring coordinates rotate.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
@@ -23,17 +23,6 @@ class Mistral(ModelFamily):
     architectures = ("MistralForCausalLM",)
     model_types = ("mistral",)
     gguf_architecture = "llama"
-
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "dim": "hidden_size",
-        "hidden_dim": "intermediate_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "n_kv_heads": "num_key_value_heads",
-        "norm_eps": "rms_norm_eps",
-        "tied_embeddings": "tie_word_embeddings",
-        "max_seq_len": "max_position_embeddings",
-    }
 
     def names(self, config: ModelConfig) -> Names:
         layer = "model.layers.*"

@@ -26,7 +26,6 @@ class ModernBert(Bert):
     block = ModelFamily.block
     prefix = "model."
     head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
-    renamed_fields: ClassVar = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         count, every = config.integer("num_hidden_layers"), config.integer("global_attn_every_n_layers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -21,16 +21,6 @@ class NemotronH(ModelFamily):
     model_types = ("nemotron_h",)
     activations = PLAIN
     activation_field = "mlp_hidden_act"
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "layers_block_type": "layer_types",
-        "n_groups": "mamba_n_groups",
-        "conv_kernel": "mamba_d_conv",
-        "use_conv_bias": "mamba_conv_bias",
-        "use_bias": "mamba_proj_bias",
-        "ssm_state_size": "mamba_d_state",
-        "mamba_num_heads": "mamba_n_heads",
-        "layer_norm_epsilon": "rms_norm_eps",
-    }
 
     def read_config(self, config: Fields) -> ModelConfig:
         kinds = _kinds(config.renamed(self.renamed_fields))

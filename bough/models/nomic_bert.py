@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.bert import ENCODER, Bert
 from bough.models.family import GATED, layer_norms
 from bough.models.fields import Fields
-from bough.models.gpt2 import Gpt2
 from bough.models.names import Names, fused
 
 LAYER = {
@@ -26,12 +25,6 @@ class NomicBert(Bert):
     model_types = ("nomic_bert",)
     activations = GATED
     prefix = "nomic_bert."
-    renamed_fields: ClassVar = {  # the first checkpoints have GPT-2's names
-        **Gpt2.renamed_fields,
-        "max_trained_positions": "max_position_embeddings",  # beyond which the rotation would have to be stretched
-        "rotary_emb_base": "rope_theta",
-        "layer_norm_epsilon": "layer_norm_eps",
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**ENCODER, **layer_norms(config), "token_types": config.integer("type_vocab_size")}

@@ -5,7 +5,7 @@ long contexts spares. OLMoE has those norms of heads and a mixture of experts; F
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -59,7 +59,6 @@ class Olmoe(ModelFamily):
     architectures = ("OlmoeForCausalLM",)
     model_types = ("olmoe",)
     gguf_architecture: str | None = "olmoe"
-    renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_number("clip_qkv") is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
@@ -16,7 +16,6 @@ class Opt(ModelFamily):
     model_types = ("opt",)
     activation_field = "activation_function"
     activations = PLAIN
-    renamed_fields: ClassVar = {"ffn_dim": "intermediate_size", "enable_bias": "attention_bias"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         width = config.integer("hidden_size")

@@ -3,7 +3,7 @@ a shared expert, whose result a gate of its own scales."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
@@ -35,7 +35,6 @@ class Qwen2Moe(Qwen2):
     architectures = ("Qwen2MoeForCausalLM",)
     model_types = ("qwen2_moe",)
     gguf_architecture = "qwen2moe"
-    renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = shared_experts(config)

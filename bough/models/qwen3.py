@@ -4,7 +4,7 @@ of the MLP, in all layers or in some."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.models.family import Metadata, ModelFamily, read_moe
 from bough.models.fields import Fields
@@ -24,7 +24,6 @@ class Qwen3Moe(Qwen3):
     architectures = ("Qwen3MoeForCausalLM",)
     model_types = ("qwen3_moe",)
     gguf_architecture = "qwen3moe"
-    renamed_fields: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}  # what Transformers 5 writes
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))

@@ -11,7 +11,7 @@ from bough.core.model_config import ModelConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused, pairs_apart
-from bough.models.qwen2 import Qwen2Moe, shared_experts, shared_names
+from bough.models.qwen2 import shared_experts, shared_names
 
 ATTENTION, NET = "model.layers.*.self_attn", "model.layers.*.linear_attn"
 UNCHANGED = ("norm", "out_proj", "A_log", "dt_bias")
@@ -22,7 +22,6 @@ class Qwen3Next(ModelFamily):
     architectures: tuple[str, ...] = ("Qwen3NextForCausalLM",)
     model_types: tuple[str, ...] = ("qwen3_next",)
     partial_rotation = pairs_apart = True
-    renamed_fields = Qwen2Moe.renamed_fields
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
@@ -15,7 +15,6 @@ class Starcoder2(ModelFamily):
     model_types = ("starcoder2",)
     gguf_architecture = "starcoder2"
     activations = PLAIN
-    renamed_fields: ClassVar = {"use_bias": "attention_bias"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         mlp = {"mlp": "plain", "mlp_bias": config.boolean("use_bias")}

@@ -10,15 +10,6 @@ from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, Rows, planes
 
-YARN = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
-
 
 class GptOss(ModelFamily):
     architectures = ("GptOssForCausalLM",)

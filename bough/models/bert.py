@@ -26,8 +26,6 @@ LAYER = {
 
 
 class Bert(ModelFamily):
-    architectures: tuple[str, ...] = ("BertModel", "BertForSequenceClassification", "BertForMaskedLM")
-    model_types: tuple[str, ...] = ("bert",)
     activations = PLAIN
     prefix = "bert."  # that the names of the model's own modules may have
     first_position = 0  # of their table
@@ -67,8 +65,6 @@ KINDS = ("Model", "ForSequenceClassification", "ForMaskedLM")
 
 
 class Roberta(Bert):
-    architectures = tuple(f"{name}{kind}" for name in ("Roberta", "XLMRoberta") for kind in KINDS)
-    model_types = ("roberta", "xlm-roberta")
     prefix = "roberta."
     first_position = 2  # behind that of padding, whose token id is 1
     head: ClassVar[Names] = {"classifier.dense": "score.hidden", "classifier.out_proj": "score.out"}

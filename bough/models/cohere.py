@@ -14,9 +14,6 @@ from bough.models.names import Names, projections_apart
 
 
 class Cohere(ModelFamily):
-    architectures = ("CohereForCausalLM",)
-    model_types = ("cohere",)
-    gguf_architecture = "command-r"
     pairs_apart = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -36,10 +33,6 @@ class Cohere(ModelFamily):
 
 
 class Cohere2(Cohere):
-    architectures = ("Cohere2ForCausalLM",)
-    model_types = ("cohere2",)
-    gguf_architecture = "cohere2"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = rotating_windows(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern") != 0)
         return {**super().fields(config), **windows}

@@ -17,9 +17,6 @@ GGUF_V3_EXPERTS = 256  # their groups are not in older files; Kimi has more expe
 
 
 class DeepseekV2(ModelFamily):
-    architectures: tuple[str, ...] = ("DeepseekV2ForCausalLM",)
-    model_types: tuple[str, ...] = ("deepseek_v2",)
-    gguf_architecture: str | None = "deepseek2"
     gguf_modules = GGUF_MODULES["latent"]
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -13,9 +13,6 @@ from bough.models.fields import Fields
 
 
 class DeepseekV3(DeepseekV2):
-    architectures: tuple[str, ...] = ("DeepseekV3ForCausalLM",)
-    model_types: tuple[str, ...] = ("deepseek_v3", "kimi_k2")
-
     def routing(self, config: Fields) -> dict[str, Any]:
         return {
             "scores": "sigmoid",
@@ -27,10 +24,6 @@ class DeepseekV3(DeepseekV2):
 
 
 class DeepseekV32(DeepseekV3):
-    architectures = ("DeepseekV32ForCausalLM",)
-    model_types = ("deepseek_v32",)
-    gguf_architecture = None
-
     def fields(self, config: Fields) -> dict[str, Any]:
         fields = super().fields(config)
         if fields["latent"].query_rank is None:

@@ -10,17 +10,11 @@ from bough.models.glm4_moe import corrected_experts
 
 
 class Dots1(ModelFamily):
-    architectures = ("Dots1ForCausalLM",)
-    model_types = ("dots1",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = window_fields(config, lambda layer: layer >= config.count("max_window_layers"))
         return {"moe": corrected_experts(config), "qk_norm": True, **windows}
 
 
 class SolarOpen(ModelFamily):
-    architectures = ("SolarOpenForCausalLM",)
-    model_types = ("solar_open",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "output_bias": False}

@@ -12,9 +12,6 @@ from bough.models.names import Names, Piece, projections_apart
 
 
 class Ernie45(ModelFamily):
-    architectures = ("Ernie4_5ForCausalLM",)
-    model_types = ("ernie4_5",)
-    gguf_architecture: str | None = "ernie4_5"
     pairs_apart = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -25,19 +22,11 @@ class Ernie45(ModelFamily):
 
 
 class Helium(Ernie45):
-    architectures = ("HeliumForCausalLM",)
-    model_types = ("helium",)
-    gguf_architecture = None
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("mlp_bias"), "output_bias": False}
 
 
 class Ernie45Moe(Ernie45):
-    architectures = ("Ernie4_5_MoeForCausalLM",)
-    model_types = ("ernie4_5_moe",)
-    gguf_architecture = "ernie4_5-moe"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         inner = config.integer("moe_intermediate_size")
         moe = MoEConfig(

@@ -14,9 +14,6 @@ from bough.models.names import GGUF_SANDWICH, Names
 
 
 class Exaone4(ModelFamily):
-    architectures = ("Exaone4ForCausalLM",)
-    model_types = ("exaone4",)
-    gguf_architecture: str | None = "exaone4"
     gguf_modules = GGUF_SANDWICH
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -30,9 +27,6 @@ class Exaone4(ModelFamily):
 
 
 class ExaoneMoe(Exaone4):
-    architectures = ("ExaoneMoeForCausalLM",)
-    model_types = ("exaone_moe",)
-    gguf_architecture = None
     block = ModelFamily.block  # with norms before attention and MLP
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A family of models: what a model file tells of its architectures. Torch-free until a model is built.
 
-`ModelFamily` as it stands is a model like Llama. A model file subclasses it and says what differs: the names under
-which checkpoints announce it, the defaults of its Transformers class, how its fields become a `ModelConfig`, where its
-tensors stand, and the block of each layer.
+`ModelFamily` as it stands is a model like Llama. A model file subclasses it and says what differs: how its fields
+become a `ModelConfig`, where its tensors stand, and the block of each layer. The names under which checkpoints announce
+it and the defaults of its Transformers class are attributes too; of the families of this package they stand in a table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, ModelConfig, MoEConfig
-from bough.core.tables import table_beside
 from bough.models.fields import Fields
 from bough.models.names import Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
-DEFAULTS: Mapping[str, Any] = table_beside(__file__, "defaults.toml")
-RENAMED_FIELDS: Mapping[str, Any] = table_beside(__file__, "renamed_fields.toml")
 DTYPES = ("float32", "float16", "bfloat16")
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
@@ -45,6 +42,8 @@ class ModelFamily:
     architectures: tuple[str, ...]  # Hugging Face's class names; a `ModelConfig` has the first
     model_types: tuple[str, ...] = ()  # of config.json, where it names no architecture
     gguf_architecture: str | None = None  # llama.cpp's name for it
+    defaults: ClassVar[Mapping[str, Any]] = {}  # what the Transformers class assumes where config.json is silent
+    renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
@@ -53,15 +52,10 @@ class ModelFamily:
     partial_rotation = False  # whether a part of each head may rotate
     pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
 
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """What the Transformers class assumes where config.json is silent."""
-        return DEFAULTS.get(self.model_types[0], {}) if self.model_types else {}
-
-    @property
-    def renamed_fields(self) -> Mapping[str, str]:
-        """Fields of config.json, and those that Llama has for the same."""
-        return RENAMED_FIELDS.get(self.model_types[0], {}) if self.model_types else {}
+    def __init__(self, **stated: Any) -> None:
+        """`stated` are the attributes above, of the families of this package (`families.toml`)."""
+        for name, value in stated.items():
+            setattr(self, name, value)
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""

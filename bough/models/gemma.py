@@ -26,9 +26,6 @@ def gguf_query_scale(given: Mapping[str, Any], layers_of_27b: int) -> int:
 
 
 class Gemma(ModelFamily):
-    architectures = ("GemmaForCausalLM",)
-    model_types = ("gemma",)
-    gguf_architecture: str | None = "gemma"
     activations = ACTIVATIONS
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -36,9 +33,6 @@ class Gemma(ModelFamily):
 
 
 class Gemma2(Gemma):
-    architectures = ("Gemma2ForCausalLM",)
-    model_types = ("gemma2",)
-    gguf_architecture: str | None = "gemma2"
     gguf_modules = GGUF_SANDWICH
     activation_field = "hidden_activation"
 
@@ -59,10 +53,6 @@ class Gemma2(Gemma):
 
 
 class VaultGemma(Gemma2):
-    architectures = ("VaultGemmaForCausalLM",)
-    model_types = ("vaultgemma",)
-    gguf_architecture = None
-
     def names(self, config: ModelConfig) -> Names:
         return {"model.layers.*.pre_feedforward_layernorm": "model.layers.*.post_attention_layernorm"}
 

@@ -21,9 +21,6 @@ GGUF_27B_LAYERS = 62
 
 
 class Gemma3(ModelFamily):
-    architectures = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-    model_types = ("gemma3", "gemma3_text")
-    gguf_architecture = "gemma3"
     gguf_modules = GGUF_SANDWICH
     activation_field = "hidden_activation"
 

@@ -32,8 +32,6 @@ class Gemma4Config(ModelConfig):
 
 
 class Gemma4(ModelFamily):
-    architectures = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
-    model_types = ("gemma4", "gemma4_text")
     config_type = Gemma4Config
     activation_field = "hidden_activation"
     partial_rotation = pairs_apart = True

@@ -14,9 +14,6 @@ from bough.models.names import GGUF_FUSED_MLP, GGUF_SANDWICH, Names, fused_gate_
 
 
 class Glm(ModelFamily):
-    architectures = ("GlmForCausalLM",)
-    model_types = ("glm",)
-    gguf_architecture = "chatglm"
     gguf_modules: ClassVar[Mapping[str, str]] = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = True
 
@@ -28,9 +25,6 @@ class Glm(ModelFamily):
 
 
 class Glm4(Glm):
-    architectures = ("Glm4ForCausalLM",)
-    model_types = ("glm4",)
-    gguf_architecture = "glm4"
     gguf_modules: ClassVar[Mapping[str, str]] = {**GGUF_FUSED_MLP, **GGUF_SANDWICH}
 
     def names(self, config: ModelConfig) -> Names:

@@ -1,5 +1,4 @@
-"""GLM-4.5 MoE: experts chosen by corrected sigmoid scores, behind some dense layers; half of each head rotates. GLM-4.7
-Flash is DeepSeek V3 in another size."""
+"""GLM-4.5 MoE: experts chosen by corrected sigmoid scores, behind some dense layers; half of each head rotates."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
-from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, pairs_apart
@@ -17,9 +15,6 @@ HEAD_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 
 class Glm4Moe(ModelFamily):
-    architectures = ("Glm4MoeForCausalLM",)
-    model_types = ("glm4_moe",)
-    gguf_architecture = "glm4moe"
     partial_rotation = pairs_apart = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -49,9 +44,3 @@ def corrected_experts(config: Fields) -> MoEConfig:
         dense_layers=dense_layers(config),
         **expert_groups(config),
     )
-
-
-class Glm4MoeLite(DeepseekV3):
-    architectures: tuple[str, ...] = ("Glm4MoeLiteForCausalLM",)
-    model_types: tuple[str, ...] = ("glm4_moe_lite",)
-    gguf_architecture = None

@@ -12,9 +12,6 @@ KINDS = {"full": True, "F": True, "shared": False, "S": False}
 
 
 class GlmMoeDsa(DeepseekV32):
-    architectures = ("GlmMoeDsaForCausalLM",)
-    model_types = ("glm_moe_dsa",)
-
     def choosing_layers(self, config: Fields) -> tuple[bool, ...]:
         layers, kinds = config.integer("num_hidden_layers"), config.values.get("indexer_types")
         kinds = config.values.get("index_topk_pattern") if kinds is None else kinds

@@ -12,9 +12,6 @@ from bough.models.names import Names, Piece, fused
 
 
 class Gpt2(ModelFamily):
-    architectures = ("GPT2LMHeadModel",)
-    model_types = ("gpt2",)
-    gguf_architecture = "gpt2"
     activation_field = "activation_function"
     activations = PLAIN
 

@@ -20,9 +20,6 @@ class GptNeoXConfig(ModelConfig):
 
 
 class GptNeoX(ModelFamily):
-    architectures = ("GPTNeoXForCausalLM",)
-    model_types = ("gpt_neox",)
-    gguf_architecture = "gptneox"
     config_type = GptNeoXConfig
     activations = PLAIN
     partial_rotation = pairs_apart = True
@@ -59,9 +56,6 @@ class GptNeoX(ModelFamily):
 
 
 class StableLm(GptNeoX):
-    architectures = ("StableLmForCausalLM",)
-    model_types = ("stablelm",)
-    gguf_architecture = "stablelm"
     one_norm = True
 
     def fields(self, config: Fields) -> dict[str, Any]:

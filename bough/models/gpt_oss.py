@@ -12,10 +12,6 @@ from bough.models.names import Names, Piece, Rows, planes
 
 
 class GptOss(ModelFamily):
-    architectures = ("GptOssForCausalLM",)
-    model_types = ("gpt_oss",)
-    gguf_architecture = "gpt-oss"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = MoEConfig(
             experts=config.integer("num_local_experts"),

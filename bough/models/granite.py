@@ -14,9 +14,6 @@ from bough.models.names import Names, planes
 
 
 class Granite(ModelFamily):
-    architectures = ("GraniteForCausalLM",)
-    model_types = ("granite",)
-    gguf_architecture: str | None = "granite"
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -32,10 +29,6 @@ class Granite(ModelFamily):
 
 
 class GraniteMoe(Granite):
-    architectures = ("GraniteMoeForCausalLM",)
-    model_types = ("granitemoe",)
-    gguf_architecture = "granitemoe"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, experts="num_local_experts", size="intermediate_size")
         return {**super().fields(config), "moe": moe}

@@ -18,10 +18,6 @@ MAMBA_PARTS = ("norm", "out_proj", "A_log", "D", "dt_bias")
 
 
 class GraniteMoeHybrid(Granite):
-    architectures = ("GraniteMoeHybridForCausalLM",)
-    model_types = ("granitemoehybrid",)
-    gguf_architecture = None
-
     def fields(self, config: Fields) -> dict[str, Any]:
         position = config.text("position_embedding_type", "nope")
         if position not in ("rope", "nope"):

@@ -14,10 +14,6 @@ from bough.models.names import Names
 
 
 class HunYuanDense(ModelFamily):
-    architectures = ("HunYuanDenseV1ForCausalLM",)
-    model_types = ("hunyuan_v1_dense",)
-    gguf_architecture = "hunyuan-dense"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, "qk_norm_last": True}
 
@@ -28,10 +24,6 @@ class HunYuanDense(ModelFamily):
 
 
 class HunYuanMoe(HunYuanDense):
-    architectures = ("HunYuanMoEV1ForCausalLM",)
-    model_types = ("hunyuan_v1_moe",)
-    gguf_architecture = "hunyuan-moe"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         inner = config.integer("intermediate_size")
         moe = MoEConfig(
@@ -62,9 +54,6 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class HunYuan3(ModelFamily):
-    architectures = ("HYV3ForCausalLM",)
-    model_types = ("hy_v3",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": True, "mlp_bias": config.boolean("mlp_bias")}
 

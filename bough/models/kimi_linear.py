@@ -20,10 +20,6 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class KimiLinear(DeepseekV3):
-    architectures = ("KimiLinearForCausalLM",)
-    model_types = ("kimi_linear",)
-    gguf_architecture = None
-
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")
         if config.values.get("mlp_layer_types") is not None:

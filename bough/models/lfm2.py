@@ -27,9 +27,6 @@ NAMES: Names = {
 
 
 class Lfm2(ModelFamily):
-    architectures: tuple[str, ...] = ("Lfm2ForCausalLM",)
-    model_types: tuple[str, ...] = ("lfm2",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")
         recurs = tuple(attends is not None and layer not in attends for layer in range(count))
@@ -60,9 +57,6 @@ class Lfm2(ModelFamily):
 
 
 class Lfm2Moe(Lfm2):
-    architectures = ("Lfm2MoeForCausalLM",)
-    model_types = ("lfm2_moe",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         dense, count = config.count("num_dense_layers"), config.integer("num_hidden_layers")
         moe = MoEConfig(

@@ -13,9 +13,6 @@ from bough.models.fields import Fields
 
 
 class Llama(ModelFamily):
-    architectures = ("LlamaForCausalLM",)
-    model_types = ("llama",)
-    gguf_architecture = "llama"
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -27,26 +24,16 @@ class Llama(ModelFamily):
 
 
 class Cwm(ModelFamily):
-    architectures = ("CwmForCausalLM",)
-    model_types = ("cwm",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("mlp_bias"), **window_fields(config, lambda layer: layer % 4 != 0)}
 
 
 class SeedOss(ModelFamily):
-    architectures = ("SeedOssForCausalLM",)
-    model_types = ("seed_oss",)
-    gguf_architecture = "seed_oss"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"output_bias": config.boolean("attention_out_bias"), "mlp_bias": config.boolean("mlp_bias")}
 
 
 class SmolLM3(ModelFamily):
-    architectures = ("SmolLM3ForCausalLM",)
-    model_types = ("smollm3",)
-    gguf_architecture = "smollm3"
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -66,9 +53,6 @@ def unrotated_layers(config: Fields) -> tuple[bool, ...]:
 
 
 class Arcee(ModelFamily):
-    architectures = ("ArceeForCausalLM",)
-    model_types = ("arcee",)
-    gguf_architecture = "arcee"
     gguf_interleaved = True
     activations = PLAIN
 
@@ -77,9 +61,6 @@ class Arcee(ModelFamily):
 
 
 class Jais2(Arcee):
-    architectures = ("Jais2ForCausalLM",)
-    model_types = ("jais2",)
-    gguf_architecture = "jais2"
     gguf_interleaved = False
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -19,8 +19,6 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class Llama4(ModelFamily):
-    architectures = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
-    model_types = ("llama4", "llama4_text")
     pairs_apart = True
 
     def fields(self, config: Fields) -> dict[str, Any]:

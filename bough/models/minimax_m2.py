@@ -15,9 +15,6 @@ from bough.models.rope_config import read_rope
 
 
 class MiniMaxM2(ModelFamily):
-    architectures = ("MiniMaxM2ForCausalLM",)
-    model_types = ("minimax_m2",)
-    gguf_architecture = "minimax-m2"
     partial_rotation = True
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -15,17 +15,11 @@ from bough.models.names import NESTED, Names
 
 
 class Ministral(ModelFamily):
-    architectures = ("MinistralForCausalLM",)
-    model_types = ("ministral",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qkv_bias": False, "output_bias": False, **window_fields(config, lambda layer: True)}
 
 
 class Mistral3(Ministral):
-    architectures = ("Mistral3ForConditionalGeneration",)
-    model_types = ("mistral3",)
-    gguf_architecture = "mistral3"
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -42,15 +36,12 @@ class Mistral3(Ministral):
         sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
         more = {"llama_4_scaling_beta": rate, "mscale": sharper, "mscale_all_dim": sharper}
         return {
-            "architectures": list(Ministral3.architectures),
+            "architectures": ["Ministral3ForCausalLM"],
             "rope_parameters": {**(given["rope_scaling"] or {}), **more},
         }
 
 
 class Ministral3(Ministral):
-    architectures = ("Ministral3ForCausalLM",)
-    model_types = ("ministral3",)
-    gguf_architecture = "mistral3"
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:

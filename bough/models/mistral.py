@@ -20,10 +20,6 @@ UNREAD = ("moe", "quantization", "yarn", "q_lora_rank", "vision_encoder", "llama
 
 
 class Mistral(ModelFamily):
-    architectures = ("MistralForCausalLM",)
-    model_types = ("mistral",)
-    gguf_architecture = "llama"
-
     def names(self, config: ModelConfig) -> Names:
         layer = "model.layers.*"
         return {
@@ -54,9 +50,6 @@ STATED = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_expert
 
 
 class Mixtral(Mistral):
-    architectures = ("MixtralForCausalLM",)
-    model_types = ("mixtral",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         section = config.section("moe")  # of params.json
         if section is not None:

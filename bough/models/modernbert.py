@@ -20,8 +20,6 @@ LAYER = {
 
 
 class ModernBert(Bert):
-    architectures = ("ModernBertModel", "ModernBertForSequenceClassification", "ModernBertForMaskedLM")
-    model_types = ("modernbert",)
     activation_field = "hidden_activation"
     block = ModelFamily.block
     prefix = "model."

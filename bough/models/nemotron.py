@@ -11,9 +11,6 @@ from bough.models.names import Names, projections_apart
 
 
 class Nemotron(ModelFamily):
-    architectures = ("NemotronForCausalLM",)
-    model_types = ("nemotron",)
-    gguf_architecture = "nemotron"
     activations = PLAIN
     partial_rotation = pairs_apart = True
 

@@ -17,8 +17,6 @@ OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 class NemotronH(ModelFamily):
-    architectures = ("NemotronHForCausalLM",)
-    model_types = ("nemotron_h",)
     activations = PLAIN
     activation_field = "mlp_hidden_act"
 

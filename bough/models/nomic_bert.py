@@ -21,8 +21,6 @@ LAYER = {
 
 
 class NomicBert(Bert):
-    architectures = ("NomicBertModel",)
-    model_types = ("nomic_bert",)
     activations = GATED
     prefix = "nomic_bert."
 

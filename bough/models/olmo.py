@@ -17,9 +17,6 @@ from bough.models.rope_config import read_local_rope
 
 
 class Olmo(ModelFamily):
-    architectures = ("OlmoForCausalLM",)
-    model_types = ("olmo",)
-    gguf_architecture = "olmo"
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -29,9 +26,6 @@ class Olmo(ModelFamily):
 
 
 class Olmo2(ModelFamily):
-    architectures = ("Olmo2ForCausalLM",)
-    model_types = ("olmo2",)
-    gguf_architecture = "olmo2"
     gguf_modules = GGUF_SANDWICH
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -39,16 +33,13 @@ class Olmo2(ModelFamily):
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """llama.cpp has one name for both."""
-        return {"architectures": list(Olmo3.architectures)} if given["sliding_window"] else {}
+        return {"architectures": ["Olmo3ForCausalLM"]} if given["sliding_window"] else {}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.SandwichBlock(config, layer, placement, before=False)
 
 
 class Olmo3(Olmo2):
-    architectures = ("Olmo3ForCausalLM",)
-    model_types = ("olmo3",)
-
     def fields(self, config: Fields) -> dict[str, Any]:
         local = read_local_rope(config.renamed({"rope_theta": "rope_local_base_freq"}))
         windows = window_fields(config, lambda layer: (layer + 1) % 4 != 0)
@@ -56,10 +47,6 @@ class Olmo3(Olmo2):
 
 
 class Olmoe(ModelFamily):
-    architectures = ("OlmoeForCausalLM",)
-    model_types = ("olmoe",)
-    gguf_architecture: str | None = "olmoe"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_number("clip_qkv") is not None:
             raise ModelError(f"{config.where}: clip_qkv is not supported; the published OLMoE models have none.")
@@ -68,9 +55,5 @@ class Olmoe(ModelFamily):
 
 
 class FlexOlmo(Olmoe):
-    architectures = ("FlexOlmoForCausalLM",)
-    model_types = ("flex_olmo",)
-    gguf_architecture = None
-
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.SandwichBlock(config, layer, placement, before=False)

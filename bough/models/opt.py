@@ -12,8 +12,6 @@ from bough.models.names import Names, Piece
 
 
 class Opt(ModelFamily):
-    architectures = ("OPTForCausalLM",)
-    model_types = ("opt",)
     activation_field = "activation_function"
     activations = PLAIN
 

@@ -19,9 +19,6 @@ from bough.models.rope_config import read_rope
 
 
 class Phi(ModelFamily):
-    architectures = ("PhiForCausalLM",)
-    model_types = ("phi",)
-    gguf_architecture = "phi2"
     activations = PLAIN
     partial_rotation = pairs_apart = True
 
@@ -45,9 +42,6 @@ class Phi(ModelFamily):
 
 
 class Phi3(ModelFamily):
-    architectures = ("Phi3ForCausalLM",)
-    model_types = ("phi3",)
-    gguf_architecture = "phi3"
     gguf_modules = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = True
 
@@ -59,10 +53,6 @@ class Phi3(ModelFamily):
 
 
 class PhiMoe(ModelFamily):
-    architectures = ("PhimoeForCausalLM", "PhiMoEForCausalLM")
-    model_types = ("phimoe",)
-    gguf_architecture = "phimoe"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = MoEConfig(
             experts=config.integer("num_local_experts"),

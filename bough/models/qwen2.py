@@ -13,10 +13,6 @@ from bough.models.names import Names, Piece
 
 
 class Qwen2(ModelFamily):
-    architectures = ("Qwen2ForCausalLM",)
-    model_types = ("qwen2",)
-    gguf_architecture = "qwen2"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qkv_bias": True, "output_bias": False, **qwen_window(config)}
 
@@ -32,10 +28,6 @@ def qwen_window(config: Fields) -> dict[str, Any]:
 
 
 class Qwen2Moe(Qwen2):
-    architectures = ("Qwen2MoeForCausalLM",)
-    model_types = ("qwen2_moe",)
-    gguf_architecture = "qwen2moe"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = shared_experts(config)
         return {**super().fields(config), "qkv_bias": config.boolean("qkv_bias", True), "moe": moe}

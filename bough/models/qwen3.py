@@ -12,19 +12,11 @@ from bough.models.qwen2 import qwen_window, sparse_steps
 
 
 class Qwen3(ModelFamily):
-    architectures = ("Qwen3ForCausalLM",)
-    model_types = ("qwen3",)
-    gguf_architecture = "qwen3"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, **qwen_window(config)}
 
 
 class Qwen3Moe(Qwen3):
-    architectures = ("Qwen3MoeForCausalLM",)
-    model_types = ("qwen3_moe",)
-    gguf_architecture = "qwen3moe"
-
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))
         return {**super().fields(config), "moe": moe}

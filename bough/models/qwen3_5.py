@@ -15,9 +15,6 @@ from bough.models.qwen3_next import NET, Qwen3Next, attention_names, net_fields,
 
 
 class Qwen35(Qwen3Next):
-    architectures = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
-    model_types = ("qwen3_5", "qwen3_5_text")
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return net_fields(config)
 
@@ -36,9 +33,6 @@ class Qwen35(Qwen3Next):
 
 
 class Qwen35Moe(Qwen35):
-    architectures = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
-    model_types = ("qwen3_5_moe", "qwen3_5_moe_text")
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}
 

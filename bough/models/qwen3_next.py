@@ -19,8 +19,6 @@ KINDS = {"linear_attention": True, "full_attention": False}
 
 
 class Qwen3Next(ModelFamily):
-    architectures: tuple[str, ...] = ("Qwen3NextForCausalLM",)
-    model_types: tuple[str, ...] = ("qwen3_next",)
     partial_rotation = pairs_apart = True
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -11,9 +11,6 @@ from bough.models.names import Names
 
 
 class Starcoder2(ModelFamily):
-    architectures = ("Starcoder2ForCausalLM",)
-    model_types = ("starcoder2",)
-    gguf_architecture = "starcoder2"
     activations = PLAIN
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -13,16 +13,6 @@ from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 
 ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": True, "final_norm": False}
-LAYER = {
-    "attention.self.query": "self_attn.q_proj",
-    "attention.self.key": "self_attn.k_proj",
-    "attention.self.value": "self_attn.v_proj",
-    "attention.output.dense": "self_attn.o_proj",
-    "attention.output.LayerNorm": "post_attention_layernorm",
-    "intermediate.dense": "mlp.up_proj",
-    "output.dense": "mlp.down_proj",
-    "output.LayerNorm": "post_mlp_layernorm",
-}
 
 
 class Bert(ModelFamily):
@@ -45,13 +35,7 @@ class Bert(ModelFamily):
 
     def modules(self, config: ModelConfig) -> Names:
         rows = slice(self.first_position, self.first_position + config.context_length)
-        return {
-            "embeddings.word_embeddings": "model.embed_tokens",
-            "embeddings.position_embeddings": Piece("model.embed_positions", rows),
-            "embeddings.token_type_embeddings": "model.embed_types",
-            "embeddings.LayerNorm": "model.embed_norm",
-            **{f"encoder.layer.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
-        }
+        return {**self.stated_names, "embeddings.position_embeddings": Piece("model.embed_positions", rows)}
 
     def names(self, config: ModelConfig) -> Names:
         own = self.modules(config)

@@ -10,7 +10,7 @@ from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
 from bough.models.fields import Fields
 from bough.models.glm4_moe import corrected_experts
-from bough.models.names import GGUF_SANDWICH, Names
+from bough.models.names import GGUF_SANDWICH
 
 
 class Exaone4(ModelFamily):
@@ -31,7 +31,3 @@ class ExaoneMoe(Exaone4):
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**super().fields(config), "moe": corrected_experts(config)}
-
-    def names(self, config: ModelConfig) -> Names:
-        name = "e_score_correction_bias"
-        return {f"model.layers.*.mlp.{name}": f"model.layers.*.mlp.gate.{name}"}

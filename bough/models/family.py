@@ -44,6 +44,7 @@ class ModelFamily:
     gguf_architecture: str | None = None  # llama.cpp's name for it
     defaults: ClassVar[Mapping[str, Any]] = {}  # what the Transformers class assumes where config.json is silent
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
+    stated_names: ClassVar[Names] = {}  # of modules in a safetensors checkpoint, to the model's
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
@@ -63,7 +64,7 @@ class ModelFamily:
 
     def names(self, config: ModelConfig) -> Names:
         """Where the tensors stand in a safetensors checkpoint; what is not named stands under the model's own name."""
-        return {}
+        return self.stated_names
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a config.json that a GGUF file of this family states by its own keys."""

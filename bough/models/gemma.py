@@ -10,7 +10,7 @@ from bough import layers
 from bough.core.model_config import Activation, ModelConfig
 from bough.models.family import GATED, Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_SANDWICH, Names
+from bough.models.names import GGUF_SANDWICH
 
 ACTIVATIONS: dict[str, Activation] = {**GATED, "gelu": "gelu_tanh"}  # first checkpoints name the one, mean the other
 
@@ -53,8 +53,5 @@ class Gemma2(Gemma):
 
 
 class VaultGemma(Gemma2):
-    def names(self, config: ModelConfig) -> Names:
-        return {"model.layers.*.pre_feedforward_layernorm": "model.layers.*.post_attention_layernorm"}
-
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.PreNormBlock(config, layer, placement)

@@ -6,21 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig, MoEConfig
+from bough.core.model_config import MoEConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.glm4_moe import corrected_experts
-from bough.models.names import Names
 
 
 class HunYuanDense(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, "qk_norm_last": True}
-
-    def names(self, config: ModelConfig) -> Names:
-        attention = "model.layers.*.self_attn"
-        norms = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
-        return {f"{attention}.{theirs}": f"{attention}.{ours}" for theirs, ours in norms.items()}
 
 
 class HunYuanMoe(HunYuanDense):
@@ -34,13 +28,6 @@ class HunYuanMoe(HunYuanDense):
         )
         return {**super().fields(config), "moe": moe}
 
-    def names(self, config: ModelConfig) -> Names:
-        mlp = "model.layers.*.mlp"
-        shared = {
-            f"{mlp}.shared_mlp.{part}_proj": f"{mlp}.shared_experts.{part}_proj" for part in ("gate", "up", "down")
-        }
-        return {**super().names(config), f"{mlp}.gate.wg": f"{mlp}.gate", **shared}
-
 
 def _of_all_layers(config: Fields, name: str) -> int:
     """A number that may be given for each layer, where they are all the same."""
@@ -50,18 +37,6 @@ def _of_all_layers(config: Fields, name: str) -> int:
     return given[0]
 
 
-PARTS = ("gate_proj", "up_proj", "down_proj")
-
-
 class HunYuan3(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": True, "mlp_bias": config.boolean("mlp_bias")}
-
-    def names(self, config: ModelConfig) -> Names:
-        mlp = "model.layers.*.mlp"
-        shared = {f"{mlp}.shared_mlp.{part}": f"{mlp}.shared_experts.{part}" for part in PARTS}
-        return {
-            f"{mlp}.router.gate": f"{mlp}.gate",
-            f"{mlp}.expert_bias": f"{mlp}.gate.e_score_correction_bias",
-            **shared,
-        }

@@ -10,21 +10,6 @@ from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
-LAYER = "model.layers.*"
-NAMES: Names = {
-    "model.embedding_norm": "model.norm",
-    f"{LAYER}.operator_norm": f"{LAYER}.input_layernorm",
-    f"{LAYER}.ffn_norm": f"{LAYER}.post_attention_layernorm",
-    f"{LAYER}.feed_forward.w1": f"{LAYER}.mlp.gate_proj",
-    f"{LAYER}.feed_forward.w3": f"{LAYER}.mlp.up_proj",
-    f"{LAYER}.feed_forward.w2": f"{LAYER}.mlp.down_proj",
-    f"{LAYER}.self_attn.out_proj": f"{LAYER}.self_attn.o_proj",
-    f"{LAYER}.self_attn.q_layernorm": f"{LAYER}.self_attn.q_norm",
-    f"{LAYER}.self_attn.k_layernorm": f"{LAYER}.self_attn.k_norm",
-    f"{LAYER}.conv.conv": f"{LAYER}.self_attn.x_conv1d",
-    f"{LAYER}.conv.out_proj": f"{LAYER}.self_attn.out_proj",
-}
-
 
 class Lfm2(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -49,8 +34,8 @@ class Lfm2(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        parts = [f"{LAYER}.self_attn.{part}_proj" for part in "bcx"]
-        return {**NAMES, f"{LAYER}.conv.in_proj": fused(parts, (config.hidden_size,) * 3)}
+        parts = [f"model.layers.*.self_attn.{part}_proj" for part in "bcx"]
+        return {**self.stated_names, "model.layers.*.conv.in_proj": fused(parts, (config.hidden_size,) * 3)}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
         return layers.PreNormBlock(config, layer, placement, layers.ShortConv)
@@ -70,16 +55,6 @@ class Lfm2Moe(Lfm2):
             dense_layers=tuple(layer < dense for layer in range(count)) if dense else (),
         )
         return {**super().fields(config), "moe": moe}
-
-    def names(self, config: ModelConfig) -> Names:
-        theirs, ours = f"{LAYER}.feed_forward", f"{LAYER}.mlp"
-        parts = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-        return {
-            **super().names(config),
-            f"{theirs}.gate": f"{ours}.gate",
-            f"{theirs}.expert_bias": f"{ours}.gate.e_score_correction_bias",
-            **{f"{theirs}.experts.*.{part}": f"{ours}.experts.*.{name}" for part, name in parts.items()},
-        }
 
 
 def _inner_width(config: Fields) -> int:

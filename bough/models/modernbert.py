@@ -11,13 +11,6 @@ from bough.models.fields import Fields
 from bough.models.names import Names, fused
 from bough.models.rope_config import read_local_rope
 
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn.Wo": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.Wo": "mlp.down_proj",
-}
-
 
 class ModernBert(Bert):
     activation_field = "hidden_activation"
@@ -45,10 +38,7 @@ class ModernBert(Bert):
         qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         gated = [f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up")]
         return {
-            "embeddings.tok_embeddings": "model.embed_tokens",
-            "embeddings.norm": "model.embed_norm",
-            "final_norm": "model.norm",
+            **self.stated_names,
             "layers.*.attn.Wqkv": fused(qkv, (config.hidden_size,) * 3),
             "layers.*.mlp.Wi": fused(gated, (config.intermediate_size,) * 2),
-            **{f"layers.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
         }

@@ -10,15 +10,6 @@ from bough.models.family import GATED, layer_norms
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
-LAYER = {
-    "attn.out_proj": "self_attn.o_proj",
-    "norm1": "post_attention_layernorm",
-    "mlp.fc11": "mlp.up_proj",
-    "mlp.fc12": "mlp.gate_proj",
-    "mlp.fc2": "mlp.down_proj",
-    "norm2": "post_mlp_layernorm",
-}
-
 
 class NomicBert(Bert):
     activations = GATED
@@ -30,9 +21,6 @@ class NomicBert(Bert):
     def modules(self, config: ModelConfig) -> Names:
         qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         return {
-            "embeddings.word_embeddings": "model.embed_tokens",
-            "embeddings.token_type_embeddings": "model.embed_types",
-            "emb_ln": "model.embed_norm",
+            **self.stated_names,
             "encoder.layers.*.attn.Wqkv": fused(qkv, (config.num_heads * config.head_dim,) * 3),
-            **{f"encoder.layers.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
         }

@@ -48,6 +48,7 @@ def _built_in(model_type: str) -> ModelFamily:
         gguf_architecture=stated.get("gguf"),
         defaults=stated.get("defaults", {}),
         renamed_fields=stated.get("renamed_fields", {}),
+        stated_names=stated.get("names", {}),
     )
 
 

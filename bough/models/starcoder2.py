@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names
 
 
 class Starcoder2(ModelFamily):
@@ -16,7 +14,3 @@ class Starcoder2(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         mlp = {"mlp": "plain", "mlp_bias": config.boolean("use_bias")}
         return {**layer_norms(config, "norm_epsilon"), **mlp, **window_fields(config, lambda layer: True)}
-
-    def names(self, config: ModelConfig) -> Names:
-        mlp = "model.layers.*.mlp"
-        return {f"{mlp}.c_fc": f"{mlp}.up_proj", f"{mlp}.c_proj": f"{mlp}.down_proj"}

@@ -35,11 +35,7 @@ class Gpt2(ModelFamily):
         ours = "model.layers.*"
         qkv = fused([f"{ours}.self_attn.{part}_proj" for part in "qkv"], (config.hidden_size,) * 3, transposed=True)
         names: Names = {
-            "wte": "model.embed_tokens",
-            "wpe": "model.embed_positions",
-            "ln_f": "model.norm",
-            "h.*.ln_1": f"{ours}.input_layernorm",
-            "h.*.ln_2": f"{ours}.post_attention_layernorm",
+            **self.stated_names,
             "h.*.attn.c_attn": qkv,
             "h.*.attn.c_proj": Piece(f"{ours}.self_attn.o_proj", transposed=True),
             "h.*.mlp.c_fc": Piece(f"{ours}.mlp.up_proj", transposed=True),

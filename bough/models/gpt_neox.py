@@ -30,20 +30,11 @@ class GptNeoX(ModelFamily):
         return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "parallel_residual": parallel}
 
     def names(self, config: ModelConfig) -> Names:
-        ours, theirs = "model.layers.*", "gpt_neox.layers.*"
         # Head by head, the rows of its query, its key and its value.
-        modules = [f"{ours}.self_attn.{part}_proj" for part in "qkv"]
+        modules = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         query, key, value = fused(modules, (config.head_dim,) * 3, groups=config.num_heads)
-        return {
-            "gpt_neox.embed_in": "model.embed_tokens",
-            "gpt_neox.final_layer_norm": "model.norm",
-            "embed_out": "lm_head",
-            f"{theirs}.attention.query_key_value": [*pairs_apart(query, key, config), value],
-            f"{theirs}.attention.dense": f"{ours}.self_attn.o_proj",
-            f"{theirs}.mlp.dense_h_to_4h": f"{ours}.mlp.up_proj",
-            f"{theirs}.mlp.dense_4h_to_h": f"{ours}.mlp.down_proj",
-            "gpt_neox.": "model.",  # the norms of each layer have the names that they have here
-        }
+        joined = [*pairs_apart(query, key, config), value]
+        return {"gpt_neox.layers.*.attention.query_key_value": joined, **self.stated_names}
 
     def gguf_names(self, config: ModelConfig) -> Names:
         """There the rows of all queries stand before those of all keys."""

@@ -21,20 +21,11 @@ UNREAD = ("moe", "quantization", "yarn", "q_lora_rank", "vision_encoder", "llama
 
 class Mistral(ModelFamily):
     def names(self, config: ModelConfig) -> Names:
-        layer = "model.layers.*"
+        attention, dim = "model.layers.*.self_attn", config.head_dim
         return {
-            "tok_embeddings": "model.embed_tokens",
-            "norm": "model.norm",
-            "output": "lm_head",
-            "layers.*.attention_norm": f"{layer}.input_layernorm",
-            "layers.*.attention.wq": interleaved(f"{layer}.self_attn.q_proj", config.num_heads, config.head_dim),
-            "layers.*.attention.wk": interleaved(f"{layer}.self_attn.k_proj", config.num_kv_heads, config.head_dim),
-            "layers.*.attention.wv": f"{layer}.self_attn.v_proj",
-            "layers.*.attention.wo": f"{layer}.self_attn.o_proj",
-            "layers.*.ffn_norm": f"{layer}.post_attention_layernorm",
-            "layers.*.feed_forward.w1": f"{layer}.mlp.gate_proj",
-            "layers.*.feed_forward.w2": f"{layer}.mlp.down_proj",
-            "layers.*.feed_forward.w3": f"{layer}.mlp.up_proj",
+            **self.stated_names,
+            "layers.*.attention.wq": interleaved(f"{attention}.q_proj", config.num_heads, dim),
+            "layers.*.attention.wk": interleaved(f"{attention}.k_proj", config.num_kv_heads, dim),
         }
 
     def fields(self, config: Fields) -> dict[str, Any]:

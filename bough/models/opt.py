@@ -32,15 +32,6 @@ class Opt(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        ours, theirs = "model.layers.*", "decoder.layers.*"
-        names: Names = {
-            "decoder.embed_positions": Piece("model.embed_positions", slice(2, 2 + config.context_length)),
-            "decoder.final_layer_norm": "model.norm",
-            f"{theirs}.self_attn.out_proj": f"{ours}.self_attn.o_proj",
-            f"{theirs}.self_attn_layer_norm": f"{ours}.input_layernorm",
-            f"{theirs}.final_layer_norm": f"{ours}.post_attention_layernorm",
-            f"{theirs}.fc1": f"{ours}.mlp.up_proj",
-            f"{theirs}.fc2": f"{ours}.mlp.down_proj",
-            "decoder.": "model.",
-        }
+        positions = Piece("model.embed_positions", slice(2, 2 + config.context_length))
+        names: Names = {"decoder.embed_positions": positions, **self.stated_names}
         return {**names, **{f"model.{name}": piece for name, piece in names.items()}}

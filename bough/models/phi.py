@@ -28,14 +28,7 @@ class Phi(ModelFamily):
         return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "head_bias": True}
 
     def names(self, config: ModelConfig) -> Names:
-        layer = "model.layers.*"
-        return {
-            **projections_apart(config),
-            "model.final_layernorm": "model.norm",
-            f"{layer}.self_attn.dense": f"{layer}.self_attn.o_proj",
-            f"{layer}.mlp.fc1": f"{layer}.mlp.up_proj",
-            f"{layer}.mlp.fc2": f"{layer}.mlp.down_proj",
-        }
+        return {**projections_apart(config), **self.stated_names}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.ParallelBlock(config, layer, placement, one_norm=True)

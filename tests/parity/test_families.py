@@ -26,7 +26,7 @@ from bough.loader.config import read_config
 from bough.loader.load import check_ends, load_weights, open_source
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
-from bough.models.registry import BUILT_IN, build_model
+from bough.models.registry import FAMILIES, build_model, find_family
 from tests.fakes.forward import CPU, Forward
 from tests.fakes.ranks import on_ranks
 from tests.parity.engines import LocalEngine
@@ -596,7 +596,7 @@ def test_the_page_tells_what_was_compared() -> None:
 
 def lines() -> Iterator[str]:
     """The page's table."""
-    for family in BUILT_IN:
+    for family in map(find_family, FAMILIES):
         cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
         if family.model_types[0] in ELSEWHERE + ENCODERS:
             cases = [Case({}, native=family.model_types[0] not in (*SPARSE, "modernbert"))]

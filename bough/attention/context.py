@@ -10,6 +10,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
 
+Heard = tuple[torch.Tensor, ...]  # of each layer [2, heads, positions, head_dim]: keys and values of a recording
 Segments = tuple[tuple[int, torch.Tensor], ...]
 
 
@@ -39,3 +40,4 @@ class ForwardContext:
     # The hidden states before some layers, for a draft model that reads them: by layer, each put in place of None.
     tapped: dict[int, torch.Tensor | None] | None = None
     adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights
+    heard: tuple[Heard, ...] = ()  # of each row of the batch, of a model that hears

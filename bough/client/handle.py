@@ -348,6 +348,7 @@ def _generate_message(answer: RequestOutput) -> Generate:
         pooling=prompt.pooling,
         bootstrap=prompt.bootstrap,
         adapter=prompt.adapter,
+        media=prompt.media,
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
+from bough.core.media import MediaPrompt
 from bough.core.plan import IntArray
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
@@ -55,6 +56,7 @@ class Prompt:
     pooling: Pooling | None = None  # the answer is a vector
     bootstrap: Bootstrap | None = None  # the engine that computes the prompt
     adapter: str = ""  # by its name
+    media: MediaPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

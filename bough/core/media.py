@@ -59,6 +59,11 @@ class MediaPrompt(msgspec.Struct, frozen=True):
     positions: bytes | None = None
     delta: int = 0
 
+    @property
+    def heard(self) -> MediaItem | None:
+        """The recording that has no place in the prompt: every token attends to all of it."""
+        return next((item for item in self.items if not item.spans), None)
+
 
 def media_ids(digest: bytes, count: int) -> npt.NDArray[np.int32]:
     """What stands in a prompt's ids for an item."""

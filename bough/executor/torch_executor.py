@@ -7,6 +7,7 @@ sampling. `threaded` wraps it so that the scheduler need not wait.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,15 +21,17 @@ from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import AdapterStore, adapter_rows
 from bough.executor.control import ModelControl
 from bough.executor.drafter import Drafter, draft_places, with_drafts
+from bough.executor.hearing import Hearing
 from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
 from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
 from bough.executor.states import StateCopies
-from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
+from bough.executor.verification import Draw, HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
+from bough.models.whisper_model import WhisperModel
 
 
 class TorchExecutor:
@@ -54,6 +57,7 @@ class TorchExecutor:
         self._check = check
         self._drafter = drafter
         self._pooler = Pooler(model)
+        self._hearing = Hearing(model) if isinstance(model, WhisperModel) else None
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
@@ -78,7 +82,7 @@ class TorchExecutor:
         pooled = self._pooler.wanted(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
-        drafter, taps = self._drafter, None
+        drafter, taps, hearing = self._drafter, None, self._hearing
         if drafter is not None:
             plan, taps = self._guess(drafter, plan, layout), drafter.taps()
         batch = AttentionBatch(
@@ -96,10 +100,14 @@ class TorchExecutor:
         )
         self._attention.prepare(batch)
         self._states.begin(plan.setups)
+        base = ForwardContext(self._attention, self._pool, batch)
+        if hearing is not None:
+            hearing.set_up(plan.setups, base)
         ends = sampled_tokens(plan, layout.query_starts)
         last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
         whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
-        context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters)
+        heard = () if hearing is None else hearing.heard_by(plan.rows)
+        context = replace(base, logits_indices=None if whole else last, tapped=taps, adapters=adapters, heard=heard)
         token_ids = torch.from_numpy(layout.token_ids)
         hidden = self._model.forward(token_ids, batch.positions, context)
         self._states.keep(plan)
@@ -111,7 +119,12 @@ class TorchExecutor:
         vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
         asked = hidden.index_select(0, last) if whole else hidden
         logits = self._model.logits(asked).float() if plan.sample.any() else asked  # which is then not looked at
-        result = self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs, vectors)
+        draw: Draw = partial(draw_by_torch, sampling)
+        if hearing is not None:
+            draw = hearing.ruled(draw)
+        result = self._rows.finish(plan, logits, draw, masks, inputs, vectors)
+        if hearing is not None:
+            hearing.follow(plan.rows[plan.sample], result)
         if drafter is not None:
             drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
         return result

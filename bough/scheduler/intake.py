@@ -109,6 +109,7 @@ class Intake:
             processor=self._processor(message.custom_logit_processor),
             warnings=warnings,
             pooling=self._pooling(message),
+            media=message.media,
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
@@ -140,6 +141,9 @@ class Intake:
         """What the request wants of a model that gives vectors; raises where it wants tokens of that, or a vector of
         one that gives tokens."""
         wanted, vectors = message.pooling, self._limits.vectors
+        if self._limits.speech is not None and message.media is None:
+            text = "This model writes down recordings (/v1/audio/transcriptions); it does not go on with texts."
+            raise RequestError(text, field="model")
         if wanted is None and vectors is not None:
             gives = "scores of labels (/v1/classify, /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
             raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")

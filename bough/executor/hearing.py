@@ -20,6 +20,7 @@ from bough.models.whisper_model import WhisperModel
 from bough.sampling.masks import BatchMasks
 
 FIRST_TIME = 50  # no text begins later than this many time tokens, a second, after its window
+SMALL = 512  # hidden size
 NEVER = float("-inf")
 
 
@@ -30,16 +31,25 @@ class Hearing:
         self._heard: dict[int, tuple[bytes, Heard]] = {}  # by row, with the recording's digest
         self._written: dict[int, list[int]] = {}
         self._timed: dict[int, bool] = {}
+        self._threads = torch.get_num_threads()
+        # The products of a small decoder's step are over before a second thread has woken up.
+        self._step_threads = 1 if model.config.hidden_size <= SMALL else self._threads
 
     def set_up(self, setups: Sequence[RowSetup], ctx: ForwardContext) -> None:
         for setup in setups:
             assert setup.audio is not None and setup.history is not None
             digest = setup.audio.digest
             known = next((heard for other, heard in self._heard.values() if other == digest), None)
-            heard = self._model.hear(read_features(setup.audio), ctx) if known is None else known
+            heard = self._hear(setup.audio, ctx) if known is None else known
             self._heard[setup.row] = digest, heard
             self._written[setup.row] = setup.history[setup.prompt_len :].tolist()
             self._timed[setup.row] = int(setup.history[setup.prompt_len - 1]) != self._speech.without_times
+
+    def _hear(self, audio: MediaItem, ctx: ForwardContext) -> Heard:
+        share_work(self._threads, onednn=True)
+        heard = self._model.hear(read_features(audio), ctx)
+        share_work(self._step_threads, onednn=False)
+        return heard
 
     def heard_by(self, rows: IntArray) -> tuple[Heard, ...]:
         return tuple(self._heard[row][1] for row in rows.tolist())
@@ -59,6 +69,12 @@ class Hearing:
         """These rows have got the step's tokens."""
         for row, tokens, count in zip(rows.tolist(), result.tokens.tolist(), result.counts.tolist(), strict=True):
             self._written[row] += tokens[:count]
+
+
+def share_work(threads: int, *, onednn: bool) -> None:
+    """oneDNN multiplies large matrices fastest, and takes long to begin with small ones."""
+    torch.set_num_threads(threads)
+    torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
 
 
 def read_features(item: MediaItem) -> torch.Tensor:

@@ -18,7 +18,9 @@ class SpeechConfig(msgspec.Struct, frozen=True):
     positions: int  # that the encoder gives; each stands for two frames
     start: int  # <|startoftranscript|>
     end: int
-    timestamps: int  # the first of the tokens for times, which are the last of the vocabulary; <|notimestamps|> is before
+    timestamps: (
+        int  # the first of the tokens for times, which are the last of the vocabulary; <|notimestamps|> is before
+    )
     suppress: tuple[int, ...] = ()  # what is never written
     begin_suppress: tuple[int, ...] = ()  # what a text does not begin with
 

@@ -49,7 +49,7 @@ class _Reader:
         return dict(self._tensor() for _ in range(self._number("I")))
 
     def _number(self, kind: str) -> int:
-        (value,) = struct.unpack_from("<" + kind, self._data, self._at)
+        (value,) = struct.unpack_from("<" + kind, self._data.data, self._at)
         self._at += struct.calcsize("<" + kind)
         return int(value)
 

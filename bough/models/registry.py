@@ -36,7 +36,8 @@ MODULES = (  # each has one family or several
     "gpt_neox", "opt", "stablelm", "nemotron", "arcee", "cwm", "mixtral", "llama4", "qwen2_moe", "qwen3_moe",
     "gpt_oss", "glm4_moe", "olmoe", "granitemoe", "phimoe", "hunyuan_moe", "ernie4_5_moe", "minimax_m2", "deepseek_v2",
     "deepseek_v3", "dots1", "hy_v3", "exaone_moe", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "qwen3_next",
-    "qwen3_5", "granitemoehybrid", "nemotron_h", "lfm2", "kimi_linear", "bert", "roberta", "nomic_bert", "modernbert", "whisper",
+    "qwen3_5", "granitemoehybrid", "nemotron_h", "lfm2", "kimi_linear", "bert", "roberta", "nomic_bert", "modernbert",
+    "whisper",
 )  # fmt: skip
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()

@@ -1,4 +1,4 @@
-"""Whisper's modules: the encoder is Transformers', the decoder's layers are ours with one that attends to the former."""
+"""Whisper's modules: the encoder is Transformers'; the decoder's layers are ours, with one more that attends to it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CrossAttention:
         queries, total = self._query.after(norm, x, residual, ctx)
         starts, ends = ctx.batch.query_starts, ctx.logits_indices
         if ends is not None:  # only those tokens are left
-            starts = np.searchsorted(ends.numpy(), starts)
+            starts = np.searchsorted(ends.numpy(), starts).astype(np.int32)
         heads = queries.view(len(queries), self._heads, -1).transpose(0, 1)
         found = torch.empty_like(heads)
         for row, heard in enumerate(ctx.heard):

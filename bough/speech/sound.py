@@ -31,14 +31,14 @@ def decode(data: bytes, most_seconds: float = MAX_SECONDS) -> FloatArray:
     parts: list[FloatArray] = []
     left = int(most_seconds * SAMPLE_RATE)
     try:
-        with av.open(io.BytesIO(data), metadata_errors="ignore", options=READING) as container:
+        with av.open(io.BytesIO(data), "r", metadata_errors="ignore", options=READING) as container:
             if not container.streams.audio:
                 raise RequestError("file holds no sound.", field="file")
-            resampler = av.AudioResampler(format="flt", layout="mono", rate=SAMPLE_RATE)
+            resampler = av.AudioResampler(format="fltp", rate=SAMPLE_RATE)
             frames: Any = container.decode(container.streams.audio[0])
             for frame in itertools.chain(frames, [None]):  # the last lets the resampler give what it holds
                 for piece in resampler.resample(frame):
-                    parts.append(piece.to_ndarray()[0])
+                    parts.append(piece.to_ndarray().mean(axis=0))
                     left -= len(parts[-1])
                 if left < 0:
                     text = f"file is longer than {most_seconds / 60:g} minutes; send it in parts."
@@ -61,12 +61,13 @@ def features(sound: FloatArray, speech: SpeechConfig) -> FloatArray:
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)
     power = np.abs(np.fft.rfft(frames * window)) ** 2
     levels = np.log10(np.maximum(mel_filters(speech.mel_bins) @ power.T, 1e-10))
-    return ((np.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
+    scaled: FloatArray = ((np.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
+    return scaled
 
 
 @functools.cache
 def mel_filters(bins: int) -> npt.NDArray[np.float64]:
-    """[bins, FRAME // 2 + 1]: triangles of equal area whose peaks are evenly apart on Slaney's mel scale, up to 8 kHz."""
+    """[bins, FRAME // 2 + 1]: triangles of equal area, their peaks evenly apart on Slaney's mel scale, up to 8 kHz."""
     edges = _mel_to_hertz(np.linspace(0.0, BEND_MEL + np.log(SAMPLE_RATE / 2 / BEND_HERTZ) / STEP, bins + 2))
     points = np.linspace(0.0, SAMPLE_RATE / 2, FRAME // 2 + 1)
     rising = (points - edges[:-2, None]) / np.diff(edges)[:-1, None]

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import Inputs
@@ -26,7 +25,7 @@ from bough.core.shared_files import shared_file
 from bough.core.speech import SAMPLE_RATE, SpeechConfig
 from bough.speech.sound import FloatArray, features
 from bough.speech.text import Segment, compression, seconds, split
-from bough.speech.windows import voiced_seconds, windows
+from bough.speech.windows import Loudness
 from bough.tokenizer.tokenizer import Tokenizer
 
 Read = Callable[..., Awaitable[Inputs]]
@@ -54,14 +53,15 @@ class Transcriber:
 
     async def pieces(self, sound: FloatArray, task: Task) -> AsyncGenerator[str | Segment, None]:
         """The segments in their order and, with `stream`, before those of each window its text as it comes."""
-        spans = await asyncio.to_thread(windows, sound, self._speech)
+        loudness = await asyncio.to_thread(Loudness, sound)
+        spans = loudness.windows(self._speech)
         turns = asyncio.Semaphore(AT_ONCE)
         queues = [asyncio.Queue[str | None]() for _ in spans]
 
         async def work(span: slice, queue: asyncio.Queue[str | None]) -> list[Segment]:
             try:
                 async with turns:
-                    return await self._window(sound, span, task, queue.put_nowait)
+                    return await self._window(sound, loudness, span, task, queue.put_nowait)
             finally:
                 queue.put_nowait(None)
 
@@ -81,20 +81,21 @@ class Transcriber:
         """That of the first window of a recording."""
         if self._speech.english_only:
             return ENGLISH
-        spans, tokens = await asyncio.to_thread(windows, sound, self._speech), self._languages()
-        prompt = [self._speech.start]
-        answer = await self._ask(sound[(spans or [slice(0, 0)])[0]], prompt, 0.0, [*tokens], most=1)
+        loudness, tokens = await asyncio.to_thread(Loudness, sound), self._languages()
+        first = next(iter(loudness.windows(self._speech)), slice(0, 0))
+        answer = await self._ask(sound[first], [self._speech.start], 0.0, [*tokens], most=1)
         scores = answer.output_logprobs.chosen[0] or []
         return tokens[max(scores, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
 
     def _languages(self) -> dict[int, str]:
-        """The model's languages by their tokens, which stand between the first two of what to do."""
-        task, text = self._id("<|translate|>"), self._tokenizer.backend.id_to_token
-        ids = range(self._speech.start + 1, task)
-        return {token: (text(token) or "").strip("<|>") for token in ids}
+        """The model's languages by their tokens, which stand between the start and what to do."""
+        ids = range(self._speech.start + 1, min(self._id("<|translate|>"), self._id("<|transcribe|>")))
+        return {token: self._tokenizer.decode([token], skip_special_tokens=False).strip("<|>") for token in ids}
 
     def _id(self, *names: str) -> int:
-        found = next((token for name in names if (token := self._tokenizer.backend.token_to_id(name)) is not None), None)
+        found = next(
+            (token for name in names if (token := self._tokenizer.backend.token_to_id(name)) is not None), None
+        )
         if found is None:
             raise RequestError(f"The model's tokenizer has no token {names[0]}; it is no Whisper's.", field="model")
         return found
@@ -116,7 +117,7 @@ class Transcriber:
         return ids
 
     async def _window(
-        self, sound: FloatArray, span: slice, task: Task, emit: Callable[[str], None]
+        self, sound: FloatArray, loudness: Loudness, span: slice, task: Task, emit: Callable[[str], None]
     ) -> list[Segment]:
         found: list[Segment] = []
         prompt, silence = self._prompt(task), self._id("<|nospeech|>", "<|nocaptions|>")
@@ -133,7 +134,6 @@ class Transcriber:
                 if nothing or (ratio <= REPEATS and mean >= UNLIKELY):
                     break
             spoken = [] if nothing else split(answer.ids, self._speech, length)
-            facts = {"temperature": temperature, "avg_logprob": mean, "compression_ratio": ratio}
             for each in spoken:
                 segment = Segment(
                     seek=span.start * 100 // SAMPLE_RATE,
@@ -142,13 +142,16 @@ class Transcriber:
                     text=self._tokenizer.decode(each.tokens),
                     tokens=each.tokens,
                     no_speech_prob=silent,
-                    **facts,
+                    temperature=temperature,
+                    avg_logprob=mean,
+                    compression_ratio=ratio,
                 )
                 found.append(segment)
             heard = spoken[-1].end if spoken else length
-            if heard == 0 or voiced_seconds(part[heard:]) < REST_S:
+            rest = slice(span.start + heard, span.stop)
+            if heard == 0 or loudness.voiced_seconds(rest) < REST_S:
                 return found
-            span = slice(span.start + heard, span.stop)
+            span = rest
 
     async def _ask(
         self,
@@ -168,7 +171,7 @@ class Transcriber:
         with contextlib.ExitStack() as held:
             file = held.enter_context(shared_file(heard.nbytes))
             await asyncio.to_thread(heard.tofile, file)
-            digest = hashlib.blake2b(heard, digest_size=16).digest()
+            digest = hashlib.blake2b(heard.tobytes(), digest_size=16).digest()
             feature = Feature("input_features", heard.dtype.str, heard.shape, 0)
             media = MediaPrompt((MediaItem("audio", digest, (), (feature,), file),))
             # All that the decoder computes depends on what it hears, so nothing is shared but by the same sound.

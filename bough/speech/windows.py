@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from bough.core.speech import SAMPLE_RATE, SpeechConfig
 from bough.speech.sound import FloatArray
@@ -18,34 +17,25 @@ class Loudness:
     """Of a recording, block by block, and which blocks hold more than silence or steady noise."""
 
     def __init__(self, sound: FloatArray) -> None:
+        self._length = len(sound)
         blocks = np.pad(sound, (0, -len(sound) % BLOCK)).reshape(-1, BLOCK).astype(np.float64)
         level = 10 * np.log10((blocks**2).mean(axis=1) + 1e-12)
         noise, voice = np.percentile(level, 10), np.percentile(level, 98)
-        self.voiced: npt.NDArray[np.bool_] = level > max(SILENCE, min(noise + ABOVE_NOISE, voice + BELOW_VOICE))
-        smooth = np.convolve(np.pad(level, PAUSE // 2, mode="edge"), np.full(PAUSE, 1 / PAUSE), mode="valid")
-        self.smooth = smooth
+        self._voiced = level > max(SILENCE, min(noise + ABOVE_NOISE, voice + BELOW_VOICE))
+        self._smooth = np.convolve(np.pad(level, PAUSE // 2, mode="edge"), np.full(PAUSE, 1 / PAUSE), mode="valid")
 
-    def cut(self, first: int, last: int, most: int) -> list[tuple[int, int]]:
-        """Windows of at most so many blocks that hold all voices between two blocks."""
-        found = []
-        while len(voiced := np.flatnonzero(self.voiced[first:last])):
-            start = max(first, first + int(voiced[0]) - MARGIN)
-            end = last
+    def windows(self, speech: SpeechConfig) -> list[slice]:
+        """Where the recording holds voices, in parts that the model hears at once. In samples."""
+        found, first, last, most = list[slice](), 0, len(self._voiced), speech.samples // BLOCK
+        while len(voiced := np.flatnonzero(self._voiced[first:]) + first):
+            start, end = max(first, int(voiced[0]) - MARGIN), last
             if last - start > most:
-                latest = range(start + most * 2 // 3, start + most)  # the quietest place of the last third
-                end = latest[int(np.argmin(self.smooth[latest.start : latest.stop]))]
-            heard = first + int(voiced[voiced < end - first][-1]) + 1
-            found.append((start, min(end, heard + MARGIN)))
+                latest = start + most * 2 // 3  # the quietest place of the last third
+                end = latest + int(np.argmin(self._smooth[latest : start + most]))
+            heard = int(voiced[voiced < end][-1]) + 1
+            found.append(slice(start * BLOCK, min(min(end, heard + MARGIN) * BLOCK, self._length)))
             first = end
         return found
 
-
-def windows(sound: FloatArray, speech: SpeechConfig) -> list[slice]:
-    """Where a recording holds voices, in parts that the model hears at once. In samples."""
-    loudness = Loudness(sound)
-    found = loudness.cut(0, len(loudness.voiced), speech.samples // BLOCK)
-    return [slice(start * BLOCK, min(end * BLOCK, len(sound))) for start, end in found]
-
-
-def voiced_seconds(sound: FloatArray) -> float:
-    return float(Loudness(sound).voiced.sum() * BLOCK / SAMPLE_RATE)
+    def voiced_seconds(self, span: slice) -> float:
+        return float(self._voiced[span.start // BLOCK : span.stop // BLOCK].sum() * BLOCK / SAMPLE_RATE)

@@ -11,7 +11,10 @@ import transformers
 
 POSITIONS = 30  # of the encoder: windows of 60 frames
 VOCABULARY = 120
-START, END = 81, 80  # text is below; times are the last 31 of the vocabulary, the one before them says that there are none
+START, END = (
+    81,
+    80,
+)  # text is below; times are the last 31 of the vocabulary, the one before them says that there are none
 SUPPRESS, BEGIN_SUPPRESS = [3, 4, START], [7, END]
 
 

@@ -19,7 +19,16 @@ from transformers.generation.logits_process import (
 from bough.core.media import Feature, MediaItem, MediaPrompt
 from bough.messages.requests import LogprobRequest
 from tests.fakes.boxes import generate
-from tests.fakes.whisper import BEGIN_SUPPRESS, END, POSITIONS, START, SUPPRESS, VOCABULARY, random_features, tiny_whisper
+from tests.fakes.whisper import (
+    BEGIN_SUPPRESS,
+    END,
+    POSITIONS,
+    START,
+    SUPPRESS,
+    VOCABULARY,
+    random_features,
+    tiny_whisper,
+)
 from tests.parity.engines import LocalEngine
 
 WITHOUT_TIMES = VOCABULARY - POSITIONS - 2

@@ -1,7 +1,8 @@
 """OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
 
 `requests` is what clients send and what the engine makes of it, `objects` and `response_items` are what they get;
-`completions`, `chat` and `responses` connect both ends. `vectors` is all of embeddings and scores, `audio` of recordings.
+`completions`, `chat` and `responses` connect both ends. `vectors` is all of embeddings and scores, `audio` that of
+recordings.
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ def read_asked(form: Form, *, translate: bool) -> Asked:
         raise RequestError("file is missing: send the recording as a part of the form.", field="file")
     shape, stream = text("response_format", "json"), text("stream", "false").lower()
     if shape not in FORMATS:
-        raise RequestError(f"response_format must be one of {', '.join(FORMATS)}; got {shape!r}.", field="response_format")
+        raise RequestError(
+            f"response_format must be one of {', '.join(FORMATS)}; got {shape!r}.", field="response_format"
+        )
     if stream not in ("true", "false", "1", "0"):
         raise RequestError(f"stream must be true or false, got {stream!r}.", field="stream")
     for name in form.get("timestamp_granularities", []):
@@ -118,7 +120,9 @@ class AudioRoutes:
             text = f"{self._context.model.name} does not hear; serve a Whisper model, such as whisper-tiny.en."
             raise RequestError(text, field="model")
         if translate and self._speech.english_only:
-            text = f"{self._context.model.name} knows English only, so it cannot translate; serve a multilingual Whisper."
+            text = (
+                f"{self._context.model.name} knows English only, so it cannot translate; serve a multilingual Whisper."
+            )
             raise RequestError(text, field="model")
         form = read_form(request.headers.get("content-type", ""), await read_bytes(request))
         asked = read_asked(form, translate=translate)

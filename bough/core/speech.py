@@ -6,41 +6,30 @@ import msgspec
 
 SAMPLE_RATE = 16_000  # of the sound that models hear
 HOP = 160  # samples from one frame of features to the next
+# Tokens that stand so far before the first one for times; what they say of a text or begin it with.
+TRANSLATE, TRANSCRIBE, SAID_BEFORE, NO_SPEECH, WITHOUT_TIMES = -6, -5, -3, -2, -1
+TIME_SAMPLES = 2 * HOP  # from one of the times that tokens stand for to the next
 
 
 class SpeechConfig(msgspec.Struct, frozen=True):
     """An encoder that hears a window of sound, and the tokens by which its decoder is told what to write."""
 
-    layers: int  # of the encoder
-    heads: int
-    inner: int  # width of its MLPs
-    mel_bins: int
-    positions: int  # that the encoder gives; each stands for two frames
+    encoder: dict[str, int]  # its sizes, by Transformers' names
     start: int  # <|startoftranscript|>
     end: int
-    timestamps: (
-        int  # the first of the tokens for times, which are the last of the vocabulary; <|notimestamps|> is before
-    )
+    timestamps: int  # the first of the tokens for times, which are the last of the vocabulary
     suppress: tuple[int, ...] = ()  # what is never written
     begin_suppress: tuple[int, ...] = ()  # what a text does not begin with
 
     @property
-    def frames(self) -> int:
-        return 2 * self.positions
+    def positions(self) -> int:
+        """That the encoder gives, of two frames each."""
+        return self.encoder["max_source_positions"]
 
     @property
     def samples(self) -> int:
         """Of a window."""
-        return self.frames * HOP
-
-    @property
-    def without_times(self) -> int:
-        return self.timestamps - 1
-
-    @property
-    def token_samples(self) -> int:
-        """From the time of one token to that of the next."""
-        return 2 * HOP
+        return self.positions * TIME_SAMPLES
 
     @property
     def english_only(self) -> bool:

@@ -89,7 +89,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
             f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
         )
     _check_vectors(config, settings)
-    _check_speech(config, settings)
+    fits = not (settings.speculative.speculative_algorithm or settings.lora.enable_lora)
+    fits = fits and max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) == 1
+    if config.speech is not None and not (fits and settings.model.quantization in ("auto", "none")):
+        raise SettingsError("Models that hear run on one rank, without drafts, adapters and --quantization.")
     if runs_transformers(config):
         _check_fallback(settings.model)
         if settings.lora.enable_lora:
@@ -127,21 +130,6 @@ def _check_vectors(config: ModelConfig, settings: Settings) -> None:
             f"An encoder computes a text in one step: raise --max-prefill-tokens ({most}) to its context of "
             f"{config.context_length} tokens, or lower --context-length."
         )
-
-
-def _check_speech(config: ModelConfig, settings: Settings) -> None:
-    """What a model that hears cannot do."""
-    if config.speech is None:
-        return
-    unfit = {
-        "--tp-size, --pp-size and --simulate-tp": max(settings.parallel.replica_ranks, settings.parallel.simulate_tp)
-        > 1,
-        "--enable-lora": settings.lora.enable_lora,
-        "--speculative-algorithm": settings.speculative.speculative_algorithm is not None,
-        "--quantization": settings.model.quantization not in ("auto", "none"),
-    }
-    for flag in (flag for flag, given in unfit.items() if given):
-        raise SettingsError(f"{flag}: not for models that write down recordings; leave it out.")
 
 
 def _check_fallback(settings: ModelSettings) -> None:

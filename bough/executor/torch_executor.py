@@ -100,14 +100,12 @@ class TorchExecutor:
         )
         self._attention.prepare(batch)
         self._states.begin(plan.setups)
-        base = ForwardContext(self._attention, self._pool, batch)
-        if hearing is not None:
-            hearing.set_up(plan.setups, base)
         ends = sampled_tokens(plan, layout.query_starts)
         last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
         whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
-        heard = () if hearing is None else hearing.heard_by(plan.rows)
-        context = replace(base, logits_indices=None if whole else last, tapped=taps, adapters=adapters, heard=heard)
+        context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters)
+        if hearing is not None:
+            context = replace(context, heard=hearing.begin(plan, context))
         token_ids = torch.from_numpy(layout.token_ids)
         hidden = self._model.forward(token_ids, batch.positions, context)
         self._states.keep(plan)
@@ -120,11 +118,8 @@ class TorchExecutor:
         asked = hidden.index_select(0, last) if whole else hidden
         logits = self._model.logits(asked).float() if plan.sample.any() else asked  # which is then not looked at
         draw: Draw = partial(draw_by_torch, sampling)
-        if hearing is not None:
-            draw = hearing.ruled(draw)
+        draw = draw if hearing is None else hearing.ruled(draw)
         result = self._rows.finish(plan, logits, draw, masks, inputs, vectors)
-        if hearing is not None:
-            hearing.follow(plan.rows[plan.sample], result)
         if drafter is not None:
             drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
         return result

@@ -1,4 +1,4 @@
-"""Models in CTranslate2's format, a folder with `model.bin`: its tensors, and its shape as a config.json would say it.
+"""Models in CTranslate2's format, a folder with `model.bin`, as Transformers would have them: tensors and config.json.
 
 Only Whisper's models are read, with numbers of 16 or 32 bits. Layout of the file, all numbers little-endian: version;
 the name of what it is and its revision; then of each tensor its name, shape, type, size and bytes; then aliases. Texts
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,72 +21,76 @@ from bough.models.fields import read_json
 
 KIND, NEWEST = "WhisperSpec", 6
 TYPES = ("<f4", "<i1", "<i2", "<i4", "<f2")
-LAYER = re.compile(r"/layer_(\d+)/")
-RENAMED = {"/": ".", "norm.gamma": "norm.weight", "norm.beta": "norm.bias"}
+NAME = re.compile(r"^(\w+(?:/layer_\d+)?)/(?:(.*)/)?(\w+)$")  # where, which part, what of it
+# Transformers' modules, by the part of CTranslate2's model that has their rows one after the other.
+MODULES = {
+    "self_attention/linear_0": "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "embeddings": "embed_tokens",
+    "self_attention/linear_1": "self_attn.out_proj", "self_attention/layer_norm": "self_attn_layer_norm",
+    "attention/linear_0": "encoder_attn.q_proj", "attention/linear_1": "encoder_attn.k_proj encoder_attn.v_proj",
+    "attention/linear_2": "encoder_attn.out_proj", "attention/layer_norm": "encoder_attn_layer_norm",
+    "ffn/layer_norm": "final_layer_norm", "ffn/linear_0": "fc1", "ffn/linear_1": "fc2",
+    "position_encodings": "embed_positions",
+}  # fmt: skip
+KINDS = {"gamma": "weight", "beta": "bias", "encodings": "weight"}
 ENGLISH_VOCABULARY = 51_864  # more of them: a model of many languages, whose special tokens stand one further
-Tensors = dict[str, npt.NDArray[Any]]
 
 
-def read_tensors(path: Path) -> Tensors:
-    """Mapped, so that what is not looked at is not read. Parts of names are separated by dots, such as
-    `decoder.layers.0.ffn.linear_0.weight`."""
+def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """By Transformers' names. Mapped, so that what is not looked at is not read."""
     try:
-        return _Reader(path).tensors()
+        return dict(_tensors(path, np.memmap(path, dtype=np.uint8, mode="c")))
     except (struct.error, UnicodeDecodeError, ValueError, IndexError):
         raise ModelError(f"{path} is damaged or cut short, or no model of CTranslate2's; fetch it again.") from None
 
 
-class _Reader:
-    def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
-        self._data = np.memmap(path, dtype=np.uint8, mode="c")
+def _tensors(path: Path, data: npt.NDArray[np.uint8]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    at = 0
 
-    def tensors(self) -> Tensors:
-        version, kind = self._number("I"), self._text()
-        if kind != KIND or version > NEWEST:
-            raise ModelError(f"{self._path} holds {kind!r}, version {version}; of this format only Whisper is read.")
-        self._number("I")
-        return dict(self._tensor() for _ in range(self._number("I")))
+    def take(length: int) -> npt.NDArray[np.uint8]:
+        nonlocal at
+        at += length
+        return data[at - length : at]
 
-    def _number(self, kind: str) -> int:
-        (value,) = struct.unpack_from("<" + kind, self._data.data, self._at)
-        self._at += struct.calcsize("<" + kind)
-        return int(value)
+    def number(kind: str) -> int:
+        return int(struct.unpack("<" + kind, take(struct.calcsize(kind)).tobytes())[0])
 
-    def _text(self) -> str:
-        length = self._number("H")
-        self._at += length
-        return self._data[self._at - length : self._at - 1].tobytes().decode()
+    def text() -> str:
+        return take(number("H"))[:-1].tobytes().decode()
 
-    def _tensor(self) -> tuple[str, npt.NDArray[Any]]:
-        name = LAYER.sub(r"/layers/\1/", self._text())
-        for theirs, ours in RENAMED.items():
-            name = name.replace(theirs, ours)
-        shape = tuple(self._number("I") for _ in range(self._number("B")))
-        kind, nbytes = self._number("B"), self._number("I")
-        if kind >= len(TYPES) or name.endswith("weight_scale"):
-            raise ModelError(f"{self._path} has numbers of 8 bits or bfloat16; convert with --quantization float16.")
-        self._at += nbytes
-        return name, self._data[self._at - nbytes : self._at].view(TYPES[kind]).reshape(shape)
+    version, kind, _, count = number("I"), text(), number("I"), number("I")
+    if kind != KIND or version > NEWEST:
+        raise ModelError(f"{path} holds {kind!r}, version {version}; of this format only Whisper is read.")
+    for _ in range(count):
+        name, shape = text(), tuple(number("I") for _ in range(number("B")))
+        dtype, nbytes = number("B"), number("I")
+        if dtype >= len(TYPES) or name.endswith("weight_scale"):
+            raise ModelError(f"{path} has numbers of 8 bits or bfloat16; convert with --quantization float16.")
+        tensor = take(nbytes).view(TYPES[dtype]).reshape(shape)
+        place, module, own = NAME.findall(name)[0]
+        modules = MODULES.get(module, module).split(" ")
+        for found, rows in zip(modules, np.split(tensor, len(modules)) if shape else [tensor], strict=True):
+            parts = "model", place.replace("/layer_", ".layers."), found, KINDS.get(own, own)
+            yield ".".join(filter(None, parts)), rows
 
 
 def config_of(path: Path) -> Mapping[str, Any]:
     """What a config.json of Transformers' says of such a model."""
     tensors, beside = read_tensors(path), read_json(path.with_name("config.json"))
-    sides = ("encoder", "decoder")
-    layers = {side: {name.split(".")[2] for name in tensors if name.startswith(f"{side}.layers.")} for side in sides}
-    vocabulary, width = tensors["decoder.embeddings.weight"].shape
+    vocabulary, width = tensors["model.decoder.embed_tokens.weight"].shape
+    found: dict[str, Any] = {}
+    for side, positions in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
+        found |= {
+            positions: len(tensors[f"model.{side}.embed_positions.weight"]),
+            f"{side}_layers": sum(name.startswith(f"model.{side}.layers.") and "fc1.bias" in name for name in tensors),
+            f"{side}_attention_heads": int(tensors[f"model.{side}.num_heads"]),
+            f"{side}_ffn_dim": len(tensors[f"model.{side}.layers.0.fc1.weight"]),
+        }
     further = vocabulary > ENGLISH_VOCABULARY
-    return {
+    return found | {
         "architectures": ["WhisperForConditionalGeneration"],
         "d_model": width,
         "vocab_size": vocabulary,
-        "num_mel_bins": tensors["encoder.conv1.weight"].shape[1],
-        "max_source_positions": len(tensors["encoder.position_encodings.encodings"]),
-        "max_target_positions": len(tensors["decoder.position_encodings.encodings"]),
-        **{f"{side}_layers": len(layers[side]) for side in sides},
-        **{f"{side}_attention_heads": int(tensors[f"{side}.num_heads"]) for side in sides},
-        **{f"{side}_ffn_dim": len(tensors[f"{side}.layers.0.ffn.linear_0.weight"]) for side in sides},
+        "num_mel_bins": tensors["model.encoder.conv1.weight"].shape[1],
         "decoder_start_token_id": 50_257 + further,
         "eos_token_id": 50_256 + further,
         "suppress_tokens": beside.get("suppress_ids"),

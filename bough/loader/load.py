@@ -38,7 +38,6 @@ from bough.loader.source import (
 from bough.loader.vectors import BARE_NAMES
 from bough.models.names import Stored, find_tensors
 from bough.models.registry import FALLBACK, find_family, find_gguf_family
-from bough.models.whisper import Whisper
 from bough.native.library import cpu_name
 
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
@@ -60,8 +59,8 @@ def open_source(
         _refuse_unknown(file, tensors.values(), config.num_layers)
         return NamedSource(GgufSource(file), tensors)
     if files.ctranslate2 is not None and load_format == "auto":
-        stands = Whisper().ctranslate2_names(config)
         mapped = {name: torch.from_numpy(tensor) for name, tensor in read_tensors(files.ctranslate2).items()}
+        stands = find_family(config.architecture).names(config)
         return NamedSource(TensorSource(mapped), find_tensors(stands, mapped, keep_others=False))
     if files.safetensors and load_format in ("auto", "safetensors", "mistral"):
         stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
@@ -10,23 +11,12 @@ import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext, Heard
 from bough.core.model_config import ModelConfig
-from bough.layers.attention import SelfAttention
-from bough.layers.blocks import Block
+from bough.layers.blocks import PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.moe import make_mlp
 from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
 from bough.models.decoder import Decoder
-
-
-def without_key_bias(slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:
-    """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""
-    for slot in slots:
-        if slot.name.endswith("k_proj.bias"):
-            slot.target.zero_()
-        else:
-            yield slot
 
 
 class CrossAttention:
@@ -34,10 +24,10 @@ class CrossAttention:
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
         width, self._heads, self._layer = config.hidden_size, config.num_heads, layer
-        whole = slice(0, width)
-        self._query = ColumnLinear(width, (Columns("q_proj", whole),), True, placement)
-        self._heard = ColumnLinear(width, (Columns("k_proj", whole), Columns("v_proj", whole)), True, placement)
-        self._output = RowLinear("o_proj", whole, width, True, placement)
+        query, key, value = (Columns(f"{part}_proj", slice(0, width)) for part in "qkv")
+        self._query = ColumnLinear(width, (query,), True, placement)
+        self._heard = ColumnLinear(width, (key, value), True, placement)
+        self._output = RowLinear("out_proj", slice(0, width), width, True, placement)
 
     def hear(self, encoded: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Keys and values [2, heads, positions, head_dim] of the encoder's output [positions, hidden_size]."""
@@ -48,16 +38,15 @@ class CrossAttention:
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         queries, total = self._query.after(norm, x, residual, ctx)
-        starts, ends = ctx.batch.query_starts, ctx.logits_indices
-        if ends is not None:  # only those tokens are left
-            starts = np.searchsorted(ends.numpy(), starts).astype(np.int32)
+        starts = ctx.batch.query_starts.tolist()
+        if ctx.logits_indices is not None:  # only those tokens are left
+            starts = np.searchsorted(ctx.logits_indices.numpy(), starts).tolist()
         heads = queries.view(len(queries), self._heads, -1).transpose(0, 1)
         found = torch.empty_like(heads)
-        for row, heard in enumerate(ctx.heard):
-            at = slice(int(starts[row]), int(starts[row + 1]))
-            if at.start < at.stop:
+        for heard, first, end in zip(ctx.heard, starts[:-1], starts[1:], strict=True):
+            if first < end:
                 key, value = heard[self._layer]
-                found[:, at] = F.scaled_dot_product_attention(heads[None, :, at], key[None], value[None])[0]
+                found[:, first:end] = F.scaled_dot_product_attention(heads[None, :, first:end], key[None], value[None])
         return self._output(found.transpose(0, 1).flatten(1), ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -65,32 +54,28 @@ class CrossAttention:
             yield from part.slots(prefix)
 
 
-class HearingBlock(Block):
-    """Attention to the tokens before, attention to what was heard, an MLP: each after a norm, added to the residual."""
+class HearingBlock(PreNormBlock):
+    """With attention to what was heard between that to the tokens before and the MLP."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        self._norms = [make_norm(config, placement) for _ in range(3)]
-        self._attention = SelfAttention(config, layer, placement)
-        self.cross = CrossAttention(config, layer, placement)
-        self._mlp = make_mlp(config, layer, placement)
+        super().__init__(config, layer, placement)
+        self._cross_norm, self.cross = make_norm(config, placement), CrossAttention(config, layer, placement)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._attention(x, residual, self._norms[0], positions, ctx)
-        x, residual = self.cross(x, residual, self._norms[1], ctx)
-        return self._mlp(x, residual, self._norms[2], ctx)
+        x, residual = self._attention(x, residual, self._input_norm, positions, ctx)
+        x, residual = self.cross(x, residual, self._cross_norm, ctx)
+        return self._mlp(x, residual, self._mlp_norm, ctx)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        parts = {
-            "input_layernorm": self._norms[0],
-            "self_attn": self._attention,
-            "cross_attn_layernorm": self._norms[1],
-            "cross_attn": self.cross,
-            "post_attention_layernorm": self._norms[2],
-            "mlp": self._mlp,
-        }
-        return without_key_bias(slots_of(prefix, **parts))
+        """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""
+        own = slots_of(prefix, encoder_attn_layer_norm=self._cross_norm, encoder_attn=self.cross)
+        for slot in (*super().slots(prefix), *own):
+            if slot.name.endswith("k_proj.bias"):
+                slot.target.zero_()
+            else:
+                yield slot
 
 
 class WhisperModel(Decoder):
@@ -99,34 +84,17 @@ class WhisperModel(Decoder):
         from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
         assert config.speech is not None
-        self._cross: list[CrossAttention] = []
-        super().__init__(config, placement, self._block)
-        speech = config.speech
-        theirs = WhisperConfig(
-            d_model=config.hidden_size,
-            encoder_layers=speech.layers,
-            encoder_attention_heads=speech.heads,
-            encoder_ffn_dim=speech.inner,
-            num_mel_bins=speech.mel_bins,
-            max_source_positions=speech.positions,
-            activation_function=config.activation,
-        )
+        super().__init__(config, placement, HearingBlock)
+        sizes = {"d_model": config.hidden_size, **config.speech.encoder}
         with torch.device("meta"):
-            encoder = WhisperEncoder(theirs)
-        encoder.requires_grad_(False)
-        self._encoder = encoder.to(placement.dtype).to_empty(device=placement.device).eval()
-
-    def _block(self, config: ModelConfig, layer: int, placement: Placement) -> HearingBlock:
-        block = HearingBlock(config, layer, placement)
-        self._cross.append(block.cross)
-        return block
+            encoder = WhisperEncoder(WhisperConfig(**sizes, activation_function=config.activation))
+        self._encoder = encoder.to(placement.dtype).to_empty(device=placement.device).eval().requires_grad_(False)
 
     def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
         """What the decoder's layers attend to, of features [mel_bins, frames]."""
         encoded = self._encoder(features[None].to(self._placement.dtype)).last_hidden_state[0]
-        return tuple(cross.hear(encoded, ctx) for cross in self._cross)
+        return tuple(cast(HearingBlock, block).cross.hear(encoded, ctx) for block in self._blocks)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from super().slots()
-        for name, tensor in self._encoder.named_parameters():
-            yield WeightSlot(f"encoder.{name}", tensor.data)
+        yield from (WeightSlot(f"encoder.{name}", each.data) for name, each in self._encoder.named_parameters())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from bough.core.speech import SAMPLE_RATE, SpeechConfig
+from bough.core.speech import TIME_SAMPLES, SpeechConfig
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,27 +25,19 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     no_speech_prob: float = 0.0
 
 
-class Spoken(msgspec.Struct, frozen=True):
-    """Tokens of a text, and when it begins and ends, in samples of its window."""
-
-    start: int
-    end: int
-    tokens: list[int]
-
-
-def split(tokens: Sequence[int], speech: SpeechConfig, length: int) -> list[Spoken]:
-    """The texts between the times in what was written of a window of so many samples."""
-    found: list[Spoken] = []
+def split(tokens: Sequence[int], speech: SpeechConfig, length: int) -> list[tuple[int, int, list[int]]]:
+    """The texts between the times in what was written of a window of so many samples: where they begin and end."""
+    found: list[tuple[int, int, list[int]]] = []
     start, text = 0, list[int]()
     for token in tokens:
         if token < speech.end:
             text.append(token)
         elif token >= speech.timestamps:
-            time = min((token - speech.timestamps) * speech.token_samples, length)
+            time = min((token - speech.timestamps) * TIME_SAMPLES, length)
             if text:
-                found.append(Spoken(start, max(start, time), text))
+                found.append((start, max(start, time), text))
             start, text = time, []
-    return [*found, Spoken(min(start, length), length, text)] if text else found
+    return [*found, (start, length, text)] if text else found
 
 
 def compression(text: str) -> float:
@@ -54,33 +45,19 @@ def compression(text: str) -> float:
     return len(raw) / len(zlib.compress(raw)) if raw else 1.0
 
 
-def seconds(samples: int) -> float:
-    return round(samples / SAMPLE_RATE, 3)
-
-
-def clock(time: float, mark: str) -> str:
-    """Hours, minutes, seconds and thousandths."""
-    whole, thousandths = divmod(round(time * 1000), 1000)
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}{mark}{thousandths:03}"
-
-
 def srt(segments: Sequence[Segment]) -> str:
-    parts = (
-        f"{number}\n{clock(each.start, ',')} --> {clock(each.end, ',')}\n{_line(each)}\n\n"
-        for number, each in enumerate(segments, 1)
-    )
-    return "".join(parts)
+    return "".join(f"{number}\n{_cue(each, ',')}" for number, each in enumerate(segments, 1))
 
 
 def vtt(segments: Sequence[Segment]) -> str:
-    parts = (f"{clock(each.start, '.')} --> {clock(each.end, '.')}\n{_line(each)}\n\n" for each in segments)
-    return "WEBVTT\n\n" + "".join(parts)
+    return "WEBVTT\n\n" + "".join(_cue(each, ".") for each in segments)
 
 
-def _line(segment: Segment) -> str:
-    return segment.text.strip().replace("-->", "->")  # which would begin a cue
+def _cue(segment: Segment, mark: str) -> str:
+    line = segment.text.strip().replace("-->", "->")  # which would begin a cue
+    return f"{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{line}\n\n"
 
 
-def verbose(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(msgspec.structs.replace(each, id=number)) for number, each in enumerate(segments)]
+def _clock(time: float, mark: str) -> str:
+    whole, thousandths = divmod(round(time * 1000), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{thousandths:03}"

@@ -12,7 +12,8 @@ from transformers.generation.logits_process import WhisperTimeStampLogitsProcess
 from bough.core.speech import SpeechConfig
 from bough.executor.hearing import keep_rules
 
-SPEECH = SpeechConfig(1, 1, 1, 80, 60, start=41, end=40, timestamps=60, suppress=(2, 41), begin_suppress=(5, 40))
+SIZES = {"num_mel_bins": 80, "max_source_positions": 60}
+SPEECH = SpeechConfig(SIZES, start=41, end=40, timestamps=60, suppress=(2, 41), begin_suppress=(5, 40))
 VOCABULARY = 60 + 61
 
 

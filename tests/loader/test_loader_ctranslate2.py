@@ -34,7 +34,7 @@ def test_a_converted_model_is_the_one_that_it_was(tmp_path: Path) -> None:
     # The format does not say these; they are those of OpenAI's vocabularies.
     assert configs[0].speech is not None and configs[1].speech is not None
     assert configs[1].speech.start == 50_257 and configs[1].speech.suppress == configs[0].speech.suppress
-    for name in ("layers", "heads", "inner", "mel_bins", "positions", "timestamps", "begin_suppress"):
+    for name in ("encoder", "timestamps", "begin_suppress"):
         assert getattr(configs[0].speech, name) == getattr(configs[1].speech, name)
     for name in ("num_layers", "num_heads", "hidden_size", "intermediate_size", "vocab_size", "context_length"):
         assert getattr(configs[0], name) == getattr(configs[1], name)
@@ -55,7 +55,7 @@ def test_a_converted_model_is_the_one_that_it_was(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, change: object, complaint: str) -> None:
     path = tmp_path / "model.bin"
     write_ctranslate2(path, {"decoder/embeddings/weight": np.ones((4, 2), np.float32)})
-    assert read_tensors(path)["decoder.embeddings.weight"].tolist() == [[1.0, 1.0]] * 4
+    assert read_tensors(path)["model.decoder.embed_tokens.weight"].tolist() == [[1.0, 1.0]] * 4
     path.write_bytes(change(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(ModelError, match=complaint):
         read_tensors(path)

@@ -16,7 +16,7 @@ from bough.speech.sound import decode, features
 
 
 def speech(bins: int) -> SpeechConfig:
-    return SpeechConfig(1, 1, 1, bins, 1500, 0, 0, 0)
+    return SpeechConfig({"num_mel_bins": bins, "max_source_positions": 1500}, 0, 0, 0)
 
 
 def tone(seconds: float, rate: int = 16_000) -> np.ndarray:

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 
 from bough.core.speech import SpeechConfig
-from bough.speech.windows import Loudness
+from bough.speech.sound import Loudness
 
-SPEECH = SpeechConfig(1, 1, 1, 80, 1500, 0, 0, 0)
+SPEECH = SpeechConfig({"num_mel_bins": 80, "max_source_positions": 1500}, 0, 0, 0)
 RATE = 16_000
 
 

@@ -270,8 +270,9 @@ class MainServer(Serving):
 
     def on_ready(self, context: ServerContext) -> None:
         seconds = time.monotonic() - self._began
-        embeds = context.model.limits.get("is_embedding", False)
-        print(welcome_text(context.model.name, self._url, self._settings.server, seconds, embeds=embeds), flush=True)
+        limits = context.model.limits
+        kind = {"embeds": limits.get("is_embedding", False), "hears": limits.get("speech") is not None}
+        print(welcome_text(context.model.name, self._url, self._settings.server, seconds, **kind), flush=True)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings

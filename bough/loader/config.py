@@ -17,7 +17,6 @@ import msgspec
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.loader.ctranslate2 import config_of
 from bough.loader.locate import PARAMS_NAME, ModelFiles
 from bough.loader.quantization import quantization_of
 from bough.loader.vectors import generating_name, read_vectors
@@ -52,6 +51,8 @@ def read_config(
         rope = replace(config.rope, factors=freq_factors) if config.rope.kind == "default" else config.rope
         return replace(config, norm_plus_one=False, rope=rope)
     if files.ctranslate2 is not None:
+        from bough.loader.ctranslate2 import config_of  # needs numpy
+
         return _build(str(files.ctranslate2), config_of(files.ctranslate2), overrides or {}, ())
     if files.config is None:
         raise ModelError(f"{files.folder} has no config.json, so the model's shape is unknown.")

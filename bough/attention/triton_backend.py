@@ -147,6 +147,7 @@ class TritonAttention(AttentionBackend):
                     k_scale=pool.key_scales[layer.layer],
                     v_scale=pool.key_scales[layer.layer],
                     out=attended[:n],
+                    shared=_shared(batch, layer.absorbed),
                 )
             if short is not None:
                 self._prompts.run_absorbed(queries, layer, pool, batch, short, attended)

@@ -26,8 +26,8 @@ from bough.executor.rank_check import make_check
 from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
-from bough.kernels.decode_attention.shared import SharedWork
-from bough.kernels.decode_attention.triton import LATENT_WORK, MIN_DOT, head_blocks
+from bough.kernels.decode_attention.shared import MIN_DOT, SharedWork
+from bough.kernels.decode_attention.triton import LATENT_WORK, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.latent_attention import triton as expanded
@@ -56,7 +56,7 @@ def assemble(
 ) -> CudaExecutor:
     """An executor with a cache of as many pages as the limits say."""
     staging = Staging(loaded.device, RING_DEPTH + limits.stages)
-    shared = SharedWork(limits.rows, *_heads(loaded), loaded.device) if limits.shares_reads else None
+    shared = SharedWork(limits.rows, *_decode_shape(loaded), loaded.device) if limits.shares_reads else None
     inputs = CudaInputs(limits, loaded.device, staging, shared)
     block_queries = _block_queries(loaded)
     check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
@@ -124,9 +124,10 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
 
 
 def shares_reads(loaded: LoadedWeights, settings: Settings) -> bool:
-    """Whether decodes read a prefix that they share together. Latents already serve all heads with one read; in
+    """Whether decodes read a prefix that they share together. Sparse attention gives each its own keys; in
     deterministic inference a row's bits may not depend on its neighbours; the tiles need plenty of shared memory."""
-    alike = loaded.config.latent is None and len(loaded.config.kv_shapes) == 1 and shared_bytes() >= PLENTY
+    sparse = loaded.config.latent is not None and loaded.config.latent.index is not None
+    alike = not sparse and len(loaded.config.kv_shapes) == 1 and shared_bytes() >= PLENTY
     wanted = not (settings.model.enable_deterministic_inference or settings.scheduler.disable_tree_attention)
     return wanted and alike and choose_backends(settings.model, "cuda").decode == "triton"
 
@@ -160,8 +161,7 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
 
     def make_work(layer: AttentionSpec) -> DecodeWork:
         if latent is not None:
-            blocks, device = head_blocks(heads), loaded.device
-            return DecodeWork(limits.rows, heads, blocks, latent.rank, device, **LATENT_WORK)
+            return DecodeWork(limits.rows, *_decode_shape(loaded), loaded.device, **LATENT_WORK)
         shape = (limits.rows, heads, layer.kv_heads, layer.head_dim, loaded.device)
         return DecodeWork(*shape, window=layer.window, chunked=layer.chunked)
 
@@ -193,6 +193,12 @@ def _heads(loaded: LoadedWeights) -> tuple[int, int, int]:
     return topology.share(config.num_heads, "num_heads"), together, max(width for _, width in config.kv_shapes)
 
 
+def _decode_shape(loaded: LoadedWeights) -> tuple[int, int, int]:
+    """Heads, key-value heads and the width of values, as decodes read them: latents serve blocks of heads."""
+    (heads, kv_heads, width), latent = _heads(loaded), loaded.config.latent
+    return (heads, kv_heads, width) if latent is None else (heads, head_blocks(heads), latent.rank)
+
+
 def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int:
     """What the torch back end, if it is used, takes for contexts longer than the profile's, what gathered latents take,
     and what the parts of shared prefixes' results do."""
@@ -203,7 +209,7 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int
     if latent is not None and latent.index is not None:
         gathered += sparse_latents.scratch_bytes(config.context_length)
     if shares_reads(loaded, settings):
-        heads, _, width = _heads(loaded)
+        heads, _, width = _decode_shape(loaded)
         gathered += SharedWork.held_bytes(rows, heads, width)
     if "torch" not in (names.prefill, names.decode):
         return gathered

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from bough.core.control import (
+    ProfileStart,
     ReadWeight,
     SwapWeights,
     TakeTensors,
@@ -29,7 +30,7 @@ from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
 from bough.messages.outputs import Reply, facts_of
-from bough.messages.requests import ChangeAdapters, FlushCache
+from bough.messages.requests import ChangeAdapters, FlushCache, StartProfile, StopProfile
 from bough.observability.logs import set_up_logging
 from bough.version import __version__
 
@@ -214,6 +215,17 @@ class Engine:
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Raises a `RequestError` while requests use it."""
         _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name))))
+
+    def start_profile(self, **options: Any) -> None:
+        """Records what the executor's process does until `stop_profile`, by `ProfileStart`'s options."""
+        profile = ProfileStart(**options)
+        _raise_if_refused(self._wait(self._client.call(lambda call: StartProfile(call, command=profile))))
+
+    def stop_profile(self) -> str:
+        """Ends the recording and says which file it is in."""
+        reply = self._wait(self._client.call(StopProfile))
+        _raise_if_refused(reply)
+        return reply.message
 
     def start_expert_distribution_record(self) -> None:
         """Counts how often each expert is chosen, from now on; needs `expert_distribution_recorder_mode="stat"`."""

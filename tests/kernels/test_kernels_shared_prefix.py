@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bough.kernels.decode_attention import shared
 from bough.kernels.decode_attention.shared import SharedWork, plan_shared, shared_runs
+from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from tests.kernels.closeness import assert_near
 from tests.kernels.test_kernels_decode_attention import SINKS, Case, make
@@ -61,7 +62,7 @@ def share(case: Case, common: list[int]) -> Case:
         (torch.float32, 4, 2, 32, 4, {"softcap": 2.0}),
         (torch.float32, 4, 2, 32, 1, {"sinks": True}),
         (torch.float16, 6, 2, 80, 4, {}),
-        (torch.float16, 20, 1, 16, 1, {}),
+        (torch.float16, 20, 1, 16, 1, {"k_scale": 0.5, "v_scale": 3.0}),
     ],
 )
 def test_results_are_those_of_reading_row_by_row(
@@ -92,3 +93,21 @@ def test_results_are_those_of_reading_row_by_row(
     assert_near(got, case.expected(**options))
     assert together.plan(np.array(common, dtype=np.int32))[1] is False
     assert together.plan(np.zeros(8, dtype=np.int32)) == (None, False)
+
+
+def test_latents_are_read_together(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MIN_SAVED": 1, "PART_KEYS": 1, "KEY_STEP": 32, "PROGRAMS": 2, "MAX_ITEMS": 20}.items():
+        monkeypatch.setattr(shared, name, value)
+    heads, rank, width, common = 8, 32, 48, [0, 40, 40, 0, 64, 64]
+    case = share(make([130, 60, 50, 65, 70, 100], device, heads, 1, width, 1, torch.float32), common)
+    case = Case(case.q, case.k_cache, case.k_cache[..., :rank], *case.cast(torch.float32)[3:], 1)
+    work = DecodeWork(6, heads, 1, rank, device, programs=4, key_step=32)
+    together = SharedWork(6, heads, 1, rank, device)
+    packed, _ = together.plan(np.array(common, dtype=np.int32))
+    assert packed is not None and packed[0] > 1
+    together.buffer.copy_(torch.from_numpy(packed))
+    plan_decode(case.lengths, work, together.own_first)
+    options = {"page_size": 1, "scale": 0.125, "v_scale": 2.0}
+    q, latents, _, *rest = case.cast(torch.float32)
+    got = decode_attention(q, latents, latents[..., :rank], *rest, work, shared=together, **options)  # type: ignore[arg-type]
+    assert_near(got, case.expected(v_scale=2.0))

@@ -43,6 +43,67 @@ def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.c
 
 
 @triton.jit
+def attend_over(
+    queries, more_queries,  # [lines, BLOCK_D], and of latents the columns that are keys alone [lines, BLOCK_E]
+    k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
+    HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Takes the keys from `first` to `last` of a line of the page table into what was summed before."""
+    key, d, e = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D), HEAD_DIM + tl.arange(0, BLOCK_E)
+    kind: tl.constexpr = queries.dtype
+    page = tl.load(pages + (first + key) // PAGE_SIZE, mask=first + key < last, other=0)
+    for start in range(first, last, BLOCK_N):
+        token = start + key
+        present = token < last
+        slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE  # a pool has more than 2^31 elements
+        line = slot * (HEAD_DIM + EXTRA) if EXTRA else (slot * KV_HEADS + kv_head) * HEAD_DIM
+        offsets = line[:, None] + d[None, :]
+        # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
+        ahead = token + BLOCK_N
+        page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < last, other=0)
+        # What is not this row's must not be read: the pool is never cleared, and 0 * NaN is NaN.
+        held = present[:, None]
+        if HEAD_DIM != BLOCK_D:
+            held = held & (d < HEAD_DIM)[None, :]
+        k = tl.load(k_cache + offsets, mask=held, other=0.0).to(kind)
+        if EXTRA:
+            v = k
+            more_held = present[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
+            more_k = tl.load(k_cache + line[:, None] + e[None, :], mask=more_held, other=0.0).to(kind)
+        else:
+            v = tl.load(v_cache + offsets, mask=held, other=0.0).to(kind)
+        products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+        if EXTRA:
+            products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
+        top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+    return top, norm, acc
+
+
+@triton.jit
+def join_shared(
+    shared, log_sums, starts, first_item, place, item, kv_head, top, norm, acc,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Takes what was read together with other rows into the sums of a row's first item, before its own keys: few parts,
+    which come while those do."""
+    member, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    there = (member < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    begin = tl.load(starts + place)
+    parts = tl.where(item == tl.load(first_item + place), tl.load(starts + place + 1) - begin, 0)
+    for part in range(parts):
+        line = (begin + part).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + member
+        log_sum = tl.load(log_sums + line, mask=member < GROUP, other=0.0)
+        value = tl.load(shared + line[:, None] * HEAD_DIM + d[None, :], mask=there, other=0.0)
+        new_top = tl.maximum(top, log_sum)
+        shrink, weight = tl.exp2(top - new_top), tl.exp2(log_sum - new_top)
+        norm, acc = norm * shrink + weight, acc * shrink[:, None] + value * weight[:, None]
+        top = new_top
+    return top, norm, acc
+
+
+@triton.jit
 def join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP: tl.constexpr, BLOCK_G: tl.constexpr):
     """Takes the logits of the heads' sinks into the sums of a row's first item: of its parts, one has them."""
     member = tl.arange(0, BLOCK_G)
@@ -77,22 +138,17 @@ def leave(
 def hand_in(
     result,  # [BLOCK_G, BLOCK_D]
     log_sum,  # [BLOCK_G]
-    place, item, parts, kv_head, out, partial, log_sums, arrivals, first_item, shared, shared_starts, shared_log_sums,
+    place, item, parts, kv_head, out, partial, log_sums, arrivals, first_item,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
     """The same, and if the row was cut into parts, the last program to finish weighs all of them, in their order, so
-    that the result does not depend on who was last: BLOCK_PARTS at a time. Parts that were read together with other
-    rows (`shared`) are there already."""
-    more, more_begin = 0, 0
-    if shared is not None:
-        more_begin = tl.load(shared_starts + place)
-        more = tl.load(shared_starts + place + 1) - more_begin
+    that the result does not depend on who was last: BLOCK_PARTS at a time."""
     leave(
-        result, log_sum, place, item, parts + more, kv_head, out, partial, log_sums,
+        result, log_sum, place, item, parts, kv_head, out, partial, log_sums,
         KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
     )  # fmt: skip
-    if parts + more > 1:
+    if parts > 1:
         begin = tl.load(first_item + place)
         tl.debug_barrier()  # all threads of the program have written before one of them says so
         counter = arrivals + place * KV_HEADS + kv_head
@@ -102,11 +158,6 @@ def hand_in(
             top = tl.where(member < GROUP, float("-inf"), 0.0)  # where there is no head, the numbers stay finite
             norm = tl.where(member < GROUP, 0.0, 1.0)
             acc = tl.zeros([SIDE, BLOCK_D], tl.float32)
-            if shared is not None:
-                top, norm, acc = _weigh(
-                    shared, shared_log_sums, more_begin, more, kv_head * GROUP, top, norm, acc,
-                    KV_HEADS * GROUP, GROUP, HEAD_DIM, SIDE, BLOCK_D, BLOCK_PARTS,
-                )  # fmt: skip
             top, norm, acc = _weigh(
                 partial, log_sums, begin, parts, kv_head * GROUP, top, norm, acc,
                 KV_HEADS * GROUP, GROUP, HEAD_DIM, SIDE, BLOCK_D, BLOCK_PARTS,

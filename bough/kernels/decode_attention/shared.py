@@ -22,13 +22,16 @@ import triton
 import triton.language as tl
 
 from bough.core.plan import IntArray
-from bough.kernels.decode_attention.device import fold
+from bough.kernels.decode_attention.device import attend_over
 from bough.kernels.overlap import overlap, take_turn
 
+MIN_DOT = 16  # the smallest matrix that tl.dot takes
 LINES = 64  # of a program's matrix of queries: as many as the widest instructions take
 KEY_STEP = 128  # parts are a multiple of it
 PART_KEYS = 64  # storing and weighing a row's part takes as long as reading so many keys
-MIN_SAVED = 8192  # keys that a step must not read again to be worth a launch more in every layer
+# Keys times kv heads that a step must not read again to be worth a launch more in every layer: of 128 columns they take
+# about 10 microseconds on a large GPU.
+MIN_SAVED = 1 << 17
 ITEM_FIELDS = 5  # first place in the batch, rows, first key, end of keys, which of its rows' parts
 MAX_ITEMS = 256
 PARTS_PER_ROW = 4  # at most, on average
@@ -71,7 +74,8 @@ def plan_shared(common: IntArray, rows_at_once: int, kv_heads: int, max_parts: i
     """None: nothing is worth reading together."""
     runs = sorted(shared_runs(common, rows_at_once), key=lambda run: run.first)
     tiles = [-(-run.rows // rows_at_once) for run in runs]
-    if sum((run.rows - n) * (run.end - run.first) for run, n in zip(runs, tiles, strict=True)) < MIN_SAVED:
+    saved = sum((run.rows - n) * (run.end - run.first) for run, n in zip(runs, tiles, strict=True))
+    if saved * kv_heads < MIN_SAVED:
         return None
     keys = sum(n * (run.end - run.first) for run, n in zip(runs, tiles, strict=True))
     chunk = -(-keys * kv_heads // PROGRAMS // KEY_STEP) * KEY_STEP or KEY_STEP
@@ -145,38 +149,39 @@ class SharedWork:
 def attend_shared(
     q: torch.Tensor,  # [batch, heads, head_dim], the last dimension contiguous
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor,  # of latents the first columns of k_cache
     page_table: torch.Tensor,
     rows: torch.Tensor,
     work: SharedWork,
     *,
+    kv_heads: int,  # of latents, blocks of heads
     page_size: int,
     scale: float,  # in units of log2, as `softcap`
     softcap: float | None,
-    v_scale: float,
     block_n: int,
+    num_warps: int,
     num_stages: int,
 ) -> None:
-    """Leaves the parts of all rows' results in `work`."""
-    batch, heads, head_dim = q.shape
-    kv_heads = k_cache.shape[1]
+    """Leaves the parts of all rows' results in `work`, in units of the stored values."""
+    batch, heads, head_dim = *q.shape[:2], v_cache.shape[2]
+    extra = q.shape[2] - head_dim
     _attend_shared[(kv_heads, MAX_ITEMS)](
         q, k_cache, v_cache, page_table, rows, work.items, work.part_starts, work.partial, work.log_sums,
-        q.stride(0), q.stride(1), page_table.stride(0), scale, v_scale, 0.0 if softcap is None else softcap,
-        HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim,
+        q.stride(0), q.stride(1), page_table.stride(0), scale, 0.0 if softcap is None else softcap,
+        HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, EXTRA=extra,
         PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_M=max(LINES, triton.next_power_of_2(heads // kv_heads)),
-        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=block_n, PRECISION="ieee",
-        num_warps=4, num_stages=num_stages, **overlap(batch),
+        BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)), BLOCK_N=block_n,
+        PRECISION="ieee", num_warps=num_warps, num_stages=num_stages, **overlap(batch),
     )  # fmt: skip
 
 
 @triton.jit
 def _attend_shared(
     q, k_cache, v_cache, page_table, rows, items, part_starts, partial, log_sums,
-    q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
+    q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One item for the query heads of one kv head."""
     take_turn(OVERLAP)
@@ -195,30 +200,22 @@ def _attend_shared(
     own: tl.constexpr = q.dtype.element_ty
     narrow: tl.constexpr = k_cache.dtype.element_ty.primitive_bitwidth == 8 and own.primitive_bitwidth == 16
     kind: tl.constexpr = tl.float16 if narrow else own
-    q_offsets = (place + member).to(tl.int64)[:, None] * q_row_stride + head[:, None] * q_head_stride + d[None, :]
-    queries = tl.load(q + q_offsets, mask=valid, other=0.0).to(kind)
+    query_lines = q + (place + member).to(tl.int64)[:, None] * q_row_stride + head[:, None] * q_head_stride
+    queries = tl.load(query_lines + d[None, :], mask=valid, other=0.0).to(kind)
+    more_queries = queries
+    if EXTRA:
+        e = HEAD_DIM + tl.arange(0, BLOCK_E)
+        more_valid = there[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
+        more_queries = tl.load(query_lines + e[None, :], mask=more_valid, other=0.0).to(kind)
 
-    key = tl.arange(0, BLOCK_N)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    page = tl.load(pages + (first + key) // PAGE_SIZE, mask=first + key < last, other=0)
-    for start in range(first, last, BLOCK_N):
-        token = start + key
-        present = token < last
-        slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE
-        offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-        ahead = token + BLOCK_N
-        page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < last, other=0)
-        held = present[:, None]
-        if HEAD_DIM != BLOCK_D:
-            held = held & (d < HEAD_DIM)[None, :]
-        k = tl.load(k_cache + offsets, mask=held, other=0.0).to(kind)
-        v = tl.load(v_cache + offsets, mask=held, other=0.0).to(kind)
-        products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
-        top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
-
+    top, norm, acc = attend_over(
+        queries, more_queries, k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
+        HAS_SOFTCAP, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_D, BLOCK_E, BLOCK_N, PRECISION,
+    )  # fmt: skip
     begin = tl.load(part_starts + place + member, mask=there, other=0)
     result = (begin + part).to(tl.int64) * (KV_HEADS * GROUP) + head
-    tl.store(partial + result[:, None] * HEAD_DIM + d[None, :], acc * (v_scale / norm)[:, None], mask=valid)
+    tl.store(partial + result[:, None] * HEAD_DIM + d[None, :], acc / norm[:, None], mask=valid)
     tl.store(log_sums + result, top + tl.log2(norm), mask=there)

@@ -18,14 +18,13 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.decode_attention.device import fold, hand_in, join_sink, leave
-from bough.kernels.decode_attention.shared import SharedWork, attend_shared
+from bough.kernels.decode_attention.device import attend_over, hand_in, join_shared, join_sink, leave
+from bough.kernels.decode_attention.shared import LINES, MIN_DOT, SharedWork, attend_shared
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 LOG2_E = 1.4426950408889634
-MIN_DOT = 16  # the smallest matrix that tl.dot takes
 WEIGHED_NUMBERS = 4096  # of parts that are weighed at a time; they are held in registers
 WEIGHED_PARTS = 8  # at most, at a time: the code for each is written out
 
@@ -121,10 +120,11 @@ def decode_attention(
     capped = None if softcap is None else softcap * LOG2_E
     others: tuple[torch.Tensor | None, ...] = (None, None, None)
     if shared is not None:
-        assert not extra and window is None, "latents and windows are read row by row"
+        assert window is None, "windows are read row by row"
+        tile = latent_config_for(LINES, wide) if extra else chosen
         attend_shared(
-            q, k_cache, v_cache, page_table, rows, shared, page_size=page_size, scale=in_log2, softcap=capped,
-            v_scale=v_scale, block_n=chosen.block_n, num_stages=chosen.num_stages,
+            q, k_cache, v_cache, page_table, rows, shared, kv_heads=kv_heads, page_size=page_size, scale=in_log2,
+            softcap=capped, block_n=tile.block_n, num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         others = (shared.partial, shared.part_starts, shared.log_sums)
     _attend[(kv_heads, work.max_items(batch))](
@@ -189,42 +189,25 @@ def _attend(
     narrow: tl.constexpr = k_cache.dtype.element_ty.primitive_bitwidth == 8 and own.primitive_bitwidth == 16
     kind: tl.constexpr = tl.float16 if narrow else own
     queries = tl.load(q + q_offsets, mask=valid, other=0.0).to(kind)
+    more_queries = queries
     if EXTRA:
         e = HEAD_DIM + tl.arange(0, BLOCK_E)
         more_offsets = place.to(tl.int64) * q_row_stride + head[:, None] * q_head_stride + e[None, :]
         more_valid = (member < GROUP)[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
         more_queries = tl.load(q + more_offsets, mask=more_valid, other=0.0).to(kind)
 
-    key = tl.arange(0, BLOCK_N)
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    page = tl.load(pages + (first + key) // PAGE_SIZE, mask=first + key < last, other=0)
-    for start in range(first, last, BLOCK_N):
-        token = start + key
-        present = token < last
-        slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE  # a pool has more than 2^31 elements
-        line = slot * (HEAD_DIM + EXTRA) if EXTRA else (slot * KV_HEADS + kv_head) * HEAD_DIM
-        offsets = line[:, None] + d[None, :]
-        # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
-        ahead = token + BLOCK_N
-        page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < last, other=0)
-        # What is not this row's must not be read: the pool is never cleared, and 0 * NaN is NaN.
-        held = present[:, None]
-        if HEAD_DIM != BLOCK_D:
-            held = held & (d < HEAD_DIM)[None, :]
-        k = tl.load(k_cache + offsets, mask=held, other=0.0).to(kind)
-        if EXTRA:
-            v = k
-            more_held = present[:, None] & (e < HEAD_DIM + EXTRA)[None, :]
-            more_k = tl.load(k_cache + line[:, None] + e[None, :], mask=more_held, other=0.0).to(kind)
-        else:
-            v = tl.load(v_cache + offsets, mask=held, other=0.0).to(kind)
-        products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
-        if EXTRA:
-            products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
-        top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
-
+    if shared is not None:
+        top, norm, acc = join_shared(
+            shared, shared_log_sums, shared_starts, first_item, place, item, kv_head, top, norm, acc,
+            KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
+        )  # fmt: skip
+    top, norm, acc = attend_over(
+        queries, more_queries, k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
+        HAS_SOFTCAP, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_D, BLOCK_E, BLOCK_N, PRECISION,
+    )  # fmt: skip
     if sinks is not None:
         top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)
     if EXTRA:
@@ -235,7 +218,7 @@ def _attend(
     else:
         hand_in(
             acc * (v_scale / norm)[:, None], top + tl.log2(norm), place, item, parts, kv_head,
-            out, partial, log_sums, arrivals, first_item, shared, shared_starts, shared_log_sums,
+            out, partial, log_sums, arrivals, first_item,
             KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
         )  # fmt: skip
 

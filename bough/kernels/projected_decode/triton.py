@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.device import absorb, hand_in, join_sink, scaled
-from bough.kernels.decode_attention.triton import LOG2_E, MIN_DOT, DecodeConfig, parts_at_once
+from bough.kernels.decode_attention.shared import MIN_DOT
+from bough.kernels.decode_attention.triton import LOG2_E, DecodeConfig, parts_at_once
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
 from bough.kernels.overlap import overlap, take_turn
 
@@ -172,7 +173,7 @@ def _attend_projected(
         top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)
     hand_in(
         acc / norm[:, None], top + tl.log2(norm), place, item, parts, kv_head,
-        out, partial, log_sums, arrivals, first_item, None, None, None,
+        out, partial, log_sums, arrivals, first_item,
         KV_HEADS, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_PARTS,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from bough.kernels.quantize_rows.reference import QuantizedRows
 
 FEW_ROWS = 16  # up to which rows of 16 bits are multiplied with a weight in groups, which takes as long as to read it
+FEWEST_ROWS = 2  # the same of a weight with a scale for each output; libraries' products of more rows are faster
 
 
 def scaled_linear(

@@ -43,7 +43,7 @@ def skinny_linear(
     """`x @ weight.T + bias`, summed in float32, written to `out` if given."""
     (m, k), n = x.shape, weight.shape[0]
     out = x.new_empty((m, n)) if out is None else out
-    tiling = config or fitted(config_for(m, n, k, x.element_size()), x.element_size(), shared_bytes())
+    tiling = config or fitted(config_for(m, n, k, weight.element_size()), x.element_size(), shared_bytes())
     if scales is not None and scales.shape[1] > 1:
         tiling = replace(tiling, block_k=GROUP if tiling.by_rows else min(GROUP, tiling.block_k))
     if tiling.by_rows:

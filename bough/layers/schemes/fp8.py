@@ -20,7 +20,7 @@ from bough.kernels.ops import Activation, Norm
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
-from bough.kernels.scaled_linear.reference import FEW_ROWS
+from bough.kernels.scaled_linear.reference import FEW_ROWS, FEWEST_ROWS
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.plain import PlainWeight
@@ -49,7 +49,7 @@ class Fp8Scheme:
 
 class Fp8Weight(LinearWeight):
     """A matrix that is quantised while it is loaded, or, with a `form`, that the checkpoint has so; its bias stays as
-    it is. A few rows are not quantised for a matrix in groups."""
+    it is. A few rows are not quantised."""
 
     def __init__(
         self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, form: Form | None = None
@@ -90,7 +90,7 @@ class Fp8Weight(LinearWeight):
         yield from bias_slots(prefix, self._parts, self._bias)
 
     def _takes_plain(self, x: torch.Tensor) -> bool:
-        return self._group > 0 and x.shape[0] <= FEW_ROWS
+        return x.shape[0] <= (FEW_ROWS if self._group else FEWEST_ROWS)
 
     def _product(self, rows: QuantizedRows) -> torch.Tensor:
         return self._fp8.scaled_linear(rows, self._weight, self._bias, self._dtype)

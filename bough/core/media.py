@@ -41,7 +41,8 @@ class MediaItem(msgspec.Struct, frozen=True):
 
     kind: MediaKind
     digest: bytes  # 16 bytes: of the content and of how it was prepared
-    spans: tuple[tuple[int, int], ...]  # first position in the prompt and count: where the encoder's rows go, in order
+    # First position in the prompt and count: where the encoder's rows go, in order. None: every token attends to them.
+    spans: tuple[tuple[int, int], ...]
     features: tuple[Feature, ...]
     file: str  # whoever made it keeps it until the request has ended
 
@@ -58,11 +59,6 @@ class MediaPrompt(msgspec.Struct, frozen=True):
     # token's place is its place in the sequence, plus `delta`, for all three.
     positions: bytes | None = None
     delta: int = 0
-
-    @property
-    def heard(self) -> MediaItem | None:
-        """The recording that has no place in the prompt: every token attends to all of it."""
-        return next((item for item in self.items if not item.spans), None)
 
 
 def media_ids(digest: bytes, count: int) -> npt.NDArray[np.int32]:

@@ -27,11 +27,6 @@ class SpeechConfig(msgspec.Struct, frozen=True):
         return self.encoder["max_source_positions"]
 
     @property
-    def samples(self) -> int:
-        """Of a window."""
-        return self.positions * TIME_SAMPLES
-
-    @property
     def english_only(self) -> bool:
         """Such a model has no tokens for languages and tasks, so those for times begin earlier."""
         return self.timestamps <= 50_363

@@ -113,10 +113,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
         return _build_cpu(files, settings, names, group)
-    if (config := resolve_config(files, settings)).vectors is not None:
-        raise SettingsError("Models that give vectors run on a CPU here; add --device cpu.")
-    if config.speech is not None:
-        raise SettingsError("Models that write down recordings run on a CPU here; add --device cpu.")
+    if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
+        raise SettingsError("Models that give vectors or hear run on a CPU here; add --device cpu.")
     from bough.executor.cuda_build import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers
 

@@ -87,13 +87,8 @@ def config_of(path: Path) -> Mapping[str, Any]:
         }
     further = vocabulary > ENGLISH_VOCABULARY
     return found | {
-        "architectures": ["WhisperForConditionalGeneration"],
-        "d_model": width,
-        "vocab_size": vocabulary,
-        "num_mel_bins": tensors["model.encoder.conv1.weight"].shape[1],
-        "decoder_start_token_id": 50_257 + further,
-        "eos_token_id": 50_256 + further,
-        "suppress_tokens": beside.get("suppress_ids"),
-        "begin_suppress_tokens": beside.get("suppress_ids_begin"),
-        "dtype": "float16",
-    }
+        "architectures": ["WhisperForConditionalGeneration"], "d_model": width, "vocab_size": vocabulary,
+        "num_mel_bins": tensors["model.encoder.conv1.weight"].shape[1], "dtype": "float16",
+        "decoder_start_token_id": 50_257 + further, "eos_token_id": 50_256 + further,
+        "suppress_tokens": beside.get("suppress_ids"), "begin_suppress_tokens": beside.get("suppress_ids_begin"),
+    }  # fmt: skip

@@ -201,8 +201,7 @@ def fingerprint(files: ModelFiles) -> str:
     """Of the configuration and of each file of weights: its size, its beginning and a piece of its middle, because
     models of one family differ in the numbers alone."""
     weights = files.safetensors if files.gguf is None else gguf_parts(files.gguf)
-    if files.ctranslate2 is not None:
-        weights = (files.ctranslate2,)
+    weights = weights if files.ctranslate2 is None else (files.ctranslate2,)
     found = hashlib.sha256()
     for path in (*([files.config] if files.config else []), *weights):
         with open(path, "rb") as file:

@@ -31,19 +31,13 @@ class Whisper(ModelFamily):
     activation_field = "activation_function"
     activations = PLAIN
     renamed_fields: ClassVar = {
-        "d_model": "hidden_size",
-        "decoder_layers": "num_hidden_layers",
-        "decoder_attention_heads": "num_attention_heads",
-        "decoder_ffn_dim": "intermediate_size",
-        "max_target_positions": "max_position_embeddings",
-    }
+        "d_model": "hidden_size", "decoder_layers": "num_hidden_layers", "decoder_ffn_dim": "intermediate_size",
+        "decoder_attention_heads": "num_attention_heads", "max_target_positions": "max_position_embeddings",
+    }  # fmt: skip
     defaults: ClassVar[dict[str, Any]] = {
-        "activation_function": "gelu",
-        "attention_bias": True,
-        "tie_word_embeddings": True,
-        "decoder_start_token_id": 50_257,
-        "eos_token_id": 50_256,
-    }
+        "activation_function": "gelu", "attention_bias": True, "tie_word_embeddings": True,
+        "decoder_start_token_id": 50_257, "eos_token_id": 50_256,
+    }  # fmt: skip
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("scale_embedding"):

@@ -114,7 +114,7 @@ class RunningBatch:
                 pages.append(np.array([of_group[row, 0], next(begin_with)], dtype=np.int32))
             else:
                 pages.append(of_group[row, :count].copy())
-        audio = None if request.media is None else request.media.heard
+        audio = None if request.media is None or request.media.items[0].spans else request.media.items[0]
         return RowSetup(
             row=row,
             sampling=request.sampling,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import RequestError
-from bough.core.speech import HOP, SAMPLE_RATE, SpeechConfig
+from bough.core.speech import HOP, SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
 
 FloatArray = npt.NDArray[np.float32]
 FRAME = 400  # samples that a frame of features is computed from
@@ -52,10 +52,10 @@ def decode(data: bytes, most_seconds: float = MAX_SECONDS) -> FloatArray:
 
 def features(sound: FloatArray, speech: SpeechConfig) -> FloatArray:
     """[mel bins, frames] of a window, behind whose end there is silence: as Transformers' extractor has them."""
-    whole = np.zeros(speech.samples, dtype=np.float64)
+    whole = np.zeros(speech.positions * TIME_SAMPLES, dtype=np.float64)
     whole[: len(sound)] = sound
     padded = np.pad(whole, FRAME // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, FRAME)[: speech.samples : HOP]
+    frames = np.lib.stride_tricks.sliding_window_view(padded, FRAME)[: len(whole) : HOP]
     power = np.abs(np.fft.rfft(frames * (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)))) ** 2
     levels = np.log10(np.maximum(mel_filters(speech.encoder["num_mel_bins"]) @ power.T, 1e-10))
     scaled: FloatArray = ((np.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
@@ -88,7 +88,7 @@ class Loudness:
 
     def windows(self, speech: SpeechConfig) -> list[slice]:
         """Where the recording holds voices, in parts that the model hears at once. In samples."""
-        found, first, last, most = list[slice](), 0, len(self._voiced), speech.samples // BLOCK
+        found, first, last, most = list[slice](), 0, len(self._voiced), speech.positions * TIME_SAMPLES // BLOCK
         while len(voiced := np.flatnonzero(self._voiced[first:]) + first):
             start, end = max(first, int(voiced[0]) - MARGIN), last
             if last - start > most:

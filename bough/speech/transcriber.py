@@ -11,7 +11,8 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,9 +23,17 @@ from bough.client.outputs import RequestOutput
 from bough.core.errors import RequestError
 from bough.core.media import Feature, MediaItem, MediaPrompt
 from bough.core.shared_files import shared_file
-from bough.core.speech import NO_SPEECH, SAID_BEFORE, SAMPLE_RATE, TRANSCRIBE, TRANSLATE, WITHOUT_TIMES, SpeechConfig
+from bough.core.speech import (
+    NO_SPEECH,
+    SAID_BEFORE,
+    SAMPLE_RATE,
+    TIME_SAMPLES,
+    TRANSCRIBE,
+    TRANSLATE,
+    WITHOUT_TIMES,
+    SpeechConfig,
+)
 from bough.speech.sound import FloatArray, Loudness, features
-from bough.speech.text import Segment, compression, split
 from bough.tokenizer.tokenizer import Tokenizer
 
 Emit = Callable[[str], None]
@@ -45,6 +54,36 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     timestamp_granularities: tuple[Literal["segment"], ...] = ()
     translate: bool = False
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """As OpenAI shows it. Times are in seconds."""
+
+    id: int = 0
+    seek: int = 0  # where its window begins, in hundredths of a second
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float = 0.0
+    avg_logprob: float = 0.0  # of all tokens of its window
+    compression_ratio: float = 1.0  # the same: text that repeats itself has a large one
+    no_speech_prob: float = 0.0
+
+
+def split(tokens: Sequence[int], speech: SpeechConfig, length: int) -> list[tuple[int, int, list[int]]]:
+    """The texts between the times in what was written of a window of so many samples: where they begin and end."""
+    found: list[tuple[int, int, list[int]]] = []
+    start, text = 0, list[int]()
+    for token in tokens:
+        if token < speech.end:
+            text.append(token)
+        elif token >= speech.timestamps:
+            time = min((token - speech.timestamps) * TIME_SAMPLES, length)
+            if text:
+                found.append((start, max(start, time), text))
+            start, text = time, []
+    return [*found, (start, length, text)] if text else found
 
 
 class Transcriber:
@@ -120,7 +159,8 @@ class Transcriber:
                 answer = await self._ask(sound[span], prompt, temperature, silence, emit if task.stream else None)
                 scores = [entry[0] for entry in answer.output_logprobs.tokens if entry[0] is not None]
                 mean = sum(scores) / max(1, len(scores))
-                ratio = compression(self._tokenizer.decode([id for id in answer.ids if id < self._speech.end]))
+                text = self._tokenizer.decode([id for id in answer.ids if id < self._speech.end]).encode()
+                ratio = len(text) / len(zlib.compress(text)) if text else 1.0
                 chosen = [*answer.input_logprobs.chosen, *answer.output_logprobs.chosen][1]  # behind the start
                 silent = math.exp(chosen[0][0]) if chosen and chosen[0][0] is not None else 0.0
                 nothing = silent > SILENT and mean < UNLIKELY

@@ -4,8 +4,8 @@ bough serve whisper-tiny.en &
 python -m tests.bench.speech --wavs FOLDER --their-python VENV/bin/python --their-model FOLDER
 
 Recordings are the `beckett.wav` and `two_cities.wav` of the package moonshine-voice, where `--wavs` has them, and texts
-spoken by espeak-ng, where that is installed. faster-whisper runs in a Python that has it, greedily, with int8 and with
-float32 weights, before and not at the same time. Files go one after the other, then all at once.
+spoken by espeak-ng, where that is installed. faster-whisper runs in a Python that has it, greedily, before and
+not at the same time. Files go one after the other, then all at once.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
     parser.add_argument("--their-python")
     parser.add_argument("--their-model", help="a folder of CTranslate2's")
+    parser.add_argument("--their-types", nargs="+", default=["int8"])
     parser.add_argument("--threads", type=int, default=2, help="of faster-whisper")
     args = parser.parse_args()
     files = recordings(args.wavs, args.scratch)
@@ -104,7 +105,7 @@ def main() -> None:
         for path, (missed, said) in counts.items():
             print(f"    {path.name} ({lengths[path]:.0f} s): {missed} of {said} words wrong")
 
-    for kind in ("int8", "float32") if args.their_python else ():
+    for kind in args.their_types if args.their_python else ():
         command = [args.their_python, "-c", THEIRS, args.their_model, kind, str(args.threads), *map(str, files)]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         found = [json.loads(line) for line in lines]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bough.core.speech import SpeechConfig
-from bough.speech.text import Segment, compression, split, srt, vtt
+from bough.server.openai.audio import srt, vtt
+from bough.speech.transcriber import Segment, split
 
 SPEECH = SpeechConfig({"num_mel_bins": 80, "max_source_positions": 1500}, start=41, end=40, timestamps=60)
 SECOND = 50  # time tokens
@@ -32,8 +33,3 @@ def test_subtitles() -> None:
     ]
     assert srt(segments) == ("1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:01:01,250 --> 01:01:02,000\na -> b\n\n")
     assert vtt(segments).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n\n01:01:01.250")
-
-
-def test_what_repeats_itself_compresses_well() -> None:
-    assert compression("a b c " * 40) > 2.4 > compression("The quick brown fox jumps over the lazy dog.")
-    assert compression("") == 1.0

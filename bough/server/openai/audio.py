@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,7 @@ from bough.server.endpoint import EVENTS, OPENAI, Endpoint, json_response
 from bough.server.errors import openai_shape
 from bough.server.streaming import EventStream, json_event, while_connected
 from bough.speech.sound import FloatArray, decode
-from bough.speech.text import Segment, srt, vtt
-from bough.speech.transcriber import Task, Transcriber
+from bough.speech.transcriber import Segment, Task, Transcriber
 
 MAX_PARTS = 64  # of a form
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
@@ -112,3 +111,21 @@ async def _events(transcriber: Transcriber, sound: FloatArray, task: Task) -> As
 
 def _usage(sound: FloatArray) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(len(sound) / SAMPLE_RATE)}
+
+
+def srt(segments: Sequence[Segment]) -> str:
+    return "".join(f"{number}\n{_cue(each, ',')}" for number, each in enumerate(segments, 1))
+
+
+def vtt(segments: Sequence[Segment]) -> str:
+    return "WEBVTT\n\n" + "".join(_cue(each, ".") for each in segments)
+
+
+def _cue(segment: Segment, mark: str) -> str:
+    line = segment.text.strip().replace("-->", "->")  # which would begin a cue
+    return f"{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{line}\n\n"
+
+
+def _clock(time: float, mark: str) -> str:
+    whole, thousandths = divmod(round(time * 1000), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{thousandths:03}"

@@ -47,10 +47,11 @@ class HearingEngine(NativeEngine):
         return dataclasses.replace(made, model=model)
 
     def _answer(self, message: Generate) -> None:
-        assert message.media is not None and message.media.heard is not None and message.logprobs is not None
-        (feature,) = message.media.heard.features
-        self.heard.append(np.fromfile(message.media.heard.file, feature.dtype).reshape(feature.shape))
-        assert message.namespace.startswith(message.media.heard.digest.hex())
+        assert message.media is not None and message.logprobs is not None
+        (item,) = message.media.items
+        (feature,) = item.features
+        self.heard.append(np.fromfile(item.file, feature.dtype).reshape(feature.shape))
+        assert message.namespace.startswith(item.digest.hex())
         ids, prompt = list(self.script(message)), np.frombuffer(message.input_ids, np.int32)  # type: ignore[arg-type]
         score = -3.0 if message.sampling.temperature <= self._unlikely else -0.1
         after_start = len(prompt) - message.logprobs.start - 1

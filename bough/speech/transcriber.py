@@ -20,19 +20,11 @@ import msgspec
 from bough.client.handle import EngineClient
 from bough.client.inputs import Inputs
 from bough.client.outputs import RequestOutput
+from bough.core import speech as tokens
 from bough.core.errors import RequestError
 from bough.core.media import Feature, MediaItem, MediaPrompt
 from bough.core.shared_files import shared_file
-from bough.core.speech import (
-    NO_SPEECH,
-    SAID_BEFORE,
-    SAMPLE_RATE,
-    TIME_SAMPLES,
-    TRANSCRIBE,
-    TRANSLATE,
-    WITHOUT_TIMES,
-    SpeechConfig,
-)
+from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
 from bough.speech.sound import FloatArray, Loudness, features
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -41,7 +33,6 @@ AT_ONCE = 8  # windows of a recording that are with the engine
 STEPS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures that are tried one after the other
 REPEATS, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # as OpenAI has them: compression, mean logprob, probability
 REST_S = 1.0  # more voice than this behind an answer's end is a window of its own
-MOST_SAID = 223  # tokens that are taken as said before a window
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,28 +123,28 @@ class Transcriber:
 
     def _languages(self) -> dict[int, str]:
         """The model's languages by their tokens, which stand between the start and what to do."""
-        ids = range(self._speech.start + 1, self._speech.timestamps + TRANSLATE)
+        ids = range(self._speech.start + 1, self._speech.timestamps + tokens.TRANSLATE)
         return {token: self._tokenizer.decode([token], skip_special_tokens=False).strip("<|>") for token in ids}
 
     def _prompt(self, task: Task) -> list[int]:
         """What the decoder begins with: what was said before, and what it shall do."""
         ids, first = [self._speech.start], self._speech.timestamps
         if not self._speech.english_only:
-            tokens = {name: token for token, name in self._languages().items()}
-            if task.language not in tokens:
-                known = ", ".join(sorted(tokens))
+            languages = {name: token for token, name in self._languages().items()}
+            if task.language not in languages:
+                known = ", ".join(sorted(languages))
                 raise RequestError(f"language {task.language!r} is not known; known are {known}.", field="language")
-            ids += [tokens[task.language], first + (TRANSLATE if task.translate else TRANSCRIBE)]
+            ids += [languages[task.language], first + (tokens.TRANSLATE if task.translate else tokens.TRANSCRIBE)]
         if task.stream:
-            ids.append(first + WITHOUT_TIMES)
-        said = self._tokenizer.encode(" " + task.prompt.strip(), add_special_tokens=False)[-MOST_SAID:]
-        return [first + SAID_BEFORE, *said, *ids] if task.prompt.strip() else ids
+            ids.append(first + tokens.WITHOUT_TIMES)
+        said = self._tokenizer.encode(" " + task.prompt.strip(), add_special_tokens=False)[-223:]
+        return [first + tokens.SAID_BEFORE, *said, *ids] if task.prompt.strip() else ids
 
     async def _window(
         self, sound: FloatArray, loudness: Loudness, span: slice, task: Task, emit: Emit
     ) -> list[Segment]:
         found: list[Segment] = []
-        prompt, silence = self._prompt(task), [self._speech.timestamps + NO_SPEECH]
+        prompt, silence = self._prompt(task), [self._speech.timestamps + tokens.NO_SPEECH]
         while True:
             for temperature in (task.temperature,) if task.stream or task.temperature else STEPS:
                 answer = await self._ask(sound[span], prompt, temperature, silence, emit if task.stream else None)
@@ -169,18 +160,12 @@ class Transcriber:
             spoken = [] if nothing else split(answer.ids, self._speech, span.stop - span.start)
             found += [
                 Segment(
-                    seek=span.start * 100 // SAMPLE_RATE,
-                    start=round((span.start + start) / SAMPLE_RATE, 3),
-                    end=round((span.start + end) / SAMPLE_RATE, 3),
-                    text=self._tokenizer.decode(tokens),
-                    tokens=tokens,
-                    temperature=temperature,
-                    avg_logprob=mean,
-                    compression_ratio=ratio,
-                    no_speech_prob=silent,
+                    seek=span.start * 100 // SAMPLE_RATE, start=round((span.start + start) / SAMPLE_RATE, 3),
+                    end=round((span.start + end) / SAMPLE_RATE, 3), text=self._tokenizer.decode(ids), tokens=ids,
+                    temperature=temperature, avg_logprob=mean, compression_ratio=ratio, no_speech_prob=silent,
                 )
-                for start, end, tokens in spoken
-            ]
+                for start, end, ids in spoken
+            ]  # fmt: skip
             heard = spoken[-1][1] if spoken else 0
             span = slice(span.start + heard, span.stop)
             if not heard or loudness.voiced_seconds(span) < REST_S:

@@ -109,3 +109,17 @@ def test_a_request_without_a_recording_is_refused(engine: LocalEngine) -> None:
     while 0 not in engine.out.ended:
         engine.scheduler.turn()
     assert "/v1/audio/transcriptions" in str(engine.out.ended[0])
+
+
+def test_a_client_that_has_left_takes_its_recording_along(engine: LocalEngine, tmp_path: Path) -> None:
+    """The row ends all the same, and what it heard is nobody else's."""
+    media = recording(0, tmp_path)
+    (tmp_path / "features-0").unlink()
+    given = {"max_new_tokens": 3, "temperature": 0.0, "namespace": "0", "ignore_eos": True}
+    engine.inbox.pending.append(generate(0, [START], media=media, **given))
+    while 0 not in engine.out.ended:
+        engine.scheduler.turn()
+    engine.inbox.pending.append(generate(1, [START], media=recording(0, tmp_path), logprobs=LogprobRequest(), **given))
+    while 1 not in engine.out.ended:
+        engine.scheduler.turn()
+    assert engine.out.outputs[1] and engine.executor._inner._hearing._heard[0][0] == media.items[0].digest  # type: ignore[attr-defined]

@@ -29,8 +29,7 @@ class Hearing:
         assert model.config.speech is not None
         self._model, self._speech = model, model.config.speech
         self._heard: dict[int, tuple[bytes, Heard]] = {}  # by row, with the recording's digest
-        self._written: dict[int, list[int]] = {}
-        self._timed: dict[int, bool] = {}
+        self._written, self._timed = dict[int, list[int]](), dict[int, bool]()
         self._threads = torch.get_num_threads()
         # The products of a small decoder's step are over before a second thread has woken up.
         self._step_threads = 1 if model.config.hidden_size <= SMALL else self._threads

@@ -59,8 +59,7 @@ def read_config(
     quantization_of(files)  # raises what cannot be read
     stated = _stated(files.config)
     if files.generation_config is not None:  # newer checkpoints say there what must not be written
-        rules = read_json(files.generation_config)
-        stated = {**{name: rules[name] for name in SPEECH_FIELDS if name in rules}, **stated}
+        stated |= {name: ids for name, ids in read_json(files.generation_config).items() if name in SPEECH_FIELDS}
     config = _build(str(files.config), stated, overrides or {}, _generation_eos(files), impl)
     fields = Fields(str(files.config), {**find_family(config.architecture).defaults, **stated, **(overrides or {})})
     vectors = read_vectors(files.folder, fields, encoder=not config.causal, asked=embeds)

@@ -57,9 +57,8 @@ class Whisper(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        theirs = "model.decoder.layers.*"
         return {
-            **{f"{theirs}.{name}": f"model.layers.*.{module}" for name, module in LAYER.items()},
+            **{f"model.decoder.layers.*.{name}": f"model.layers.*.{module}" for name, module in LAYER.items()},
             "model.decoder.embed_positions": Piece("model.embed_positions", slice(0, config.context_length)),
             "model.decoder.layer_norm": "model.norm",
             "model.decoder.": "model.",

@@ -142,8 +142,7 @@ class ServerContext:
         if self.model.limits.get("is_embedding"):
             raise RequestError("This model gives vectors or scores; it does not generate text.", field="model")
         if self.model.limits.get("speech") is not None:
-            text = "This model writes down recordings (/v1/audio/transcriptions); it does not chat."
-            raise RequestError(text, field="model")
+            raise RequestError("This model writes down recordings alone (/v1/audio/transcriptions).", field="model")
         tokenizer, given = self.require_tokenizer(field), variables or {}
         for name in TEMPLATE_ARGUMENTS:
             if name in given:

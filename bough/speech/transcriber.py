@@ -78,8 +78,6 @@ def split(tokens: Sequence[int], speech: SpeechConfig, length: int) -> list[tupl
 
 
 class Transcriber:
-    """`read` is a reader's."""
-
     def __init__(
         self, client: EngineClient, read: Callable[..., Awaitable[Inputs]], tokenizer: Tokenizer, speech: SpeechConfig
     ) -> None:

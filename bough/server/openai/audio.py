@@ -56,9 +56,8 @@ def read_task(form: dict[str, list[bytes]], *, translate: bool) -> Task:
 
 def audio_routes(context: ServerContext) -> list[Endpoint]:
     answers: dict[str, Any] = {**OPENAI, "answer": dict[str, Any], "other_types": (EVENTS,)}
-    given = context.model.limits.get("speech")
+    given, name = context.model.limits.get("speech"), context.model.name
     speech = None if given is None else msgspec.convert(given, SpeechConfig)
-    name = context.model.name
 
     async def answer(request: Request, translate: bool = False) -> Response:
         if speech is None:

@@ -9,8 +9,9 @@ CPU they are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from bough.core.plan import IntArray
@@ -56,3 +57,19 @@ class AttentionBatch:
     def states(self) -> StateRows:
         """Where recurrent layers find the states of the rows."""
         return StateRows(self.page_tables[-1], self.rows, self.query_starts, self.starts)
+
+
+def decodes_of(
+    rows: torch.Tensor,
+    lengths: torch.Tensor,
+    positions: torch.Tensor,
+    slots: tuple[torch.Tensor, ...],
+    page_tables: tuple[torch.Tensor, ...],
+    page_size: int,
+    context_lens: IntArray | None = None,
+    **more: Any,
+) -> AttentionBatch:
+    """A token each; without context lengths for kernels that take `lengths`."""
+    ones, starts = np.ones(len(rows), dtype=np.int32), np.arange(len(rows) + 1, dtype=np.int32)
+    host = ones, starts, ones if context_lens is None else context_lens
+    return AttentionBatch(rows, lengths, len(rows), *host, page_tables, slots, positions, page_size, **more)

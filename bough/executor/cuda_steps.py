@@ -142,7 +142,6 @@ class MaskedStep:
 
     plan: BatchPlan
     logits: torch.Tensor  # [sampled, vocabulary]
-    rows: torch.Tensor  # [sampled]
     input_logprobs: dict[int, Scores]
     follow: Follow | None = None  # the rest of the step of a draft model
     rest: Future[InFlight] = field(default_factory=Future)

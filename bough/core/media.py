@@ -25,6 +25,7 @@ class MediaSource(msgspec.Struct, frozen=True):
     kind: MediaKind
     content: bytes | str
     detail: str | None = None  # OpenAI's `low`, `high` or `auto`
+    num_frames: int | None = None  # of a clip; None: as many as its family takes
 
 
 class Feature(msgspec.Struct, frozen=True):

@@ -92,6 +92,11 @@ GENERATION_TOKENS = Metric("generation_tokens_histogram", "histogram", "Tokens g
 NUM_RETRACTIONS = Metric(
     "num_retractions", "histogram", "How often a request lost its place to others for want of memory.", RETRACTIONS
 )
+MEDIA_BYTES_TOTAL = _counter("media_bytes_total", "Bytes of images, video and sound in requests.")
+MEDIA_PREPARED_SECONDS = Metric(
+    "media_preparation_seconds", "histogram", "For decoding and preparing an image, a clip or a recording.", SECONDS
+)
+MEDIA_CACHE_HITS_TOTAL = _counter("media_cache_hits_total", "Media that were found prepared.")
 HTTP_REQUESTS_ACTIVE = _gauge("http_requests_active", "HTTP requests in progress, those for /metrics left out.")
 
 REQUEST_METRICS = (
@@ -108,6 +113,9 @@ REQUEST_METRICS = (
     PROMPT_TOKENS,
     GENERATION_TOKENS,
     NUM_RETRACTIONS,
+    MEDIA_BYTES_TOTAL,
+    MEDIA_PREPARED_SECONDS,
+    MEDIA_CACHE_HITS_TOTAL,
 )
 
 

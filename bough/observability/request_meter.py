@@ -96,6 +96,14 @@ class RequestMeter(Counts):
         cells[_GAPS + bisect_left(_GAP_BOUNDS, within_s / count)] += count
         cells[_GAP_SUM] += within_s
 
+    def media(self, nbytes: int, *, cached: bool) -> None:
+        """An image, a clip or a recording has come."""
+        self._add(metrics.MEDIA_BYTES_TOTAL, nbytes)
+        self._add(metrics.MEDIA_CACHE_HITS_TOTAL, int(cached))
+
+    def prepared_media(self, within_s: float) -> None:
+        self._observe(metrics.MEDIA_PREPARED_SECONDS, within_s)
+
     def ended(self, output_tokens: int, total_s: float, retractions: int, *, incomplete: bool) -> None:
         self._add(metrics.NUM_REQUESTS_TOTAL, 1)
         self._add(metrics.NUM_ABORTED_REQUESTS_TOTAL, int(incomplete))

@@ -331,6 +331,8 @@ def test_mistrals_library_writes_prompts_where_no_template_is(tmp_path: Path, ra
     for wrong in ([], [{"role": "user"}], [{"role": "nobody", "content": "x"}], answered):
         with pytest.raises(RequestError, match="mistral-common refused the messages"):
             tokenizer.apply_chat_template(wrong)
+    with pytest.raises(RequestError, match="no place for image"):
+        tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
 
 
 BAD_PATTERN = (

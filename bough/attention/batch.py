@@ -45,12 +45,13 @@ class AttentionBatch:
     page_tables: tuple[torch.Tensor, ...]
     # Of each KV group, where each new token's key and value go: page * page_size + offset. [tokens] int64
     slots: tuple[torch.Tensor, ...]
-    positions: torch.Tensor  # [tokens] int64
+    positions: torch.Tensor  # [tokens] int64, by which they rotate; or [3, tokens]
     page_size: int
     few_keys: bool = False  # decodes alone, and few, over few keys in all: as the host knows it, or captured for such
     shared: SharedWork | None = None  # what decodes read together; the rest of each begins at its `own_first`
     # On the device, `query_starts` of steps with more than decodes; of a captured one, behind its rows 0.
     starts: torch.Tensor | None = None  # [batch + 1] int32
+    both_ways: IntArray | None = None  # [runs, 2] first token and count: these attend to each other, ahead as well
     chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own
 
     @property

@@ -175,6 +175,9 @@ class MemorySettings:
     quantization_param_path: str | None = setting(
         None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
     )
+    mm_cache_size_mb: int = setting(
+        512, "MiB of what encoders made of images and the like that the device keeps for when they come again", low=0
+    )
     disable_radix_cache: bool = setting(False, "share no prefixes between requests")
     enable_memory_saver: bool = setting(
         False, "accepted for SGLang's users; memory can always be released (/release_memory_occupation)"

@@ -167,6 +167,7 @@ class DraftedSteps:
         tokens, drafter, page_size = size * width, self._drafter, self._limits.page_size
         places, of_step = self._places[:, :tokens], (self._columns[:, :tokens], self._places[:, :tokens])
         drafted_inputs_(self._lines[:size], self._of_rows, self._inputs.all_page_tables, *of_step, page_size)
+        self._inputs.shift_(places[1], self._columns[0, :tokens])
         batch, taps = self._batch(slice(tokens)), None
         if drafter is not None:
             drafter.chain(places[0].view(width, size), batch.rows[:size].long(), self._batch)

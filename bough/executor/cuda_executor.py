@@ -23,7 +23,8 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import ForwardContext
+from bough.attention.context import ForwardContext, MediaRows
+from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.plan import (
     BatchPlan,
@@ -41,6 +42,7 @@ from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
 from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
+from bough.executor.encoder import Encoder
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
@@ -94,6 +96,7 @@ class CudaExecutor:
         group: RankGroup = ALONE,
         check: RankCheck | None = None,
         drafter: Drafter | None = None,
+        encoder: Encoder | None = None,
         drafts: int | None = None,  # of a row, that the device verifies by itself; None: nobody makes any
     ) -> None:
         self._model = model
@@ -101,7 +104,8 @@ class CudaExecutor:
         self._attention = attention
         self._limits = limits
         self._samples = group.topology.is_last
-        self._check, self._group, self._drafter = check, group, drafter
+        self._check, self._group, self._drafter, self._encoder = check, group, drafter, encoder
+        self._both_ways = TorchAttention(staging.to_device)  # the kernels look back only
         self._inputs = inputs
         self._mixed = mixed
         self._staging = staging
@@ -265,17 +269,22 @@ class CudaExecutor:
 
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
+        media = None if self._encoder is None else self._encoder.run(plan, layout)
+        if self._encoder is not None and plan.encodes:
+            self._clock.encoded(self._encoder.take_failed())
         wide = plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
+        wide = wide or media is not None or plan.positions is not None  # which no graph knows of
         captured = None if wide else self._mixed_graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
             self._mixed.send(plan, layout, size)
             return graph.replay()[: int(plan.sample.sum())], {}
-        token_ids, batch = self._inputs.mixed_batch(layout)
+        both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
+        token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
         logits_indices = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
         if not (plan.input_logprobs and self._samples):
-            return self._forward(token_ids, batch, logits_indices), {}
-        hidden = self._forward(token_ids, batch)
+            return self._forward(token_ids, batch, logits_indices, media=media), {}
+        hidden = self._forward(token_ids, batch, media=media)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         return hidden.index_select(0, logits_indices), inputs
 
@@ -400,9 +409,11 @@ class CudaExecutor:
         batch: AttentionBatch,
         logits_indices: torch.Tensor | None = None,
         tapped: Tapped | None = None,
+        media: MediaRows | None = None,
     ) -> torch.Tensor:
-        self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch, logits_indices, tapped)
+        attention = self._attention if batch.both_ways is None else self._both_ways
+        attention.prepare(batch)
+        context = ForwardContext(attention, self._pool, batch, logits_indices, tapped, media=media)
         return self._model.forward(token_ids, batch.positions, context)
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:

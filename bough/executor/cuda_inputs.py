@@ -40,11 +40,16 @@ class CudaInputs:
         self._token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._slots = torch.zeros((groups, rows), dtype=torch.int64, device=device)
+        # What rows add to the places by which their tokens rotate, of models that read images.
+        self._deltas = None if limits.media is None else torch.zeros(rows + 1, dtype=torch.int64, device=device)
 
     def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""
         growth = self.mirror.grow(plan)
         self.write_table(growth.rewritten)
+        if self._deltas is not None and plan.setups:
+            rows = np.array([setup.row for setup in plan.setups], dtype=np.int64)
+            self._deltas.index_copy_(0, *map(self._staging.to_device, (rows, self.mirror.deltas[rows])))
         return growth
 
     def lay_out(self, plan: BatchPlan, growth: Growth) -> StepLayout:
@@ -111,15 +116,21 @@ class CudaInputs:
             slots,
             self._limits.page_size,
         )
+        self.shift_(positions, rows)
         parts = rows, lengths, positions, tuple(slots), self.page_tables, self._limits.page_size
         return ids, decodes_of(*parts, context_lens, few_keys=few_keys, shared=self._shared if shared else None)
+
+    def shift_(self, positions: torch.Tensor, rows: torch.Tensor) -> None:
+        """Turns places in sequences into those by which tokens of these rows rotate."""
+        if self._deltas is not None:
+            positions.add_(self._deltas.index_select(0, rows))
 
     def decode_rows(self, count: int) -> torch.Tensor:
         return self._decode[0, :count]
 
     # Any step ---------------------------------------------------------------------------------------------------------
 
-    def mixed_batch(self, layout: StepLayout) -> tuple[torch.Tensor, AttentionBatch]:
+    def mixed_batch(self, layout: StepLayout, both_ways: IntArray | None = None) -> tuple[torch.Tensor, AttentionBatch]:
         """A step with prompts or drafts in it, in fresh tensors."""
         to_device = self._staging.to_device
         rows = to_device(layout.rows)
@@ -138,8 +149,9 @@ class CudaInputs:
             context_lens=layout.context_lens,
             page_tables=self.page_tables,
             slots=tuple(to_device(layout.slots)),
-            positions=to_device(layout.positions),
+            positions=to_device(layout.rotary),
             page_size=self._limits.page_size,
+            both_ways=both_ways,
             starts=to_device(layout.query_starts),
         )
         return ids, batch

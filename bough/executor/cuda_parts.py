@@ -19,6 +19,7 @@ from bough.core.settings import Settings
 from bough.executor.cuda_drafts import MOST_TOKENS, drafted_sizes
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.encoder import make_encoder
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
 from bough.executor.load_draft import LoadedDraft
 from bough.executor.load_model import LoadedWeights
@@ -82,6 +83,7 @@ def assemble(
         group=loaded.group,
         check=check,
         drafter=drafter,
+        encoder=make_encoder(loaded, staging.to_device),
         drafts=verified_drafts(loaded, settings),
     )
 

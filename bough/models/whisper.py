@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -16,28 +16,11 @@ if TYPE_CHECKING:
     from bough.models.base import CausalLM
 
 ENCODER = ("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins", "max_source_positions")
-LAYER = {
-    "self_attn.out_proj": "self_attn.o_proj",
-    "self_attn_layer_norm": "input_layernorm",
-    "final_layer_norm": "post_attention_layernorm",
-    "fc1": "mlp.up_proj",
-    "fc2": "mlp.down_proj",
-}
 
 
 class Whisper(ModelFamily):
-    architectures = ("WhisperForConditionalGeneration",)
-    model_types = ("whisper",)
     activation_field = "activation_function"
     activations = PLAIN
-    renamed_fields: ClassVar = {
-        "d_model": "hidden_size", "decoder_layers": "num_hidden_layers", "decoder_ffn_dim": "intermediate_size",
-        "decoder_attention_heads": "num_attention_heads", "max_target_positions": "max_position_embeddings",
-    }  # fmt: skip
-    defaults: ClassVar[dict[str, Any]] = {
-        "activation_function": "gelu", "attention_bias": True, "tie_word_embeddings": True,
-        "decoder_start_token_id": 50_257, "eos_token_id": 50_256,
-    }  # fmt: skip
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("scale_embedding"):
@@ -57,13 +40,8 @@ class Whisper(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        return {
-            **{f"model.decoder.layers.*.{name}": f"model.layers.*.{module}" for name, module in LAYER.items()},
-            "model.decoder.embed_positions": Piece("model.embed_positions", slice(0, config.context_length)),
-            "model.decoder.layer_norm": "model.norm",
-            "model.decoder.": "model.",
-            "model.encoder.": "encoder.",
-        }
+        positions = Piece("model.embed_positions", slice(0, config.context_length))
+        return {"model.decoder.embed_positions": positions, **self.stated_names}
 
     def build(self, config: ModelConfig, placement: layers.Placement) -> CausalLM:
         from bough.models.whisper_model import WhisperModel

@@ -131,6 +131,7 @@ class RunningBatch:
             adapter=request.slot,
             pooling=request.pooling,
             audio=audio,
+            delta=0 if request.media is None else request.media.delta,
         )
 
     def grow(self, row: int, count: int) -> tuple[IntArray, ...]:

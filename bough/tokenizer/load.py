@@ -19,13 +19,14 @@ from tokenizers import AddedToken, processors
 from bough.core.errors import ModelError
 from bough.tokenizer import gguf_tokenizer
 from bough.tokenizer.chat_template import KINDS, ChatTemplate, given_template
-from bough.tokenizer.gguf_tokenizer import LLAMA3, SplitRule, find_split_rule
+from bough.tokenizer.gguf_tokenizer import SplitRule, find_split_rule
 from bough.tokenizer.mistral_template import MistralTemplate
 from bough.tokenizer.python_backend import PythonBackend
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.tokenizer.vocabulary_files import Read, read_model, read_tekken
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LLAMA3 = find_split_rule("llama3")
 OWN_FILES = ("tokenizer.json", "tekken.json", "tiktoken.model", "tokenizer.model", "spiece.model")
 SLOW_FILES = ("vocab.json", "vocab.txt")
 

@@ -27,7 +27,7 @@ from bough.loader.locate import ModelFiles
 from bough.messages.requests import Generate
 from bough.multimodal.families import Prepared, Task
 from bough.multimodal.preparer import MediaPreparer
-from bough.observability import metrics
+from bough.observability.metrics import BY_NAME
 from bough.observability.request_meter import RequestMeter, slices
 from bough.tokenizer.load import load_tokenizer
 from tests.multimodal.checkpoints import write_checkpoint, write_tokenizer
@@ -81,8 +81,8 @@ def prepare(preparer: MediaPreparer, *contents: Any, ids: list[int] | None = Non
     return asyncio.run(preparer.prepare(prompt, sources))
 
 
-def counted(preparer: MediaPreparer, metric: Any) -> float:
-    return slices(preparer._meter.totals())[metric][0]
+def counted(preparer: MediaPreparer, name: str) -> float:
+    return slices(preparer._meter.totals())[BY_NAME[name]][0]
 
 
 def test_a_prompt_is_expanded_and_its_items_are_named(preparer: MediaPreparer) -> None:
@@ -98,7 +98,7 @@ def test_equal_content_is_prepared_once(preparer: MediaPreparer) -> None:
     again = prepare(preparer, base64.b64encode(b"one").decode())
     assert len(preparer._pool.tasks) == 1  # type: ignore[attr-defined]
     assert first.media.items[0].digest == first.media.items[1].digest == again.media.items[0].digest
-    assert counted(preparer, metrics.MEDIA_BYTES_TOTAL) == 9 and counted(preparer, metrics.MEDIA_CACHE_HITS_TOTAL) == 1
+    assert counted(preparer, "media_bytes_total") == 9 and counted(preparer, "media_cache_hits_total") == 1
 
 
 def test_how_it_is_prepared_is_part_of_what_it_is(tmp_path: Path) -> None:

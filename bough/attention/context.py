@@ -8,21 +8,21 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
+from bough.kernels.lora.reference import GroupedRows
 from bough.memory.pools.kv_pool import KVPool
 
 Heard = tuple[torch.Tensor, ...]  # of each layer [2, heads, positions, head_dim]: keys and values of a recording
-Segments = tuple[tuple[int, torch.Tensor], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Which tokens each adapter changes: slots, each with the places [n] of its tokens. Those without one are in none.
-    After the last attention only `logits_indices` are left, so places are counted among those, too."""
+    """Which tokens each adapter changes. After the last attention only `logits_indices` are left, so they are grouped
+    among those, too."""
 
-    tokens: Segments
-    ends: Segments
+    tokens: GroupedRows
+    ends: GroupedRows
 
-    def among(self, count: int, ends: torch.Tensor | None) -> Segments:
+    def among(self, count: int, ends: torch.Tensor | None) -> GroupedRows:
         """Of so many rows, which are all tokens or those at `ends`. Where these are as many, they are the same."""
         return self.tokens if ends is None or len(ends) != count else self.ends
 

@@ -2,43 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
-from bough.attention.context import AdapterRows, Segments
+from bough.attention.context import AdapterRows
 from bough.core.control import AdapterCommand, PlaceAdapter
+from bough.core.errors import ResourceError
 from bough.core.settings import LoraSettings
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
+from bough.executor.staging import Staging
+from bough.kernels.lora.reference import GroupedRows, Ints, group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
 
+NO_ROWS: LongArray = np.zeros(0, dtype=np.int64)
+
 
 class AdapterStore:
-    """Adapters by name in the host's memory."""
+    """Adapters by name in the host's memory, in the type of the weights."""
 
     def __init__(self, loaded: LoadedWeights, slots: AdapterSlots, settings: LoraSettings) -> None:
         self._loaded, self._slots, self._settings = loaded, slots, settings
         self._adapters: dict[str, Adapter] = {}
 
-    def obey(self, command: AdapterCommand) -> str:
-        """Does the command; of an adapter that was loaded, what its content hashes to."""
+    def obey(self, command: AdapterCommand, drop: Callable[[], None]) -> str:
+        """Does the command; of an adapter that was loaded, what its content hashes to. `drop` is called if the memory
+        of the slots becomes other memory."""
         if isinstance(command, PlaceAdapter):
-            self._slots.place(command.slot, self._adapters[command.name], self._loaded.dtype, self._loaded.device)
+            self._slots.place(command.slot, self._adapters[command.name])
             return ""
         if command.path is None:
             del self._adapters[command.name]
             return ""
-        found = read_adapter(command.path, self._loaded.config, self._slots.shapes(), self._settings)
-        self._adapters[command.name] = found[0]
-        return found[1]
+        found, hashed = read_adapter(command.path, self._loaded.config, self._slots.shapes(), self._settings)
+        rank = max((len(down) for down, _ in found.values()), default=0)
+        try:
+            if self._slots.reserve(rank):
+                drop()
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"There is no memory for slots of rank {rank}; name this adapter in --lora-paths, so that it is kept "
+                "free at the start, or lower --max-loras-per-batch."
+            ) from error
+        self._adapters[command.name] = {name: (self._kept(down), self._kept(up)) for name, (down, up) in found.items()}
+        return hashed
+
+    def _kept(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Pinned where it is copied to a device, so that nobody waits for the copy."""
+        kept = matrix.to(self._loaded.dtype).contiguous()
+        return kept if self._loaded.device.type == "cpu" else kept.pin_memory()
+
+
+class AdapterInputs:
+    """Owns the persistent buffer through which a GPU learns which rows have which adapter: a captured step reads it.
+    `block_rows_for` says how many rows of a slot one program takes in a step of so many."""
+
+    def __init__(self, tokens: int, slots: int, staging: Staging, block_rows_for: Callable[[int], int]) -> None:
+        self._slots, self._staging, self._block_rows_for = slots, staging, block_rows_for
+        self._buffer = staging.to_device(np.zeros(2 * sum(self._room(tokens)), dtype=np.int32))
+
+    def send(self, slots: LongArray, ends: LongArray = NO_ROWS, size: int = 0, ends_size: int = 0) -> AdapterRows:
+        """Copies a step: the slots of its tokens, and the places among them whose hidden states are asked for. They are
+        padded to the sizes of a graph."""
+        sizes, fields = (size or len(slots), ends_size or len(ends)), list[Ints]()
+        for each, count in zip((slots, slots[ends]), sizes, strict=True):
+            for values, room in zip(group_rows(each, self._block_rows_for(count)), self._room(count), strict=True):
+                fields.append(np.pad(values.ravel(), (0, room - values.size)))
+        packed = np.concatenate(fields)
+        self._staging.copy_into(self._buffer[: len(packed)], packed)
+        return self.take(*sizes)
+
+    def take(self, size: int, ends_size: int = 0) -> AdapterRows:
+        """The step in the buffer."""
+        found, start = [], 0
+        for count in (size, ends_size):
+            order, blocks = self._room(count)
+            views = self._buffer[start : start + order], self._buffer[start + order : start + order + blocks]
+            used = views[1][: 3 * self._most_blocks(count)].view(-1, 3)
+            found.append(GroupedRows(views[0], used, self._block_rows_for(count)))
+            start += order + blocks
+        return AdapterRows(*found)
+
+    def _most_blocks(self, count: int) -> int:
+        """Every slot may end in a block of its own."""
+        return min(count, count // self._block_rows_for(count) + self._slots)
+
+    def _room(self, count: int) -> tuple[int, int]:
+        """Integers of the order and of the blocks, up to the next 16 bytes, as kernels assume of every array."""
+        return -(-count // 4) * 4, -(-3 * self._most_blocks(count) // 4) * 4
 
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
     """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any."""
-    return AdapterRows(_segments(slots), _segments(slots[ends])) if slots.any() else None
+    return AdapterRows(_whole(slots), _whole(slots[ends])) if slots.any() else None
 
 
-def _segments(slots: LongArray) -> Segments:
-    used = np.unique(slots[slots > 0]).tolist()
-    return tuple((slot, torch.from_numpy(np.flatnonzero(slots == slot))) for slot in used)
+def _whole(slots: LongArray) -> GroupedRows:
+    """All tokens of a slot in one block."""
+    order, blocks = group_rows(slots, max(1, len(slots)))
+    return GroupedRows(torch.from_numpy(order), torch.from_numpy(blocks), len(slots))

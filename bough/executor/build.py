@@ -106,8 +106,6 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
     names = choose_backends(settings.model, device.type)
-    if settings.lora.enable_lora and device.type != "cpu":
-        raise SettingsError("--enable-lora: adapters are applied on CPUs only; use --device cpu, or merge the adapter.")
     check_number_formats(settings, capability_of(device))
     check_deterministic(settings.model, names, device.type)
     check_cache_readers(settings.memory.kv_cache_dtype, names)

@@ -130,7 +130,7 @@ class ModelControl:
                 message = self._profiler.stop()
             case LoadAdapter() | PlaceAdapter():
                 assert self._adapters is not None
-                hashed = self._adapters.obey(command)
+                hashed = self._adapters.obey(command, self._drop)
             case Decline() | MeetGroups() | SetVersion():
                 pass
             case RebalanceExperts():

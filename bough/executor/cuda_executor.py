@@ -23,9 +23,9 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import ForwardContext, MediaRows
+from bough.attention.context import AdapterRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
-from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, Ticket
+from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, Ticket
 from bough.core.plan import (
     BatchPlan,
     InFlight,
@@ -36,6 +36,7 @@ from bough.core.plan import (
     TokenMasks,
 )
 from bough.distributed.group import ALONE, RankGroup
+from bough.executor.adapters import NO_ROWS, AdapterInputs, AdapterStore
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
@@ -98,6 +99,8 @@ class CudaExecutor:
         drafter: Drafter | None = None,
         encoder: Encoder | None = None,
         drafts: int | None = None,  # of a row, that the device verifies by itself; None: nobody makes any
+        adapters: AdapterStore | None = None,
+        adapter_inputs: AdapterInputs | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -107,7 +110,7 @@ class CudaExecutor:
         self._check, self._group, self._drafter, self._encoder = check, group, drafter, encoder
         self._both_ways = TorchAttention(staging.to_device)  # the kernels look back only
         self._inputs = inputs
-        self._mixed = mixed
+        self._mixed, self._adapters = mixed, adapter_inputs
         self._staging = staging
         self._sampling = sampling
         self._states = StateCopies(pool.states, inputs.state_table, staging.to_device)
@@ -119,6 +122,11 @@ class CudaExecutor:
         self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared, pauses)
+        adapted = (graphs.decode, graphs.mixed) if graphs.adapted else ((), ())
+        capture_adapted = partial(self._capture_decode, few_keys=False, adapted=True)
+        self._adapted_graphs = CudaGraphs("adapted decode", adapted[0], capture_adapted, pauses)
+        capture_adapted_mixed = partial(self._capture_mixed, adapted=True)
+        self._adapted_mixed_graphs = CudaGraphs("adapted mixed", adapted[1], capture_adapted_mixed, pauses)
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
         self._scratch_bytes = graphs.scratch_bytes
@@ -133,11 +141,12 @@ class CudaExecutor:
             self._drafted.graphs[width] = CudaGraphs(f"{width}-token decode", sizes, make, pauses)
         self._graphs: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs, self._mixed_graphs
         self._graphs += (self._shared_graphs, *self._drafted.graphs.values())  # in the order of capture
+        self._graphs += (self._adapted_graphs, self._adapted_mixed_graphs)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
-        self._control = ModelControl(weights, pool, group, join=self._join, drop=self._drop_graphs)
+        self._control = ModelControl(weights, pool, group, join=self._join, drop=self._drop_graphs, adapters=adapters)
         self._copies: PageCopies | None = None  # made when pages are copied for the first time
         # Reading weights takes long, and the scheduler answers meanwhile.
         self._commands = ThreadPoolExecutor(1, "commands", initializer=lambda: torch.cuda.set_device(device))
@@ -147,12 +156,16 @@ class CudaExecutor:
         return self._limits
 
     def control(self, command: Command) -> Ticket:
-        """Copies are queued like steps; whatever else changes weights or memory is done while nothing is in flight, and
-        later steps wait for it."""
+        """Copies are queued like steps, those of adapters too; whatever else changes weights or memory is done while
+        nothing is in flight, and later steps wait for it."""
         self._finish_command()
         if isinstance(command, CopyPagesOut | CopyPagesIn):
             self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device, self._group)
             return self._copies.start(command)
+        if isinstance(command, PlaceAdapter):
+            queued: Future[CommandResult] = Future()
+            queued.set_result(self._control.run(command))
+            return Running(queued)
         torch.cuda.synchronize()
         self._command = self._commands.submit(self._control.run, command)
         return Running(self._command)
@@ -228,18 +241,21 @@ class CudaExecutor:
         rest.set_result(self._sample(*known, BatchMasks(masked, places, words)))
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
-        batch = len(plan.rows)
-        shared = self._inputs.share(plan.common)
-        few_keys = not shared and worth(batch, int(growth.lengths.sum()))
+        batch, slots = len(plan.rows), self._inputs.mirror.adapters[plan.rows]
+        adapted = bool(slots.any())
+        shared = not adapted and self._inputs.share(plan.common)
+        few_keys = not (adapted or shared) and worth(batch, int(growth.lengths.sum()))
         graphs = self._few_keys_graphs if few_keys and self._has_few_keys_graphs else self._decode_graphs
-        graphs = self._shared_graphs if shared else graphs
+        graphs = self._adapted_graphs if adapted else self._shared_graphs if shared else graphs
         captured = graphs.find(batch)
+        size = batch if captured is None else captured[0]
+        self._inputs.send_decode(plan, growth, size)
+        if adapted and self._adapters is not None:
+            self._adapters.send(slots, size=size)
         if captured is None:
-            self._inputs.send_decode(plan, growth, batch)
-            hidden = self._decode_hidden(batch, few_keys, growth.context_lens, shared=shared)
+            hidden = self._decode_hidden(batch, few_keys, growth.context_lens, shared=shared, adapted=adapted)
         else:
-            size, graph = captured
-            self._inputs.send_decode(plan, growth, size)
+            graph = captured[1]
             hidden = graph.forward.replay()[:batch]
             if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
@@ -274,17 +290,23 @@ class CudaExecutor:
             self._clock.encoded(self._encoder.take_failed())
         wide = plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
         wide = wide or media is not None or plan.positions is not None  # which no graph knows of
-        captured = None if wide else self._mixed_graphs.find(len(layout.token_ids))
+        adapters = self._adapters if layout.adapters.any() else None
+        graphs, ends = self._mixed_graphs, sampled_tokens(plan, layout.query_starts)
+        graphs = graphs if adapters is None else self._adapted_mixed_graphs
+        captured = None if wide else graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
             self._mixed.send(plan, layout, size)
+            if adapters is not None:
+                adapters.send(layout.adapters, ends, size, self._mixed.room(size).rows)
             return graph.replay()[: int(plan.sample.sum())], {}
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
-        logits_indices = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
+        logits_indices = self._staging.to_device(ends)
+        adapted = None if adapters is None else adapters.send(layout.adapters, ends)
         if not (plan.input_logprobs and self._samples):
-            return self._forward(token_ids, batch, logits_indices, media=media), {}
-        hidden = self._forward(token_ids, batch, media=media)
+            return self._forward(token_ids, batch, logits_indices, media=media, adapters=adapted), {}
+        hidden = self._forward(token_ids, batch, media=media, adapters=adapted)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         return hidden.index_select(0, logits_indices), inputs
 
@@ -296,11 +318,16 @@ class CudaExecutor:
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
 
-    def _capture_decode(self, size: int, *, few_keys: bool, shared: bool = False) -> DecodeGraph:
+    def _capture_decode(
+        self, size: int, *, few_keys: bool, shared: bool = False, adapted: bool = False
+    ) -> DecodeGraph:
         self._inputs.pad_decode()
+        if adapted and self._adapters is not None:
+            self._staging.next_step()
+            self._adapters.send(NO_ROWS, size=size)
 
         def forward() -> torch.Tensor:
-            return self._keep(self._decode_hidden(size, few_keys, shared=shared))
+            return self._keep(self._decode_hidden(size, few_keys, shared=shared, adapted=adapted))
 
         def sample() -> torch.Tensor:
             return self._sample_decodes(size, self._model.logits(self._hidden[:size]))
@@ -312,13 +339,18 @@ class CudaExecutor:
         captured = self._graph_memory.capture(forward)
         return DecodeGraph(captured, self._graph_memory.capture(sample) if self._samples else None)
 
-    def _capture_mixed(self, size: int) -> Captured[torch.Tensor]:
+    def _capture_mixed(self, size: int, adapted: bool = False) -> Captured[torch.Tensor]:
         self._staging.next_step()
         self._mixed.pad(size)
+        adapters, rows = self._adapters if adapted else None, self._mixed.room(size).rows
+        rows_of = None if adapters is None else adapters.send(NO_ROWS, size=size, ends_size=rows)
 
         def forward() -> torch.Tensor:
             inputs = self._mixed.take(size)
-            return self._keep(self._forward(inputs.token_ids, inputs.batch, inputs.logits_indices))
+            parts, ends = (inputs.token_ids, inputs.batch), inputs.logits_indices
+            if rows_of is not None and rows == size:  # adapters tell all tokens and the ends apart by their number
+                return self._keep(self._forward(*parts, adapters=rows_of).index_select(0, ends))
+            return self._keep(self._forward(*parts, ends, adapters=rows_of))
 
         forward()
         torch.cuda.synchronize()
@@ -397,11 +429,18 @@ class CudaExecutor:
         return tokens.masked_fill_(bad, -1)
 
     def _decode_hidden(
-        self, size: int, few_keys: bool, context_lens: IntArray | None = None, *, shared: bool = False
+        self,
+        size: int,
+        few_keys: bool,
+        context_lens: IntArray | None = None,
+        *,
+        shared: bool = False,
+        adapted: bool = False,
     ) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
         token_ids, batch = self._inputs.decode_batch(size, few_keys, context_lens, shared=shared)
-        return self._forward(token_ids, batch)
+        adapters = self._adapters.take(size) if adapted and self._adapters is not None else None
+        return self._forward(token_ids, batch, adapters=adapters)
 
     def _forward(
         self,
@@ -410,10 +449,11 @@ class CudaExecutor:
         logits_indices: torch.Tensor | None = None,
         tapped: Tapped | None = None,
         media: MediaRows | None = None,
+        adapters: AdapterRows | None = None,
     ) -> torch.Tensor:
         attention = self._attention if batch.both_ways is None else self._both_ways
         attention.prepare(batch)
-        context = ForwardContext(attention, self._pool, batch, logits_indices, tapped, media=media)
+        context = ForwardContext(attention, self._pool, batch, logits_indices, tapped, adapters, media)
         return self._model.forward(token_ids, batch.positions, context)
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:

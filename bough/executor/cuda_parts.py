@@ -16,6 +16,7 @@ from bough.attention.triton_backend import TritonAttention
 from bough.core.errors import SettingsError
 from bough.core.plan import Limits
 from bough.core.settings import Settings
+from bough.executor.adapters import AdapterInputs, AdapterStore
 from bough.executor.cuda_drafts import MOST_TOKENS, drafted_sizes
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs
@@ -33,6 +34,7 @@ from bough.kernels.decode_attention.triton import LATENT_WORK, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.latent_attention import triton as expanded
+from bough.kernels.lora.triton import block_rows_for
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
 from bough.kernels.shared_memory import PLENTY, shared_bytes
@@ -60,7 +62,8 @@ def assemble(
     staging = Staging(loaded.device, RING_DEPTH + limits.stages)
     shared = SharedWork(limits.rows, *_decode_shape(loaded), loaded.device) if limits.shares_reads else None
     inputs = CudaInputs(limits, loaded.device, staging, shared)
-    block_queries = _block_queries(loaded)
+    mixed = MixedInputs(limits, _block_queries(loaded), inputs.page_tables, inputs.last_tokens, staging)
+    slots = loaded.adapters
     check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
     agree = loaded.group.from_first if check is None else check.tokens
     pool, drafter = build_pool(loaded, limits.pages, limits.page_size), None
@@ -73,7 +76,7 @@ def assemble(
         build_attention(loaded, settings, limits, staging),
         limits,
         inputs,
-        MixedInputs(limits, block_queries, inputs.page_tables, inputs.last_tokens, staging),
+        mixed,
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device, agree),
         graphs=graphs,
@@ -85,6 +88,8 @@ def assemble(
         drafter=drafter,
         encoder=make_encoder(loaded, staging.to_device),
         drafts=verified_drafts(loaded, settings),
+        adapters=None if slots is None else AdapterStore(loaded, slots, settings.lora),
+        adapter_inputs=None if slots is None else AdapterInputs(mixed.largest, slots.count, staging, block_rows_for),
     )
 
 
@@ -127,7 +132,7 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
             few_keys = [size for size in decode if size <= MOST_ROWS]
     shared = [size for size in decode if size > 2] if shares_reads(loaded, settings) else ()
     scratch = shape.graph_scratch_bytes([*decode, *verified], mixed, forward_bytes)
-    return GraphSizes(decode, mixed, few_keys, shared, drafted, scratch)
+    return GraphSizes(decode, mixed, few_keys, shared, drafted, scratch, loaded.adapters is not None)
 
 
 def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:
@@ -137,6 +142,7 @@ def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:
         return None
     # Where ranks are compared or run in lock step, the host must know each row's length.
     apart = max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or runs_transformers(config)
+    apart = apart or loaded.adapters is not None  # the steps that it verifies know nothing of them
     able = choose_backends(settings.model, "cuda").decodes_capturable and not apart
     return settings.speculative.most_drafts if able else 0
 

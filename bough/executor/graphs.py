@@ -66,11 +66,13 @@ class GraphSizes:
     shared: Sequence[int] = ()
     drafted: Mapping[int, Sequence[int]] = field(default_factory=dict)  # rows with drafts, by the tokens of each
     scratch_bytes: int = 0  # that the largest of them needs while it runs
+    adapted: bool = False  # whether `decode` and `mixed` are captured a second time, for rows with adapters
 
     @property
     def count(self) -> int:
         """Graphs in all: decode steps have a second one, for sampling."""
-        return 2 * sum(map(len, (self.decode, self.few_keys, self.shared, *self.drafted.values()))) + len(self.mixed)
+        plain = 2 * sum(map(len, (self.few_keys, self.shared, *self.drafted.values())))
+        return plain + (1 + self.adapted) * (2 * len(self.decode) + len(self.mixed))
 
 
 class Captured(Generic[Output]):

@@ -68,7 +68,7 @@ class RowMirror:
         self._growing = len(limits.pages) - (limits.groups[-1].kind == "state")
         self._page_counts = np.zeros(limits.rows, dtype=np.int32)
         self._lengths = np.zeros(limits.rows, dtype=np.int32)
-        self._adapters = np.zeros(limits.rows + 1, dtype=np.int64)
+        self.adapters = np.zeros(limits.rows + 1, dtype=np.int64)
         self.deltas = np.zeros(limits.rows + 1, dtype=np.int64)
         self._has_media = limits.media is not None
 
@@ -111,7 +111,7 @@ class RowMirror:
             slots=slots,
             token_ids=_place_tokens(plan, starts),
             from_device=from_device,
-            adapters=self._adapters[rows],
+            adapters=self.adapters[rows],
             common=None
             if plan.common is None
             else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
@@ -129,7 +129,7 @@ class RowMirror:
     def _set_up(self, setup: RowSetup) -> TableWrites:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length
-        self._adapters[setup.row] = setup.adapter
+        self.adapters[setup.row] = setup.adapter
         self.deltas[setup.row] = setup.delta
         # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
         tables = (*setup.pages[: self._growing], *(pages[:1] for pages in setup.pages[self._growing :]))

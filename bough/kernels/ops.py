@@ -18,6 +18,7 @@ from bough.kernels.causal_conv.reference import causal_conv_
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
+from bough.kernels.lora.reference import AdapterStack, GroupedRows, lora_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.recurrence.reference import recurrence_
@@ -104,6 +105,7 @@ class Ops:
     index_store_: Callable[..., None] = index_store_
     causal_conv_: Callable[..., torch.Tensor] = causal_conv_
     recurrence_: Callable[..., torch.Tensor] = recurrence_
+    lora_: Callable[[torch.Tensor, torch.Tensor, AdapterStack, GroupedRows], None] = lora_
 
     def norm_linear(
         self,

@@ -12,6 +12,7 @@ from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
 from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
+from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
 from bough.kernels.recurrence.triton import recurrence_
@@ -101,4 +102,5 @@ TRITON = TritonOps(
     index_store_=index_store_,
     causal_conv_=causal_conv_,
     recurrence_=recurrence_,
+    lora_=lora_,
 )

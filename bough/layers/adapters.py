@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.ops import Activation, Norm, Ops
+from bough.kernels.lora.reference import LEAST_RANK, AdapterStack, tiles_of
+from bough.kernels.ops import Activation, Norm
 from bough.layers.placement import Placement, WeightMaker
 from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands
 from bough.layers.weights import WeightSlot
@@ -24,55 +25,88 @@ Adapter = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 class AdapterSlots:
     """The linear layers of one model that adapters may change."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int) -> None:
+        self.count = slots
         self._weights: list[AdaptedWeight] = []
+        self._ranks: torch.Tensor | None = None  # [slots, matrices of all layers] int32
+        self._rank = 0
 
     def over(self, make: WeightMaker) -> WeightMaker:
         """The scheme, with adapters over its weights."""
 
         def make_adapted(in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
             weight = make(in_features, parts, bias, placement)
-            self._weights.append(AdaptedWeight(weight, in_features, parts, placement.ops))
+            self._weights.append(AdaptedWeight(weight, in_features, parts, placement))
             return self._weights[-1]
 
         return make_adapted
 
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Outputs and inputs of each matrix."""
-        held = ((name, rows, weight.inputs) for weight in self._weights for name, rows in weight.matrices())
-        return {name: (rows.stop - rows.start, inputs) for name, rows, inputs in held}
+        held = ((name, band, weight.inputs) for weight in self._weights for name, band in weight.matrices())
+        return {name: (band.stop - band.start, inputs) for name, band, inputs in held}
 
-    def place(self, slot: int, adapter: Adapter, dtype: torch.dtype, device: torch.device) -> None:
-        """Puts a copy of the adapter into the slot, unless it is on the device already."""
-        placed = {name: (down.to(device, dtype), up.to(device, dtype)) for name, (down, up) in adapter.items()}
+    def reserve(self, rank: int) -> bool:
+        """Has memory in all slots for adapters of this rank; True: it is other memory than before."""
+        if rank <= self._rank:
+            return False
+        padded = max(LEAST_RANK, 1 << (rank - 1).bit_length())
         for weight in self._weights:
-            weight.place(slot, placed)
+            weight.reserve(self.count, padded)
+        if self._ranks is None:
+            counts = [len(weight.bands) for weight in self._weights]
+            self._ranks = torch.zeros(self.count, sum(counts), dtype=torch.int32, device=self._weights[0].device)
+            for weight, ranks in zip(self._weights, self._ranks.split(counts, dim=1), strict=True):
+                weight.ranks = ranks
+        self._rank = padded
+        return True
+
+    def place(self, slot: int, adapter: Adapter) -> None:
+        """Copies an adapter into the slot."""
+        assert self._ranks is not None
+        ranks = [rank for weight in self._weights for rank in weight.place(slot - 1, adapter)]
+        self._ranks[slot - 1].copy_(torch.tensor(ranks, dtype=torch.int32), non_blocking=True)
 
 
 class AdaptedWeight:
     """The weight of a layer, and what each slot adds to it."""
 
-    def __init__(self, weight: LinearWeight, in_features: int, parts: Sequence[Part], ops: Ops) -> None:
-        self._weight, self.inputs, self._parts, self._ops = weight, in_features, tuple(parts), ops
-        self._prefix = ""
-        self._slots: dict[int, list[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]] = {}
+    def __init__(self, weight: LinearWeight, in_features: int, parts: Sequence[Part], placement: Placement) -> None:
+        self._weight, self.inputs, self._parts, self._ops = weight, in_features, tuple(parts), placement.ops
+        self._prefix, self._empty, self.device = "", placement.empty, placement.device
+        self.bands = tuple(band for _, band in bands(parts))
+        self._tiles = torch.from_numpy(tiles_of(self.bands)).to(self.device)
+        self._down, self._up, self.ranks = (torch.empty(0, device=self.device) for _ in range(3))
 
     def matrices(self) -> list[tuple[str, slice]]:
         """Their names, and which outputs are theirs."""
-        return [(self._prefix + part.name, held) for part, held in bands(self._parts)]
+        return [(self._prefix + part.name, band) for part, band in bands(self._parts)]
 
-    def place(self, slot: int, adapter: Adapter) -> None:
-        self._slots[slot] = [(held, adapter[name]) for name, held in self.matrices() if name in adapter]
+    def reserve(self, slots: int, rank: int) -> None:
+        """Takes memory for matrices of this rank, and moves there what the slots hold."""
+        down = self._empty(slots, len(self._parts), rank, self.inputs)
+        up = self._empty(slots, self.bands[-1].stop, rank)
+        if len(self._down):
+            down[:, :, : self._down.shape[2]] = self._down
+            up[:, :, : self._up.shape[2]] = self._up
+        self._down, self._up = down, up
+
+    def place(self, slot: int, adapter: Adapter) -> list[int]:
+        """Copies what the adapter has for these matrices; their ranks."""
+        ranks = []
+        for number, (name, band) in enumerate(self.matrices()):
+            down, up = adapter.get(name, (self._down[slot, number, :0], self._up[slot, band, :0]))
+            self._down[slot, number, : len(down)].copy_(down, non_blocking=True)
+            self._up[slot, band, : len(down)].copy_(up, non_blocking=True)
+            ranks.append(len(down))
+        return ranks
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         product = self._weight.linear(x, ctx)
-        if ctx.adapters is None:
-            return product
-        assert isinstance(x, torch.Tensor), "adapters multiply plain rows"
-        for slot, places in ctx.adapters.among(len(x), ctx.logits_indices):
-            rows = x.index_select(0, places)
-            for held, (down, up) in self._slots[slot]:
-                product[:, held].index_add_(0, places, (rows @ down.T) @ up.T)
+        if ctx.adapters is not None:
+            assert isinstance(x, torch.Tensor), "adapters multiply plain rows"
+            stack = AdapterStack(self._down, self._up, self.ranks, self.bands, self._tiles)
+            self._ops.lora_(product, x, stack, ctx.adapters.among(len(x), ctx.logits_indices))
         return product
 
     def after_norm(
@@ -95,7 +129,8 @@ class AdaptedWeight:
         if ctx.adapters is None:
             return self._weight.gated_after_norm(x, residual, norm, activation, gate, ctx)
         gate_up, total = self.after_norm(x, residual, norm, ctx)
-        return gate(gate_up, activation), total
+        # Not as the next weight would have it: its adapters multiply plain rows.
+        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up), total
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return self._weight.gate(gate_up, activation)

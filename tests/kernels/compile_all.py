@@ -3,7 +3,7 @@
 not be there, and checks that each fits its shared memory: `python tests/kernels/compile_all.py cuda 90`, or
 `... hip gfx942`. With `--sample largest`, only attention of wide heads, which needs the most of it; with
 `--sample usual`, every kernel once, in bfloat16 with heads of 128; with `--sample latents`, latent attention, and with
-`--sample states`, recurrent layers.
+`--sample states`, recurrent layers; with `--sample lora`, adapters.
 
 The interpreter, in which the other tests run, checks no types and knows no device. Nothing is run here.
 """
@@ -46,6 +46,8 @@ from bough.kernels.invariant_linear import tiling as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.log_normaliser.triton import log_normaliser
+from bough.kernels.lora.reference import AdapterStack, GroupedRows, tiles_of
+from bough.kernels.lora.triton import FEW_ROWS, MANY_ROWS, lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.penalties.triton import count_tokens_, penalise
@@ -345,6 +347,18 @@ def launch_w4(dtype: torch.dtype, group: int, arch: str) -> None:
     w4_dequantize(weight, HIDDEN, dtype)
 
 
+def launch_lora(dtype: torch.dtype) -> None:
+    """Adapters of the least rank and of the largest, over q, k and v."""
+    bands = (slice(0, 4096), slice(4096, 5120), slice(5120, 6144))
+    x, tiles, slots = torch.zeros(ROWS, HIDDEN, dtype=dtype), torch.from_numpy(tiles_of(bands)), torch.zeros(ROWS, 3)
+    for rank in (16, 256):
+        down, up = torch.empty(1, 3, rank, HIDDEN, dtype=dtype), torch.empty(1, 6144, rank, dtype=dtype)
+        stack = AdapterStack(down, up, slots[:1].int(), bands, tiles)
+        for block_rows in (FEW_ROWS, MANY_ROWS):
+            grouped = GroupedRows(torch.zeros(ROWS, dtype=torch.int32), slots.int(), block_rows)
+            lora_(torch.zeros(ROWS, 6144, dtype=dtype), x, stack, grouped)
+
+
 def launch_states(dtype: torch.dtype, arch: str) -> None:
     """Recurrences of Qwen's, Kimi's and Mamba's widths."""
     table, rows = torch.zeros(8, 16, dtype=torch.int32), torch.arange(ROWS, dtype=torch.int32)
@@ -386,6 +400,7 @@ def launch_all(arch: str) -> None:
     for dtype, head_dims in ((torch.bfloat16, HEAD_DIMS), (torch.float32, HEAD_DIMS), (torch.float16, HEAD_DIMS[:1])):
         print(dtype)
         launch_layers(dtype, arch)
+        launch_lora(dtype)
         launch_states(dtype, arch)
         launch_step(dtype)
         for head_dim in head_dims:
@@ -405,6 +420,7 @@ def launch_largest(arch: str) -> None:
 def launch_usual(arch: str) -> None:
     launch_layers(torch.bfloat16, arch)
     launch_experts(torch.bfloat16, arch)
+    launch_lora(torch.bfloat16)
     launch_states(torch.bfloat16, arch)
     launch_step(torch.bfloat16)
     launch_attention(torch.bfloat16, 128, arch)
@@ -432,6 +448,7 @@ LAUNCHES = {
     "experts": lambda arch: launch_experts(torch.bfloat16, arch),
     "fp8": lambda arch: launch_grouped(torch.bfloat16),
     "latents": launch_of_latents,
+    "lora": lambda arch: [launch_lora(dtype) for dtype in (torch.bfloat16, torch.float32)],
     "largest": launch_largest,
     "usual": launch_usual,
 }

@@ -1,0 +1,66 @@
+"""What adapters add, in plain torch, and how the rows of a step are grouped by their adapters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+TILE = 128  # outputs that one program adds to
+LEAST_RANK = 16  # that tensor cores multiply
+
+Ints = npt.NDArray[np.int32]
+
+
+class AdapterStack(NamedTuple):
+    """The thin matrices that all slots hold for one layer, whose outputs are those of one matrix or of several. Of each
+    only the first `ranks` are ever read."""
+
+    down: torch.Tensor  # [slots, matrices, rank, inputs]
+    up: torch.Tensor  # [slots, outputs, rank], scaled
+    ranks: torch.Tensor  # [slots, matrices] int32; 0: the slot leaves this matrix alone
+    bands: tuple[slice, ...]  # the outputs of each matrix
+    tiles: torch.Tensor  # [tiles, 3] int32, see `tiles_of`
+
+
+class GroupedRows(NamedTuple):
+    """Rows that have adapters, by slot, in blocks that one program can take."""
+
+    order: torch.Tensor  # [rows, or more] int32: places of rows, those of a slot together
+    blocks: torch.Tensor  # [blocks, 3] int32: slots from 1 on, where in the order the block begins, and its rows
+    block_rows: int  # that a block has at most
+
+
+def tiles_of(bands: tuple[slice, ...]) -> Ints:
+    """The outputs in tiles that lie within one matrix: its number, the first of them and the end."""
+    cut = [
+        (n, start, min(start + TILE, band.stop))
+        for n, band in enumerate(bands)
+        for start in range(band.start, band.stop, TILE)
+    ]
+    return np.array(cut, dtype=np.int32)
+
+
+def group_rows(slots: npt.NDArray[np.int64], block_rows: int) -> tuple[Ints, Ints]:
+    """Order and blocks of rows with these slots, of which 0 is none."""
+    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots == 0) :]
+    used, starts, counts = np.unique(slots[order], return_index=True, return_counts=True)
+    pieces = -(-counts // block_rows)
+    turn = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a block among its slot's
+    before = turn * block_rows
+    sizes = np.minimum(np.repeat(counts, pieces) - before, block_rows)
+    blocks = np.stack([np.repeat(used, pieces), np.repeat(starts, pieces) + before, sizes], axis=1)
+    return order.astype(np.int32), blocks.astype(np.int32)
+
+
+def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> None:
+    """Adds to `product` [rows, outputs] what the adapters of the rows make of x [rows, inputs]."""
+    for slot, first, count in grouped.blocks.tolist():
+        places = grouped.order[first : first + count]
+        rows = x.index_select(0, places)
+        for number, (band, rank) in enumerate(zip(stack.bands, stack.ranks[slot - 1].tolist(), strict=True)):
+            if slot and rank:
+                thin = rows @ stack.down[slot - 1, number, :rank].T
+                product[:, band].index_add_(0, places, thin @ stack.up[slot - 1, band, :rank].T)

@@ -1,0 +1,128 @@
+"""What adapters add, in Triton: two launches, down to the rank and up again.
+
+A program takes a block of rows of one slot, so that neighbours which share an adapter read it once, and programs
+without a block return at once: how many there are depends on sizes alone, as a CUDA graph needs it. Where there are
+few rows, the inputs are cut among programs as well, whose parts are summed on the way up, in a fixed order.
+"""
+
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from bough.kernels.lora.reference import TILE, AdapterStack, GroupedRows
+from bough.kernels.overlap import overlap, take_turn
+
+FEW_ROWS, MANY_ROWS = 16, 64  # of a block
+MOST_FEW = 512  # rows of a step that is cut into small blocks
+PIECE = 1024  # inputs that one program sums where there are few rows
+MOST_RANK = 64  # that one program computes
+
+
+def block_rows_for(rows: int) -> int:
+    """How many rows of a slot one program takes, in a step of so many."""
+    return FEW_ROWS if rows <= MOST_FEW else MANY_ROWS
+
+
+def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> None:
+    """Adds to `product` [rows, outputs] what the adapters of the rows make of x [rows, inputs]."""
+    (rows, inputs), outputs, blocks = x.shape, product.shape[1], len(grouped.blocks)
+    matrices, rank = stack.down.shape[1:3]
+    piece_rank = min(rank, MOST_RANK)
+    splits = triton.cdiv(inputs, PIECE) if grouped.block_rows == FEW_ROWS else 1
+    thin = torch.empty((splits, len(grouped.order), matrices * rank), dtype=torch.float32, device=x.device)
+    cut = {"BLOCK_M": grouped.block_rows, "BLOCK_R": piece_rank, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
+    wide = x.dtype == torch.float32
+    cut |= {"PRECISION": "ieee" if wide else "tf32", "num_warps": 4, "num_stages": 2 if wide else 3, **overlap(rows)}
+    block_k = 64 if wide or grouped.block_rows > FEW_ROWS else 128
+    places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
+    _down[(blocks, matrices * (rank // piece_rank), splits)](
+        x, stack.down, thin, *places, x.stride(0), len(grouped.order), K=inputs, BLOCK_K=block_k, **cut
+    )
+    _up[(blocks, len(stack.tiles))](
+        thin,
+        stack.up,
+        product,
+        *places,
+        stack.tiles,
+        product.stride(0),
+        len(grouped.order),
+        N=outputs,
+        TILE=TILE,
+        **cut,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _down(
+    x, down, thin, order, blocks, ranks, ranks_stride, x_stride, rows, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The rows of a block times some lines of a thin matrix, over some of the inputs."""
+    take_turn(OVERLAP)
+    block = blocks + 3 * tl.program_id(0)
+    slot = tl.load(block).to(tl.int64) - 1
+    if slot < 0:
+        return
+    matrix = tl.program_id(1) // (RANK // BLOCK_R)
+    lowest = tl.program_id(1) % (RANK // BLOCK_R) * BLOCK_R
+    rank = tl.load(ranks + slot * ranks_stride + matrix)
+    if lowest >= rank:
+        return
+    first = tl.load(block + 1)
+    m, r, k = tl.arange(0, BLOCK_M), lowest + tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_K)
+    held = m < tl.load(block + 2)
+    row = tl.load(order + first + m, mask=held, other=0).to(tl.int64)
+    split = tl.program_id(2)
+    each: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    lines = down + ((slot * MATRICES + matrix) * RANK + r[None, :]) * K
+    total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+    for start in range(split * each, min(K, (split + 1) * each), BLOCK_K):
+        inside = start + k < K
+        left = tl.load(
+            x + row[:, None] * x_stride + start + k[None, :], mask=held[:, None] & inside[None, :], other=0.0
+        )
+        right = tl.load(lines + start + k[:, None], mask=inside[:, None] & (r < rank)[None, :], other=0.0)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    at = (split * rows + first + m).to(tl.int64)
+    tl.store(thin + at[:, None] * (MATRICES * RANK) + matrix * RANK + r[None, :], total, mask=held[:, None])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _up(
+    thin, up, product, order, blocks, ranks, ranks_stride, tiles, product_stride, rows, N: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The sum over the inputs' parts, times the outputs of a tile; added to the product."""
+    take_turn(OVERLAP)
+    block = blocks + 3 * tl.program_id(0)
+    slot = tl.load(block).to(tl.int64) - 1
+    if slot < 0:
+        return
+    tile = tiles + 3 * tl.program_id(1)
+    matrix = tl.load(tile)
+    rank = tl.load(ranks + slot * ranks_stride + matrix)
+    if rank == 0:
+        return
+    first = tl.load(block + 1)
+    m, r, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R), tl.load(tile + 1) + tl.arange(0, TILE)
+    held, inside = m < tl.load(block + 2), n < tl.load(tile + 2)
+    row = tl.load(order + first + m, mask=held, other=0).to(tl.int64)
+    total = tl.zeros((BLOCK_M, TILE), dtype=tl.float32)
+    for lowest in range(0, rank, BLOCK_R):
+        line = lowest + r
+        left = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            at = (split * rows + first + m).to(tl.int64)
+            places = thin + at[:, None] * (MATRICES * RANK) + matrix * RANK + line[None, :]
+            left += tl.load(places, mask=held[:, None], other=0.0)
+        places = up + (slot * N + n[None, :]) * RANK + line[:, None]
+        right = tl.load(places, mask=(line < rank)[:, None] & inside[None, :], other=0.0)
+        total = tl.dot(left.to(right.dtype), right, total, input_precision=PRECISION)
+    out = product + row[:, None] * product_stride + n[None, :]
+    kept = held[:, None] & inside[None, :]
+    tl.store(out, (tl.load(out, mask=kept, other=0.0).to(tl.float32) + total).to(product.dtype.element_ty), mask=kept)

@@ -1,0 +1,86 @@
+"""What adapters add, by each implementation against float64, and how rows are grouped.
+
+The interpreter multiplies bfloat16 matrices as if they were integers, so that type is tested on a GPU only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bough.kernels.lora import reference
+from bough.kernels.lora import triton as fast
+from bough.kernels.lora.reference import AdapterStack, GroupedRows, group_rows, tiles_of
+from tests.kernels.closeness import assert_near
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+RANKS = [[16, 3, 0], [0, 0, 0], [1, 16, 9], [40, 128, 65]]  # of four slots, for each of three matrices
+BANDS = (slice(0, 150), slice(150, 170), slice(170, 208))
+
+
+def stack_of(inputs: int, rank: int, dtype: torch.dtype, device: torch.device) -> AdapterStack:
+    """Beyond an adapter's own rank nothing may be read: it is not a number."""
+    torch.manual_seed(0)
+    ranks = torch.tensor(RANKS, dtype=torch.int32).clamp(max=rank)
+    down, up = torch.randn(4, 3, rank, inputs), torch.randn(4, 208, rank)
+    for slot, of_slot in enumerate(ranks.tolist()):
+        for matrix, own in enumerate(of_slot):
+            down[slot, matrix, own:] = torch.nan
+            up[slot, BANDS[matrix], own:] = torch.nan
+    padded = torch.zeros(4, 5, dtype=torch.int32)  # they stand beside those of other layers
+    padded[:, 1:4] = ranks
+    tiles = torch.from_numpy(tiles_of(BANDS)).to(device)
+    return AdapterStack(down.to(device, dtype), up.to(device, dtype), padded.to(device)[:, 1:4], BANDS, tiles)
+
+
+def grouped(slots: list[int], block_rows: int, padding: int, device: torch.device) -> GroupedRows:
+    order, blocks = group_rows(np.array(slots), block_rows)
+    order = np.append(order, np.zeros(padding, dtype=np.int32))
+    blocks = np.concatenate([blocks, np.zeros((padding, 3), dtype=np.int32)])
+    return GroupedRows(torch.from_numpy(order).to(device), torch.from_numpy(blocks).to(device), block_rows)
+
+
+def added(x: torch.Tensor, stack: AdapterStack, slots: list[int]) -> torch.Tensor:
+    out = torch.zeros(len(x), BANDS[-1].stop, dtype=torch.float64, device=x.device)
+    for row, slot in enumerate(slots):
+        for matrix, band in enumerate(BANDS):
+            rank = int(stack.ranks[slot - 1, matrix]) if slot else 0
+            thin = stack.down[slot - 1, matrix, :rank].double() @ x[row].double()
+            out[row, band] = stack.up[slot - 1, band, :rank].double() @ thin
+    return out
+
+
+@pytest.mark.parametrize("implementation", [reference.lora_, fast.lora_])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("inputs", "rank"), [(100, 16), (1100, 32), (64, 128)])
+@pytest.mark.parametrize(("rows", "block_rows"), [(7, 16), (40, 16), (150, 64)])
+def test_what_is_added_is_the_product_of_each_rows_adapter(
+    implementation: object, dtype: torch.dtype, inputs: int, rank: int, rows: int, block_rows: int, device: torch.device
+) -> None:
+    if dtype == torch.bfloat16 and device.type != "cuda":
+        pytest.skip("the interpreter cannot multiply this type")
+    stack = stack_of(inputs, rank, dtype, device)
+    slots = [n % 3 * (1 + n % 4) % 5 for n in range(rows)]  # none, and each of four
+    assert rows < 40 or set(slots) == {0, 1, 2, 3, 4}
+    x = torch.randn(rows, 2 * inputs, device=device).to(dtype)[:, :inputs]  # rows are strided
+    product = torch.randn(rows, 208, device=device).to(dtype)
+    expected = product.double() + added(x, stack, slots)
+    plain = product.clone()
+    implementation(product, x, stack, grouped(slots, block_rows, 3, device))  # type: ignore[operator]
+    assert_near(product, expected, TOLERANCE[dtype])
+    without = torch.tensor(slots) == 0
+    assert torch.equal(product[without], plain[without])
+
+
+def test_rows_are_grouped_by_slot_in_blocks() -> None:
+    order, blocks = group_rows(np.array([2, 0, 1, 2, 2, 0, 7]), 2)
+    assert order.tolist() == [2, 0, 3, 4, 6]
+    assert blocks.tolist() == [[1, 0, 1], [2, 1, 2], [2, 3, 1], [7, 4, 1]]
+    assert [part.shape for part in group_rows(np.zeros(4, dtype=np.int64), 16)] == [(0,), (0, 3)]
+
+
+def test_tiles_lie_within_one_matrix() -> None:
+    assert tiles_of(BANDS).tolist() == [[0, 0, 128], [0, 128, 150], [1, 150, 170], [2, 170, 208]]

@@ -60,9 +60,12 @@ class AdapterInputs:
     """Owns the persistent buffer through which a GPU learns which rows have which adapter: a captured step reads it.
     `block_rows_for` says how many rows of a slot one program takes in a step of so many."""
 
-    def __init__(self, tokens: int, slots: int, staging: Staging, block_rows_for: Callable[[int], int]) -> None:
-        self._slots, self._staging, self._block_rows_for = slots, staging, block_rows_for
-        self._buffer = staging.to_device(np.zeros(2 * sum(self._room(tokens)), dtype=np.int32))
+    def __init__(
+        self, tokens: int, slots: AdapterSlots, staging: Staging, block_rows_for: Callable[[int], int]
+    ) -> None:
+        self._slots, self._staging, self._block_rows_for = slots.count, staging, block_rows_for
+        # Places and blocks of tokens and of ends, at most as many of each: a block has three integers.
+        self._buffer = torch.zeros(8 * (tokens + 4), dtype=torch.int32, device=slots.device)
 
     def send(self, slots: LongArray, ends: LongArray = NO_ROWS, size: int = 0, ends_size: int = 0) -> AdapterRows:
         """Copies a step: the slots of its tokens, and the places among them whose hidden states are asked for. They are

@@ -108,6 +108,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     names = choose_backends(settings.model, device.type)
     check_number_formats(settings, capability_of(device))
     check_deterministic(settings.model, names, device.type)
+    if settings.lora.enable_lora and settings.model.enable_deterministic_inference and device.type == "cuda":
+        raise SettingsError("--enable-lora does not go with --enable-deterministic-inference on a GPU; leave one out.")
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)

@@ -318,9 +318,7 @@ class CudaExecutor:
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
 
-    def _capture_decode(
-        self, size: int, *, few_keys: bool, shared: bool = False, adapted: bool = False
-    ) -> DecodeGraph:
+    def _capture_decode(self, size: int, *, few_keys: bool, shared: bool = False, adapted: bool = False) -> DecodeGraph:
         self._inputs.pad_decode()
         if adapted and self._adapters is not None:
             self._staging.next_step()

@@ -89,7 +89,7 @@ def assemble(
         encoder=make_encoder(loaded, staging.to_device),
         drafts=verified_drafts(loaded, settings),
         adapters=None if slots is None else AdapterStore(loaded, slots, settings.lora),
-        adapter_inputs=None if slots is None else AdapterInputs(mixed.largest, slots.count, staging, block_rows_for),
+        adapter_inputs=None if slots is None else AdapterInputs(mixed.largest, slots, staging, block_rows_for),
     )
 
 

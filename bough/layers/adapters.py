@@ -31,6 +31,10 @@ class AdapterSlots:
         self._ranks: torch.Tensor | None = None  # [slots, matrices of all layers] int32
         self._rank = 0
 
+    @property
+    def device(self) -> torch.device:
+        return self._weights[0].device
+
     def over(self, make: WeightMaker) -> WeightMaker:
         """The scheme, with adapters over its weights."""
 
@@ -55,8 +59,8 @@ class AdapterSlots:
             weight.reserve(self.count, padded)
         if self._ranks is None:
             counts = [len(weight.bands) for weight in self._weights]
-            self._ranks = torch.zeros(self.count, sum(counts), dtype=torch.int32, device=self._weights[0].device)
-            for weight, ranks in zip(self._weights, self._ranks.split(counts, dim=1), strict=True):
+            self._ranks = torch.zeros(self.count, sum(counts), dtype=torch.int32, device=self.device)
+            for weight, ranks in zip(self._weights, torch.split(self._ranks, counts, dim=1), strict=True):
                 weight.ranks = ranks
         self._rank = padded
         return True

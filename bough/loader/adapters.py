@@ -77,6 +77,13 @@ def read_adapter(
     return found, digest.hexdigest()
 
 
+def stored_rank(path: str) -> int:
+    """The largest rank in an adapter's file; 0 without a file, of which loading the adapter will tell."""
+    file = Path(path).expanduser() / "adapter_model.safetensors"
+    source = SafetensorsSource([file] if file.is_file() else [])
+    return max((source.shape(name)[0] for name in source.names() if ".lora_A." in name), default=0)
+
+
 def _read_config(file: Path) -> dict[str, Any]:
     try:
         given = json.loads(file.read_text())

@@ -31,12 +31,13 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
     (rows, inputs), outputs, blocks = x.shape, product.shape[1], len(grouped.blocks)
     matrices, rank = stack.down.shape[1:3]
     piece_rank = min(rank, MOST_RANK)
-    splits = triton.cdiv(inputs, PIECE) if grouped.block_rows == FEW_ROWS else 1
+    few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
+    splits = triton.cdiv(inputs, PIECE) if few else 1
     thin = torch.empty((splits, len(grouped.order), matrices * rank), dtype=torch.float32, device=x.device)
     cut = {"BLOCK_M": grouped.block_rows, "BLOCK_R": piece_rank, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
-    wide = x.dtype == torch.float32
-    cut |= {"PRECISION": "ieee" if wide else "tf32", "num_warps": 4, "num_stages": 2 if wide else 3, **overlap(rows)}
-    block_k = 64 if wide or grouped.block_rows > FEW_ROWS else 128
+    cut |= {"PRECISION": "ieee" if wide else "tf32", "num_warps": 4, "num_stages": 2 if wide else 3}
+    cut |= overlap(0 if few else rows)
+    block_k = 128 if few and not wide else 64
     places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
     _down[(blocks, matrices * (rank // piece_rank), splits)](
         x, stack.down, thin, *places, x.stride(0), len(grouped.order), K=inputs, BLOCK_K=block_k, **cut

@@ -458,13 +458,15 @@ class DisaggregationSettings:
 class LoraSettings:
     """LoRA adapters, which change the model for the requests that choose them."""
 
-    enable_lora: bool = setting(False, "serve adapters, those of --lora-paths and those that are loaded later; on CPUs")
+    enable_lora: bool = setting(False, "serve adapters, those of --lora-paths and those that are loaded later")
     lora_paths: str | None = setting(
         None, 'adapters to begin with: NAME=PATH, PATH, or {"lora_name", "lora_path", "pinned"} as JSON', many=True
     )
     max_loras_per_batch: int = setting(8, "most adapters that run at the same time; requests of others wait", low=1)
     max_loaded_loras: int | None = setting(None, "most adapters in memory; one more is refused", low=1)
-    max_lora_rank: int = setting(256, "largest rank that an adapter may have", low=1, high=256)
+    max_lora_rank: int | None = setting(
+        None, "largest rank of an adapter, for which a GPU keeps memory; else 256, and memory for 16", low=1, high=256
+    )
     lora_target_modules: str | None = setting(
         None, "modules that adapters may change, such as q_proj; all when left out, or with the word all", many=True
     )

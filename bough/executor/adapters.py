@@ -14,7 +14,7 @@ from bough.core.settings import LoraSettings
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
 from bough.executor.staging import Staging
-from bough.kernels.lora.reference import GroupedRows, Ints, group_rows
+from bough.kernels.lora.reference import GroupedRows, block_rows_for, group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
 
@@ -29,8 +29,8 @@ class AdapterStore:
         self._adapters: dict[str, Adapter] = {}
 
     def obey(self, command: AdapterCommand, drop: Callable[[], None]) -> str:
-        """Does the command; of an adapter that was loaded, what its content hashes to. `drop` is called if the memory
-        of the slots becomes other memory."""
+        """Does the command; of an adapter that was loaded, what its content hashes to. `drop` is called before the
+        slots get other memory."""
         if isinstance(command, PlaceAdapter):
             self._slots.place(command.slot, self._adapters[command.name])
             return ""
@@ -38,15 +38,14 @@ class AdapterStore:
             del self._adapters[command.name]
             return ""
         found, hashed = read_adapter(command.path, self._loaded.config, self._slots.shapes(), self._settings)
-        rank = max((len(down) for down, _ in found.values()), default=0)
-        try:
-            if self._slots.reserve(rank):
-                drop()
-        except torch.OutOfMemoryError as error:
-            raise ResourceError(
-                f"There is no memory for slots of rank {rank}; name this adapter in --lora-paths, so that it is kept "
-                "free at the start, or lower --max-loras-per-batch."
-            ) from error
+        rank = max((len(down) for down, _ in found.values()), default=1)
+        if rank > self._slots.rank:
+            drop()
+            try:
+                self._slots.reserve(rank)
+            except torch.OutOfMemoryError as error:
+                instead = f"start with --max-lora-rank {rank}, which keeps it free, or lower --max-loras-per-batch."
+                raise ResourceError(f"There is no memory left for slots of rank {rank}; {instead}") from error
         self._adapters[command.name] = {name: (self._kept(down), self._kept(up)) for name, (down, up) in found.items()}
         return hashed
 
@@ -57,22 +56,19 @@ class AdapterStore:
 
 
 class AdapterInputs:
-    """Owns the persistent buffer through which a GPU learns which rows have which adapter: a captured step reads it.
-    `block_rows_for` says how many rows of a slot one program takes in a step of so many."""
+    """Owns the persistent buffer through which a GPU learns which rows have which adapter: a captured step reads it."""
 
-    def __init__(
-        self, tokens: int, slots: AdapterSlots, staging: Staging, block_rows_for: Callable[[int], int]
-    ) -> None:
-        self._slots, self._staging, self._block_rows_for = slots.count, staging, block_rows_for
+    def __init__(self, tokens: int, slots: int, device: torch.device, staging: Staging) -> None:
+        self._slots, self._staging = slots, staging
         # Places and blocks of tokens and of ends, at most as many of each: a block has three integers.
-        self._buffer = torch.zeros(8 * (tokens + 4), dtype=torch.int32, device=slots.device)
+        self._buffer = torch.zeros(8 * (tokens + 4), dtype=torch.int32, device=device)
 
     def send(self, slots: LongArray, ends: LongArray = NO_ROWS, size: int = 0, ends_size: int = 0) -> AdapterRows:
         """Copies a step: the slots of its tokens, and the places among them whose hidden states are asked for. They are
         padded to the sizes of a graph."""
-        sizes, fields = (size or len(slots), ends_size or len(ends)), list[Ints]()
+        sizes, fields = (size or len(slots), ends_size or len(ends)), []
         for each, count in zip((slots, slots[ends]), sizes, strict=True):
-            for values, room in zip(group_rows(each, self._block_rows_for(count)), self._room(count), strict=True):
+            for values, room in zip(group_rows(each, block_rows_for(count)), self._room(count), strict=True):
                 fields.append(np.pad(values.ravel(), (0, room - values.size)))
         packed = np.concatenate(fields)
         self._staging.copy_into(self._buffer[: len(packed)], packed)
@@ -80,22 +76,16 @@ class AdapterInputs:
 
     def take(self, size: int, ends_size: int = 0) -> AdapterRows:
         """The step in the buffer."""
-        found, start = [], 0
-        for count in (size, ends_size):
-            order, blocks = self._room(count)
-            views = self._buffer[start : start + order], self._buffer[start + order : start + order + blocks]
-            used = views[1][: 3 * self._most_blocks(count)].view(-1, 3)
-            found.append(GroupedRows(views[0], used, self._block_rows_for(count)))
-            start += order + blocks
-        return AdapterRows(*found)
-
-    def _most_blocks(self, count: int) -> int:
-        """Every slot may end in a block of its own."""
-        return min(count, count // self._block_rows_for(count) + self._slots)
+        rooms = [*self._room(size), *self._room(ends_size)]
+        fields = torch.split(self._buffer[: sum(rooms)], rooms)
+        grouped = zip(fields[::2], fields[1::2], (size, ends_size), strict=True)
+        return AdapterRows(*(GroupedRows(order, blocks.view(-1, 3), block_rows_for(n)) for order, blocks, n in grouped))
 
     def _room(self, count: int) -> tuple[int, int]:
-        """Integers of the order and of the blocks, up to the next 16 bytes, as kernels assume of every array."""
-        return -(-count // 4) * 4, -(-3 * self._most_blocks(count) // 4) * 4
+        """Integers of the order and of the blocks, of which each slot may end in one of its own. Kernels assume that
+        every array begins at a multiple of 16 bytes."""
+        blocks = min(count, count // block_rows_for(count) + self._slots)
+        return -(-count // 4) * 4, -(-blocks // 4) * 12
 
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:

@@ -6,13 +6,10 @@ are first walked through, to have their kernels compiled side by side, and then 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.core.adapter_paths import adapter_paths
 from bough.core.errors import ModelError
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
@@ -44,10 +41,9 @@ from bough.executor.sizing import (
 )
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
-from bough.kernels.lora.triton import block_rows_for
+from bough.kernels.lora.reference import LEAST_RANK
 from bough.kernels.projected_decode.triton import MOST_ROWS
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
-from bough.loader.adapters import stored_rank
 from bough.loader.locate import ModelFiles
 
 # Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
@@ -69,8 +65,7 @@ def build_cuda(
             f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
         )
     if loaded.adapters is not None:  # what the cache is given later is what they leave
-        ranks = [stored_rank(path) for _, path, _ in adapter_paths(settings.lora.lora_paths)]
-        loaded.adapters.reserve(min(max([1, *ranks]), settings.lora.max_lora_rank))
+        loaded.adapters.reserve(settings.lora.max_lora_rank or LEAST_RANK)
     (free,) = loaded.group.minimum([torch.cuda.mem_get_info(device)[0]])
     rows = settings.scheduler.max_running_requests or default_rows(held, GPU_ROWS, int(free * GPU_FRACTION))
     chunk = resolve_chunk(settings, config, default_gpu_chunk(config))
@@ -149,13 +144,13 @@ def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
     kinds, groups = loaded.config.kv_groups, len(loaded.config.kv_groups)
     prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages, (PROMPT_TOKENS,) * groups, kinds)
-    plans = [prompt, decode_plan(0, 1, groups), decode_plan(0, MOST_ROWS + 1, groups)]  # few have kernels of their own
-    if loaded.adapters is not None:
-        plans.append(replace(prompt, setups=(replace(prompt.setups[0], adapter=1),)))
-    for plan in plans:
+    for plan in (
+        prompt,
+        decode_plan(0, 1, groups),
+        decode_plan(0, MOST_ROWS + 1, groups),
+    ):  # few have kernels of their own
         _run(loaded, settings, plan)
-    kinds_of_rows = (False,) if loaded.adapters is None else (False, True)
-    return max(_measure(loaded, settings, rows, chunk, adapted) for adapted in kinds_of_rows)
+    return _measure(loaded, settings, rows, chunk)
 
 
 def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
@@ -167,18 +162,16 @@ def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
     assemble(loaded, settings, limits, GraphSizes()).launch(plan).wait()
 
 
-def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, adapted: bool) -> int:
-    """Runs the largest step there can be on the scratch page, of rows with an adapter or without; returns how much
-    memory it took beside the weights."""
+def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
+    """Runs the largest step there can be on the scratch page; returns how much memory it took beside the weights."""
     config, device = loaded.config, loaded.device
     pages = (SCRATCH_PAGES,) * len(config.kv_groups)
     limits = Limits(1, settings.memory.page_size, pages, config.context_length, config.vocab_size, chunk, "")
     pool = build_pool(loaded, pages, limits.page_size)
-    staging, tokens = Staging(device, depth=1), chunk + rows
+    staging, tokens, adapters = Staging(device, depth=1), chunk + rows, None
     attention = build_attention(loaded, settings, limits, staging)
-    adapters = None
-    if adapted and loaded.adapters is not None:
-        adapters = AdapterInputs(tokens, loaded.adapters, staging, block_rows_for).send(np.ones(tokens, np.int64))
+    if loaded.adapters is not None:
+        adapters = AdapterInputs(tokens, loaded.adapters.count, device, staging).send(np.ones(tokens, np.int64))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     batch = padding_batch(tokens, config.context_length, limits.page_size, device, len(pages))

@@ -87,6 +87,7 @@ class CudaExecutor:
         limits: Limits,
         inputs: CudaInputs,
         mixed: MixedInputs,
+        adapted: AdapterInputs,
         staging: Staging,
         sampling: SamplingState,
         *,
@@ -100,7 +101,6 @@ class CudaExecutor:
         encoder: Encoder | None = None,
         drafts: int | None = None,  # of a row, that the device verifies by itself; None: nobody makes any
         adapters: AdapterStore | None = None,
-        adapter_inputs: AdapterInputs | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -110,7 +110,7 @@ class CudaExecutor:
         self._check, self._group, self._drafter, self._encoder = check, group, drafter, encoder
         self._both_ways = TorchAttention(staging.to_device)  # the kernels look back only
         self._inputs = inputs
-        self._mixed, self._adapters = mixed, adapter_inputs
+        self._mixed, self._adapted = mixed, adapted
         self._staging = staging
         self._sampling = sampling
         self._states = StateCopies(pool.states, inputs.state_table, staging.to_device)
@@ -122,11 +122,11 @@ class CudaExecutor:
         self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared, pauses)
-        adapted = (graphs.decode, graphs.mixed) if graphs.adapted else ((), ())
+        decode, mixed_sizes = (graphs.decode, graphs.mixed) if graphs.adapted else ((), ())
         capture_adapted = partial(self._capture_decode, few_keys=False, adapted=True)
-        self._adapted_graphs = CudaGraphs("adapted decode", adapted[0], capture_adapted, pauses)
-        capture_adapted_mixed = partial(self._capture_mixed, adapted=True)
-        self._adapted_mixed_graphs = CudaGraphs("adapted mixed", adapted[1], capture_adapted_mixed, pauses)
+        self._adapted_graphs = CudaGraphs("adapted decode", decode, capture_adapted, pauses)
+        also = partial(self._capture_mixed, adapted=True)
+        self._adapted_mixed_graphs = CudaGraphs("adapted mixed", mixed_sizes, also, pauses)
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
         self._scratch_bytes = graphs.scratch_bytes
@@ -250,8 +250,8 @@ class CudaExecutor:
         captured = graphs.find(batch)
         size = batch if captured is None else captured[0]
         self._inputs.send_decode(plan, growth, size)
-        if adapted and self._adapters is not None:
-            self._adapters.send(slots, size=size)
+        if adapted:
+            self._adapted.send(slots, size=size)
         if captured is None:
             hidden = self._decode_hidden(batch, few_keys, growth.context_lens, shared=shared, adapted=adapted)
         else:
@@ -290,23 +290,22 @@ class CudaExecutor:
             self._clock.encoded(self._encoder.take_failed())
         wide = plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
         wide = wide or media is not None or plan.positions is not None  # which no graph knows of
-        adapters = self._adapters if layout.adapters.any() else None
-        graphs, ends = self._mixed_graphs, sampled_tokens(plan, layout.query_starts)
-        graphs = graphs if adapters is None else self._adapted_mixed_graphs
+        adapted, ends = bool(layout.adapters.any()), sampled_tokens(plan, layout.query_starts)
+        graphs = self._adapted_mixed_graphs if adapted else self._mixed_graphs
         captured = None if wide else graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
             self._mixed.send(plan, layout, size)
-            if adapters is not None:
-                adapters.send(layout.adapters, ends, size, self._mixed.room(size).rows)
+            if adapted:
+                self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows)
             return graph.replay()[: int(plan.sample.sum())], {}
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
         logits_indices = self._staging.to_device(ends)
-        adapted = None if adapters is None else adapters.send(layout.adapters, ends)
+        adapters = self._adapted.send(layout.adapters, ends) if adapted else None
         if not (plan.input_logprobs and self._samples):
-            return self._forward(token_ids, batch, logits_indices, media=media, adapters=adapted), {}
-        hidden = self._forward(token_ids, batch, media=media, adapters=adapted)
+            return self._forward(token_ids, batch, logits_indices, media=media, adapters=adapters), {}
+        hidden = self._forward(token_ids, batch, media=media, adapters=adapters)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         return hidden.index_select(0, logits_indices), inputs
 
@@ -320,9 +319,8 @@ class CudaExecutor:
 
     def _capture_decode(self, size: int, *, few_keys: bool, shared: bool = False, adapted: bool = False) -> DecodeGraph:
         self._inputs.pad_decode()
-        if adapted and self._adapters is not None:
-            self._staging.next_step()
-            self._adapters.send(NO_ROWS, size=size)
+        if adapted:
+            self._adapted.send(NO_ROWS, size=size)
 
         def forward() -> torch.Tensor:
             return self._keep(self._decode_hidden(size, few_keys, shared=shared, adapted=adapted))
@@ -340,15 +338,15 @@ class CudaExecutor:
     def _capture_mixed(self, size: int, adapted: bool = False) -> Captured[torch.Tensor]:
         self._staging.next_step()
         self._mixed.pad(size)
-        adapters, rows = self._adapters if adapted else None, self._mixed.room(size).rows
-        rows_of = None if adapters is None else adapters.send(NO_ROWS, size=size, ends_size=rows)
+        rows = self._mixed.room(size).rows
+        adapters = self._adapted.send(NO_ROWS, size=size, ends_size=rows) if adapted else None
 
         def forward() -> torch.Tensor:
             inputs = self._mixed.take(size)
             parts, ends = (inputs.token_ids, inputs.batch), inputs.logits_indices
-            if rows_of is not None and rows == size:  # adapters tell all tokens and the ends apart by their number
-                return self._keep(self._forward(*parts, adapters=rows_of).index_select(0, ends))
-            return self._keep(self._forward(*parts, ends, adapters=rows_of))
+            if adapted and rows == size:  # adapters tell all tokens and the ends apart by their number
+                return self._keep(self._forward(*parts, adapters=adapters).index_select(0, ends))
+            return self._keep(self._forward(*parts, ends, adapters=adapters))
 
         forward()
         torch.cuda.synchronize()
@@ -430,15 +428,14 @@ class CudaExecutor:
         self,
         size: int,
         few_keys: bool,
-        context_lens: IntArray | None = None,
+        contexts: IntArray | None = None,
         *,
         shared: bool = False,
         adapted: bool = False,
     ) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
-        token_ids, batch = self._inputs.decode_batch(size, few_keys, context_lens, shared=shared)
-        adapters = self._adapters.take(size) if adapted and self._adapters is not None else None
-        return self._forward(token_ids, batch, adapters=adapters)
+        token_ids, batch = self._inputs.decode_batch(size, few_keys, contexts, shared=shared)
+        return self._forward(token_ids, batch, adapters=self._adapted.take(size) if adapted else None)
 
     def _forward(
         self,

@@ -34,7 +34,6 @@ from bough.kernels.decode_attention.triton import LATENT_WORK, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.latent_attention import triton as expanded
-from bough.kernels.lora.triton import block_rows_for
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
 from bough.kernels.shared_memory import PLENTY, shared_bytes
@@ -77,6 +76,7 @@ def assemble(
         limits,
         inputs,
         mixed,
+        AdapterInputs(mixed.largest, 0 if slots is None else slots.count, loaded.device, staging),
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device, agree),
         graphs=graphs,
@@ -89,7 +89,6 @@ def assemble(
         encoder=make_encoder(loaded, staging.to_device),
         drafts=verified_drafts(loaded, settings),
         adapters=None if slots is None else AdapterStore(loaded, slots, settings.lora),
-        adapter_inputs=None if slots is None else AdapterInputs(mixed.largest, slots, staging, block_rows_for),
     )
 
 

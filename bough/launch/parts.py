@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bough.core.adapter_paths import adapter_paths
 from bough.core.errors import ModelError, SettingsError
 from bough.core.seeds import seed_for_requests
 from bough.core.setting_checks import by_kind
@@ -92,6 +91,23 @@ def _gguf_metadata(path: Path) -> dict[str, Any]:
 
     found = {key: value for key, value in GgufFile.open(path).metadata.items() if key.startswith("tokenizer.")}
     return {key: value.values() if isinstance(value, GgufArray) else value for key, value in found.items()}
+
+
+def adapter_paths(given: str | None) -> list[tuple[str, str, bool]]:
+    """What --lora-paths names, in words or in a list as JSON: the name, the path and whether it is pinned."""
+    found: list[tuple[str, str, bool]] = []
+    try:
+        words = json.loads(given) if given and given.lstrip()[0] == "[" else [given] if given else []
+        for word in words:
+            each = json.loads(word) if isinstance(word, str) and word.startswith("{") else word
+            if isinstance(each, str):
+                each = {"lora_name": each.rpartition("=")[0], "lora_path": each.rpartition("=")[2]}
+            path = str(each["lora_path"])
+            found.append((str(each.get("lora_name") or path), path, bool(each.get("pinned"))))
+    except (ValueError, TypeError, AttributeError, KeyError):
+        shape = "NAME=PATH, PATH or JSON objects with lora_name and lora_path"
+        raise SettingsError(f"--lora-paths: {given!r} is not {shape}.") from None
+    return found
 
 
 def check_adapters(settings: Settings) -> None:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
-from bough.core.adapter_paths import adapter_paths
 from bough.core.garbage import settle_garbage
 from bough.core.plan import Limits
 from bough.core.settings import ProcessSettings, Settings
 from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
-from bough.launch.parts import end_ids, has_text, open_tokenizer
+from bough.launch.parts import adapter_paths, end_ids, has_text, open_tokenizer
 from bough.launch.spec import ChildSpec, in_gib, load_function
 from bough.loader.catalogue import home
 from bough.loader.locate import fingerprint

@@ -26,14 +26,9 @@ class AdapterSlots:
     """The linear layers of one model that adapters may change."""
 
     def __init__(self, slots: int) -> None:
-        self.count = slots
+        self.count, self.rank = slots, 0  # there is memory for this rank
         self._weights: list[AdaptedWeight] = []
         self._ranks: torch.Tensor | None = None  # [slots, matrices of all layers] int32
-        self._rank = 0
-
-    @property
-    def device(self) -> torch.device:
-        return self._weights[0].device
 
     def over(self, make: WeightMaker) -> WeightMaker:
         """The scheme, with adapters over its weights."""
@@ -50,20 +45,15 @@ class AdapterSlots:
         held = ((name, band, weight.inputs) for weight in self._weights for name, band in weight.matrices())
         return {name: (band.stop - band.start, inputs) for name, band, inputs in held}
 
-    def reserve(self, rank: int) -> bool:
-        """Has memory in all slots for adapters of this rank; True: it is other memory than before."""
-        if rank <= self._rank:
-            return False
+    def reserve(self, rank: int) -> None:
+        """Takes memory in all slots for adapters of this rank, in the place of what there is."""
         padded = max(LEAST_RANK, 1 << (rank - 1).bit_length())
-        for weight in self._weights:
-            weight.reserve(self.count, padded)
+        counts, device = [weight.reserve(self.count, padded) for weight in self._weights], self._weights[0].device
         if self._ranks is None:
-            counts = [len(weight.bands) for weight in self._weights]
-            self._ranks = torch.zeros(self.count, sum(counts), dtype=torch.int32, device=self.device)
+            self._ranks = torch.zeros(self.count, sum(counts), dtype=torch.int32, device=device)
             for weight, ranks in zip(self._weights, torch.split(self._ranks, counts, dim=1), strict=True):
                 weight.ranks = ranks
-        self._rank = padded
-        return True
+        self.rank = padded
 
     def place(self, slot: int, adapter: Adapter) -> None:
         """Copies an adapter into the slot."""
@@ -78,38 +68,36 @@ class AdaptedWeight:
     def __init__(self, weight: LinearWeight, in_features: int, parts: Sequence[Part], placement: Placement) -> None:
         self._weight, self.inputs, self._parts, self._ops = weight, in_features, tuple(parts), placement.ops
         self._prefix, self._empty, self.device = "", placement.empty, placement.device
-        self.bands = tuple(band for _, band in bands(parts))
-        self._tiles = torch.from_numpy(tiles_of(self.bands)).to(self.device)
+        self._bands = tuple(band for _, band in bands(parts))
+        self._tiles = torch.from_numpy(tiles_of(self._bands)).to(self.device)
         self._down, self._up, self.ranks = (torch.empty(0, device=self.device) for _ in range(3))
 
     def matrices(self) -> list[tuple[str, slice]]:
         """Their names, and which outputs are theirs."""
         return [(self._prefix + part.name, band) for part, band in bands(self._parts)]
 
-    def reserve(self, slots: int, rank: int) -> None:
-        """Takes memory for matrices of this rank, and moves there what the slots hold."""
+    def reserve(self, slots: int, rank: int) -> int:
+        """Takes memory for matrices of this rank, and moves there what the slots hold; how many matrices there are."""
         down = self._empty(slots, len(self._parts), rank, self.inputs)
-        up = self._empty(slots, self.bands[-1].stop, rank)
+        up = self._empty(slots, self._bands[-1].stop, rank)
         if len(self._down):
-            down[:, :, : self._down.shape[2]] = self._down
-            up[:, :, : self._up.shape[2]] = self._up
+            down[:, :, : self._down.shape[2]], up[:, :, : self._up.shape[2]] = self._down, self._up
         self._down, self._up = down, up
+        return len(self._parts)
 
-    def place(self, slot: int, adapter: Adapter) -> list[int]:
-        """Copies what the adapter has for these matrices; their ranks."""
-        ranks = []
+    def place(self, slot: int, adapter: Adapter) -> Iterator[int]:
+        """Copies what the adapter has for these matrices, and yields their ranks."""
         for number, (name, band) in enumerate(self.matrices()):
             down, up = adapter.get(name, (self._down[slot, number, :0], self._up[slot, band, :0]))
             self._down[slot, number, : len(down)].copy_(down, non_blocking=True)
             self._up[slot, band, : len(down)].copy_(up, non_blocking=True)
-            ranks.append(len(down))
-        return ranks
+            yield len(down)
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         product = self._weight.linear(x, ctx)
         if ctx.adapters is not None:
             assert isinstance(x, torch.Tensor), "adapters multiply plain rows"
-            stack = AdapterStack(self._down, self._up, self.ranks, self.bands, self._tiles)
+            stack = AdapterStack(self._down, self._up, self.ranks, self._bands, self._tiles)
             self._ops.lora_(product, x, stack, ctx.adapters.among(len(x), ctx.logits_indices))
         return product
 

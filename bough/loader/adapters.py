@@ -28,6 +28,7 @@ REFUSED = (
     "use_dora", "modules_to_save", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices",
     "use_qalora", "alora_invocation_tokens", "arrow_config",
 )  # fmt: skip
+MOST_RANK = 256
 CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # ways to begin a training that change the model itself, too
 
 
@@ -61,8 +62,7 @@ def read_adapter(
             raise ModelError(f"{folder}: of {module!r} only lora_{''.join(sides[module])} is there; fetch it again.")
         down, up = (source.read(sides[module][side]).float() for side in "AB")
         rank = len(down)
-        if rank > settings.max_lora_rank:
-            most = settings.max_lora_rank
+        if rank > (most := settings.max_lora_rank or MOST_RANK):
             raise ModelError(f"{folder} has rank {rank}, and at most {most} is allowed (--max-lora-rank, up to 256).")
         stored = [*up.shape], [*down.shape]
         if at.rows is not None:
@@ -75,13 +75,6 @@ def read_adapter(
             )
         found[ours] = down, up * _scale(given, module, rank)
     return found, digest.hexdigest()
-
-
-def stored_rank(path: str) -> int:
-    """The largest rank in an adapter's file; 0 without a file, of which loading the adapter will tell."""
-    file = Path(path).expanduser() / "adapter_model.safetensors"
-    source = SafetensorsSource([file] if file.is_file() else [])
-    return max((source.shape(name)[0] for name in source.names() if ".lora_A." in name), default=0)
 
 
 def _read_config(file: Path) -> dict[str, Any]:

@@ -46,8 +46,8 @@ from bough.kernels.invariant_linear import tiling as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.log_normaliser.triton import log_normaliser
-from bough.kernels.lora.reference import AdapterStack, GroupedRows, tiles_of
-from bough.kernels.lora.triton import FEW_ROWS, MANY_ROWS, lora_
+from bough.kernels.lora.reference import FEW_ROWS, MANY_ROWS, AdapterStack, GroupedRows, tiles_of
+from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.penalties.triton import count_tokens_, penalise

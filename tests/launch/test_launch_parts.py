@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bough.core.adapter_paths import adapter_paths
 from bough.core.errors import ModelError, SettingsError
 from bough.core.settings import ModelSettings, Settings
-from bough.launch.parts import check_adapters, check_model, check_ranks, open_tokenizer
+from bough.launch.parts import adapter_paths, check_adapters, check_model, check_ranks, open_tokenizer
 from bough.loader.locate import locate
 from tests.conftest import TINY_LLAMA
 from tests.fakes.checkpoints import write_checkpoint

@@ -10,6 +10,8 @@ import torch
 
 TILE = 128  # outputs that one program adds to
 LEAST_RANK = 16  # that tensor cores multiply
+FEW_ROWS, MANY_ROWS = 16, 64  # of a slot that one program takes
+MOST_FEW = 512  # rows of a step that is cut into small blocks
 
 Ints = npt.NDArray[np.int32]
 
@@ -33,14 +35,15 @@ class GroupedRows(NamedTuple):
     block_rows: int  # that a block has at most
 
 
+def block_rows_for(rows: int) -> int:
+    """How many rows of a slot one program takes, in a step of so many."""
+    return FEW_ROWS if rows <= MOST_FEW else MANY_ROWS
+
+
 def tiles_of(bands: tuple[slice, ...]) -> Ints:
     """The outputs in tiles that lie within one matrix: its number, the first of them and the end."""
-    cut = [
-        (n, start, min(start + TILE, band.stop))
-        for n, band in enumerate(bands)
-        for start in range(band.start, band.stop, TILE)
-    ]
-    return np.array(cut, dtype=np.int32)
+    starts = [(n, start, band.stop) for n, band in enumerate(bands) for start in range(band.start, band.stop, TILE)]
+    return np.array([(n, start, min(start + TILE, stop)) for n, start, stop in starts], dtype=np.int32)
 
 
 def group_rows(slots: npt.NDArray[np.int64], block_rows: int) -> tuple[Ints, Ints]:
@@ -48,10 +51,9 @@ def group_rows(slots: npt.NDArray[np.int64], block_rows: int) -> tuple[Ints, Int
     order = np.argsort(slots, kind="stable")[np.count_nonzero(slots == 0) :]
     used, starts, counts = np.unique(slots[order], return_index=True, return_counts=True)
     pieces = -(-counts // block_rows)
-    turn = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a block among its slot's
-    before = turn * block_rows
-    sizes = np.minimum(np.repeat(counts, pieces) - before, block_rows)
-    blocks = np.stack([np.repeat(used, pieces), np.repeat(starts, pieces) + before, sizes], axis=1)
+    slot, start, left = (np.repeat(each, pieces) for each in (used, starts, counts))
+    before = (np.arange(len(slot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * block_rows  # of the same slot
+    blocks = np.stack([slot, start + before, np.minimum(left - before, block_rows)], axis=1)
     return order.astype(np.int32), blocks.astype(np.int32)
 
 

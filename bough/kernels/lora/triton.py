@@ -12,47 +12,31 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.lora.reference import TILE, AdapterStack, GroupedRows
+from bough.kernels.lora.reference import FEW_ROWS, TILE, AdapterStack, GroupedRows
 from bough.kernels.overlap import overlap, take_turn
 
-FEW_ROWS, MANY_ROWS = 16, 64  # of a block
-MOST_FEW = 512  # rows of a step that is cut into small blocks
 PIECE = 1024  # inputs that one program sums where there are few rows
 MOST_RANK = 64  # that one program computes
 
 
-def block_rows_for(rows: int) -> int:
-    """How many rows of a slot one program takes, in a step of so many."""
-    return FEW_ROWS if rows <= MOST_FEW else MANY_ROWS
-
-
 def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> None:
     """Adds to `product` [rows, outputs] what the adapters of the rows make of x [rows, inputs]."""
-    (rows, inputs), outputs, blocks = x.shape, product.shape[1], len(grouped.blocks)
+    (rows, inputs), outputs, blocks, count = x.shape, product.shape[1], len(grouped.blocks), len(grouped.order)
     matrices, rank = stack.down.shape[1:3]
     piece_rank = min(rank, MOST_RANK)
     few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
     splits = triton.cdiv(inputs, PIECE) if few else 1
-    thin = torch.empty((splits, len(grouped.order), matrices * rank), dtype=torch.float32, device=x.device)
+    thin = torch.empty((splits, count, matrices * rank), dtype=torch.float32, device=x.device)
     cut = {"BLOCK_M": grouped.block_rows, "BLOCK_R": piece_rank, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
     cut |= {"PRECISION": "ieee" if wide else "tf32", "num_warps": 4, "num_stages": 2 if wide else 3}
     cut |= overlap(0 if few else rows)
     block_k = 128 if few and not wide else 64
     places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
     _down[(blocks, matrices * (rank // piece_rank), splits)](
-        x, stack.down, thin, *places, x.stride(0), len(grouped.order), K=inputs, BLOCK_K=block_k, **cut
+        x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, **cut
     )
     _up[(blocks, len(stack.tiles))](
-        thin,
-        stack.up,
-        product,
-        *places,
-        stack.tiles,
-        product.stride(0),
-        len(grouped.order),
-        N=outputs,
-        TILE=TILE,
-        **cut,
+        thin, stack.up, product, *places, stack.tiles, product.stride(0), count, N=outputs, TILE=TILE, **cut
     )
 
 

@@ -428,13 +428,13 @@ class CudaExecutor:
         self,
         size: int,
         few_keys: bool,
-        contexts: IntArray | None = None,
+        lens: IntArray | None = None,
         *,
         shared: bool = False,
         adapted: bool = False,
     ) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
-        token_ids, batch = self._inputs.decode_batch(size, few_keys, contexts, shared=shared)
+        token_ids, batch = self._inputs.decode_batch(size, few_keys, lens, shared=shared)
         return self._forward(token_ids, batch, adapters=self._adapted.take(size) if adapted else None)
 
     def _forward(

@@ -96,7 +96,7 @@ class AdaptedWeight:
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         product = self._weight.linear(x, ctx)
         if ctx.adapters is not None:
-            assert isinstance(x, torch.Tensor), "adapters multiply plain rows"
+            x = x if isinstance(x, torch.Tensor) else x.dequantize().to(product.dtype)
             stack = AdapterStack(self._down, self._up, self.ranks, self._bands, self._tiles)
             self._ops.lora_(product, x, stack, ctx.adapters.among(len(x), ctx.logits_indices))
         return product
@@ -121,7 +121,7 @@ class AdaptedWeight:
         if ctx.adapters is None:
             return self._weight.gated_after_norm(x, residual, norm, activation, gate, ctx)
         gate_up, total = self.after_norm(x, residual, norm, ctx)
-        # Not as the next weight would have it: its adapters multiply plain rows.
+        # Not as the next weight would have it: its adapters are to multiply what was not rounded.
         return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up), total
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:

@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def read(base: Path) -> Read:
-    config, slots = read_config(locate(str(base)), {}), AdapterSlots()
+    config, slots = read_config(locate(str(base)), {}), AdapterSlots(1)
     list(build_model(config, Topology(), torch.float32, torch.device("meta"), adapters=slots).slots())
 
     def read(folder: Path, **settings: Any) -> tuple[Adapter, str]:
@@ -111,7 +111,7 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": []}
     moe = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **sizes}
     folder = write_checkpoint(tmp_path / "base", 1, **moe)
-    config, slots = read_config(locate(str(folder)), {}), AdapterSlots()
+    config, slots = read_config(locate(str(folder)), {}), AdapterSlots(1)
     list(build_model(config, Topology(), torch.float32, torch.device("meta"), adapters=slots).slots())
     attention = write_adapter(tmp_path / "attention", folder, 1, modules=("self_attn.q_proj",))
     assert len(read_adapter(str(attention), config, slots.shapes(), LoraSettings())[0]) == 2

@@ -11,7 +11,7 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-versio
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install clients client client-tools schemas demo serve test test-slow test-long check format clean
+.PHONY: install clients client client-tools docs schemas demo serve test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -42,6 +42,9 @@ clients/typescript/node_modules/.package-lock.json: clients/typescript/package-l
 # The client's types, from the server's routes.
 client: $(STAMP) client-tools
 	$(BIN)/python -m tools.openapi | node clients/typescript/generate.mjs
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 demo: $(STAMP)
 	$(BIN)/bough generate --temperature 0 --max-new-tokens 48 "The three primary colours are"

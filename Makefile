@@ -11,7 +11,7 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-versio
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install clients client client-tools docs schemas demo serve test test-slow test-long check format clean
+.PHONY: install clients client client-tools docs wheel sbom image schemas demo serve test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -42,6 +42,25 @@ clients/typescript/node_modules/.package-lock.json: clients/typescript/package-l
 # The client's types, from the server's routes.
 client: $(STAMP) client-tools
 	$(BIN)/python -m tools.openapi | node clients/typescript/generate.mjs
+
+# The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes; the time is that of the last commit if not given.
+EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}
+
+wheel: $(STAMP)
+	rm -rf dist
+	$(EPOCH) $(BIN)/python -m hatchling build --directory dist
+
+# What this environment's Bough is made of, as CycloneDX.
+sbom: $(STAMP)
+	mkdir -p dist && $(EPOCH) $(BIN)/python -m tools.sbom > dist/bough.cdx.json
+
+VARIANT ?= cpu
+BUILDER ?= $(shell command -v podman || command -v docker)
+
+image:
+	@test -n "$(BUILDER)" || { echo "There is neither podman nor docker; install one, or name a builder with BUILDER=."; exit 1; }
+	$(BUILDER) build --file Containerfile --build-arg VARIANT=$(VARIANT) \
+	$(if $(TORCH_CPU_INDEX),--build-arg TORCH_CPU_INDEX=$(TORCH_CPU_INDEX)) --tag bough:$(VARIANT) .
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -57,6 +57,8 @@ def component(found: Distribution) -> dict[str, Any]:
         made["licenses"] = [{"expression": expression}]
     elif names := [c.removeprefix(CLASSIFIER) for c in about.get_all("Classifier") or () if c.startswith(CLASSIFIER)]:
         made["licenses"] = [{"license": {"name": each}} for each in names]
+    elif (said := about.get("License")) and len(said.splitlines()) == 1:  # some put all of its text there
+        made["licenses"] = [{"license": {"name": said}}]
     return made
 
 

@@ -9,8 +9,9 @@ CPU they are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from bough.core.plan import IntArray
@@ -44,15 +45,32 @@ class AttentionBatch:
     page_tables: tuple[torch.Tensor, ...]
     # Of each KV group, where each new token's key and value go: page * page_size + offset. [tokens] int64
     slots: tuple[torch.Tensor, ...]
-    positions: torch.Tensor  # [tokens] int64
+    positions: torch.Tensor  # [tokens] int64, by which they rotate; or [3, tokens]
     page_size: int
     few_keys: bool = False  # decodes alone, and few, over few keys in all: as the host knows it, or captured for such
     shared: SharedWork | None = None  # what decodes read together; the rest of each begins at its `own_first`
     # On the device, `query_starts` of steps with more than decodes; of a captured one, behind its rows 0.
     starts: torch.Tensor | None = None  # [batch + 1] int32
+    both_ways: IntArray | None = None  # [runs, 2] first token and count: these attend to each other, ahead as well
     chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own
 
     @property
     def states(self) -> StateRows:
         """Where recurrent layers find the states of the rows."""
         return StateRows(self.page_tables[-1], self.rows, self.query_starts, self.starts)
+
+
+def decodes_of(
+    rows: torch.Tensor,
+    lengths: torch.Tensor,
+    positions: torch.Tensor,
+    slots: tuple[torch.Tensor, ...],
+    page_tables: tuple[torch.Tensor, ...],
+    page_size: int,
+    context_lens: IntArray | None = None,
+    **more: Any,
+) -> AttentionBatch:
+    """A token each; without context lengths for kernels that take `lengths`."""
+    ones, starts = np.ones(len(rows), dtype=np.int32), np.arange(len(rows) + 1, dtype=np.int32)
+    host = ones, starts, ones if context_lens is None else context_lens
+    return AttentionBatch(rows, lengths, len(rows), *host, page_tables, slots, positions, page_size, **more)

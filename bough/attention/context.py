@@ -27,6 +27,15 @@ class AdapterRows:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaRows:
+    """What encoders have made of images and the like: vectors in the place of those of tokens."""
+
+    places: torch.Tensor  # [n] int64, among the step's tokens
+    rows: torch.Tensor  # [n, hidden]
+    deep: tuple[torch.Tensor, ...] = ()  # [n, hidden] each: what is added behind the first layers
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One step. Whoever builds it has already called `attention.prepare(batch)`."""
 
@@ -39,3 +48,4 @@ class ForwardContext:
     # The hidden states before some layers, for a draft model that reads them: by layer, each put in place of None.
     tapped: dict[int, torch.Tensor | None] | None = None
     adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights
+    media: MediaRows | None = None

@@ -72,5 +72,5 @@ def cut_rows(batch: AttentionBatch, first: int, last: int) -> AttentionBatch:
         query_starts=batch.query_starts[first : last + 1] - begin,
         context_lens=batch.context_lens[first:last],
         slots=tuple(slots[begin:end] for slots in batch.slots),
-        positions=batch.positions[begin:end],
+        positions=batch.positions[..., begin:end],
     )

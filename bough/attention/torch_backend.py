@@ -18,6 +18,7 @@ from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, 
 from bough.attention.batch import AttentionBatch
 from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
 from bough.attention.sparse_reading import Choices, choose_tokens
+from bough.core.plan import IntArray
 from bough.kernels.latent_attention.reference import absorb, expand, lift
 from bough.kernels.sparse_index.reference import hide_others
 from bough.memory.pools.kv_pool import KVPool
@@ -175,6 +176,9 @@ class TorchAttention(AttentionBackend):
             if not layer.causal:
                 begin, end = 0, k.shape[2]
                 mask = None if layer.window is None else _near(first + ahead, last + ahead, end, layer.window, k)
+            assert self._batch is not None
+            if self._batch.both_ways is not None:
+                mask, end = _ahead(mask, self._batch.both_ways, (first, last), begin, end, ahead)
             block = q[first:last].transpose(0, 1)[None]  # [1, heads, queries, head_dim]
             attended = attend(block, k[:, :, begin:end], v[:, :, begin:end], mask, layer)
             out[first:last] = attended[0].transpose(0, 1)
@@ -199,6 +203,25 @@ class TorchAttention(AttentionBackend):
         v = self._scratch[shape][1][:size]
         torch.index_select(values, 0, index, out=v)
         return k, v
+
+
+def _ahead(
+    mask: torch.Tensor | None, runs: IntArray, block: tuple[int, int], begin: int, end: int, ahead: int
+) -> tuple[torch.Tensor | None, int]:
+    """The mask of a block, and the key that its queries end before, where tokens of these runs see those behind them
+    in the run. Keys before `begin` are not read; a token's own key is `ahead` of it."""
+    first, last = block
+    met = [(start, start + count) for start, count in runs.tolist() if start < last and first < start + count]
+    if mask is None or not met:
+        return mask, end
+    widest = max(end, *(stop + ahead for _, stop in met))
+    mask = F.pad(mask, (0, widest - end), value=float("-inf")).clone()
+    for start, stop in met:
+        low, high, left = max(start, first), min(stop, last), max(start + ahead, begin)
+        queries = torch.arange(low + ahead, high + ahead, device=mask.device)[:, None]
+        keys = torch.arange(left, stop + ahead, device=mask.device)
+        mask[low - first : high - first, left - begin : stop + ahead - begin].masked_fill_(keys > queries, 0.0)
+    return mask, widest
 
 
 def _near(first: int, last: int, keys: int, window: int, like: torch.Tensor) -> torch.Tensor:

@@ -66,20 +66,11 @@ class Record:
 
 Api = Literal["native", "completions", "chat"]
 # The names that users know their servers by.
+_OPENAI_SERVERS = ("bough-oai", "openai", "sglang-oai", "vllm", "llama.cpp")
 BACKENDS: dict[str, Api] = {
-    "bough": "native",
-    "native": "native",
-    "sglang": "native",
-    "bough-oai": "completions",
-    "openai": "completions",
-    "sglang-oai": "completions",
-    "vllm": "completions",
-    "llama.cpp": "completions",
-    "bough-oai-chat": "chat",
-    "openai-chat": "chat",
-    "sglang-oai-chat": "chat",
-    "vllm-chat": "chat",
-    "llama.cpp-chat": "chat",
+    **dict.fromkeys(("bough", "native", "sglang"), "native"),
+    **dict.fromkeys(_OPENAI_SERVERS, "completions"),
+    **{f"{name}-chat": "chat" for name in _OPENAI_SERVERS},
 }
 PATHS: dict[Api, str] = {"native": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
 

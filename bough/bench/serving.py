@@ -30,19 +30,10 @@ from bough.core.errors import SettingsError
 from bough.tokenizer.tokenizer import Tokenizer
 
 COUNTS = (
-    "num_prompts",
-    "procs",
-    "random_input_len",
-    "random_output_len",
-    "gsp_num_groups",
-    "gsp_prompts_per_group",
-    "gsp_system_prompt_len",
-    "gsp_question_len",
-    "gsp_output_len",
-    "num_turns",
-    "max_concurrency",
+    "num_prompts", "procs", "random_input_len", "random_output_len", "gsp_num_groups", "gsp_prompts_per_group",
+    "gsp_system_prompt_len", "gsp_question_len", "gsp_output_len", "num_turns", "max_concurrency",
     "sharegpt_output_len",
-)
+)  # fmt: skip
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

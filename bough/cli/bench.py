@@ -23,7 +23,6 @@ MENU = Menu(
         "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
         "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
-        "online": Command("the online loads W5 and W6 on any OpenAI server", "bough.bench.online"),
         # Benchmarks of single parts: they live beside the tests and run in a checkout only.
         "lang": Command(
             "programs, and what the interpreter costs (in a checkout)", "tests.bench.lang", starts_engine=True
@@ -41,6 +40,7 @@ MENU = Menu(
         "tiers": Command(
             "what the host's memory is worth to long chats (in a checkout)", "tests.bench.tiers", starts_engine=True
         ),
+        "online": Command("the online loads W5 and W6 on any OpenAI server (in a checkout)", "tests.bench.online"),
         "edge": Command("what HTTP costs, without a model (in a checkout)", "tests.bench.edge"),
         "tree": Command("the radix tree alone (in a checkout)", "tests.bench.tree"),
     },

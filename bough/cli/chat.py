@@ -10,6 +10,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.cli.commands import Parser, did_you_mean
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 SAMPLING = {"max_new_tokens": 1024}  # an answer is as long as the model makes it; this ends one that never would
 COMMANDS = {
     "/reset": "forget the conversation",
+    "/image PATH": "attach a picture, by its file or URL, to the next message",
     "/system TEXT": "set the system message; without TEXT, remove it",
     "/help": "show this list",
     "/quit": "leave (Ctrl-D does too)",
@@ -86,6 +88,8 @@ class Chat:
         self._sampling = sampling
         self._system = system
         self._turns: list[Message] = []
+        self._images: list[str | bytes] = []  # of the conversation, in its order
+        self._attached: list[str | bytes] = []  # to the next message
         self._console = _console()
 
     @property
@@ -111,11 +115,13 @@ class Chat:
             case "/quit" | "/exit":
                 return False
             case "/reset":
-                self._turns.clear()
+                self._turns, self._images, self._attached = [], [], []
                 self._say("The conversation was forgotten.")
             case "/system":
                 self._system = text.strip() or None
                 self._say("The system message was " + ("removed." if self._system is None else "set."))
+            case "/image":
+                self._attach(text.strip())
             case "/help":
                 for name, meaning in COMMANDS.items():
                     self._say(f"{name:<14}{meaning}")
@@ -124,16 +130,27 @@ class Chat:
                 self._say(f"Unknown command {command}.{did_you_mean(command, known) or ' /help lists them all.'}")
         return True
 
+    def _attach(self, place: str) -> None:
+        try:
+            self._attached.append(place if "://" in place else Path(place).expanduser().read_bytes())
+            self._say(f"The next message has {len(self._attached)} picture{'s' * (len(self._attached) > 1)}.")
+        except OSError as error:
+            self._say(f"{place or '/image'}: {error.strerror}. Give the file or the URL of a picture.")
+
     def _answer(self, question: str) -> None:
         """Streams one answer. Ctrl-C ends it early, a refusal shows its reason; the engine goes on either way."""
-        messages = [*self.messages, {"role": "user", "content": question}]
+        attached, self._attached = self._attached, []
+        parts = [*({"type": "image"} for _ in attached), {"type": "text", "text": question}]
+        messages = [*self.messages, {"role": "user", "content": parts if attached else question}]
+        images = [*self._images, *attached]
         began_s = time.perf_counter()
         first_s: float | None = None
         output: Output | None = None
         note: str | None = None
         try:
             ids = encode_chat(self._tokenizer, messages)
-            pieces = stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling)
+            media = {"image_data": images} if images else {}
+            pieces = stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling, **media)
             with contextlib.closing(pieces):
                 for text, latest in pieces:
                     output, first_s = latest, first_s or time.perf_counter()
@@ -146,6 +163,7 @@ class Chat:
         if output is not None:
             print()
             self._turns += [messages[-1], {"role": "assistant", "content": output["text"]}]
+            self._images = images
         if note is not None:
             self._say(note)
         if output is not None and first_s is not None:

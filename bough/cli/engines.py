@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bough.tokenizer.tokenizer import Tokenizer
 
 Output = dict[str, Any]
-Message = dict[str, str]
+Message = dict[str, Any]
 
 # Standard error is the same terminal on which the text appears: only what the user must know goes there.
 DEFAULTS = {"log_level": "warning"}

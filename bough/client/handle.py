@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
 
-from bough.client.inputs import Inputs
+from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
 from bough.client.replicas import Replicas, merge_replies
 from bough.core.control import (
@@ -25,12 +26,17 @@ from bough.core.control import (
     memory_tags,
 )
 from bough.core.errors import EngineDeadError, RequestError
+from bough.core.media import MediaKind
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
 from bough.messages.requests import Abort, Command, Control, Generate, GetState, Ping, ProcessCommand
+from bough.multimodal.sources import FIELDS, PLURALS
 from bough.observability.metrics import State
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bough.multimodal.preparer import MediaPreparer
 
 
 class RequestWatcher(Protocol):
@@ -65,6 +71,8 @@ class EngineClient:
         self._watchers = watchers
         self._turn = turn
         self.meter = meter or RequestMeter()
+        self.media_kinds: frozenset[MediaKind] = frozenset()  # what the model takes beside text
+        self.preparer: MediaPreparer | None = None  # of such a model
         self.last_output_at = time.monotonic()  # when the last tokens arrived
         self.on_command: Callable[[ProcessCommand], None] = lambda command: None  # one for all processes has come
 
@@ -93,6 +101,9 @@ class EngineClient:
         aborts what still runs. A single request that is refused before its first output raises; in a batch the last
         piece carries the reason.
         """
+        if any(prompt.sources for prompt in inputs.prompts):
+            prepared = await asyncio.gather(*map(self._with_media, inputs.prompts))
+            inputs = dataclasses.replace(inputs, prompts=tuple(prepared))
         answers, updates = self._submit(inputs, stream=stream)
         try:
             unfinished = len(answers)
@@ -219,6 +230,15 @@ class EngineClient:
             replica.end_calls(error)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    async def _with_media(self, prompt: Prompt) -> Prompt:
+        if not prompt.sources:
+            return prompt
+        if self.preparer is None:
+            kind = prompt.sources[0].kind
+            raise RequestError(f"This model takes no {PLURALS[kind]}; leave {FIELDS[kind]} out.", field=FIELDS[kind])
+        ids, media, held = await self.preparer.prepare(prompt.ids, prompt.sources)
+        return dataclasses.replace(prompt, ids=ids, media=media, held=held)
 
     def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:
         if self._death is not None:
@@ -348,6 +368,7 @@ def _generate_message(answer: RequestOutput) -> Generate:
         pooling=prompt.pooling,
         bootstrap=prompt.bootstrap,
         adapter=prompt.adapter,
+        media=prompt.media,
     )
 
 

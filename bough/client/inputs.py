@@ -17,12 +17,14 @@ import numpy as np
 
 from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
+from bough.core.media import MediaPrompt, MediaSource
 from bough.core.plan import IntArray
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
 from bough.messages.requests import Bootstrap, LogprobRequest, Thinking
+from bough.multimodal.sources import read_columns
 from bough.tokenizer.tokenizer import Tokenizer
 
 
@@ -55,6 +57,9 @@ class Prompt:
     pooling: Pooling | None = None  # the answer is a vector
     bootstrap: Bootstrap | None = None  # the engine that computes the prompt
     adapter: str = ""  # by its name
+    sources: tuple[MediaSource, ...] = ()  # whose placeholders stand in the ids
+    media: MediaPrompt | None = None  # what came of them
+    held: tuple[object, ...] = ()  # what keeps the media's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +124,15 @@ class InputReader:
         bootstrap_port: int | Sequence[int | None] | None = None,
         bootstrap_room: int | Sequence[int] | None = None,
         lora_path: str | Sequence[str | None] | None = None,
+        image_data: Any = None,
+        video_data: Any = None,
+        audio_data: Any = None,
+        media: Sequence[MediaSource] = (),
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
-        match holds for what comes after the `thinking`."""
+        match holds for what comes after the `thinking`. `media` are those of a single prompt, in its order."""
         _check_count(prompt, input_ids, limit)
         ids, many = self._token_ids(prompt, input_ids)
         count = len(ids)
@@ -145,6 +154,7 @@ class InputReader:
             "pooling": _column(pooling, count, many, "pooling"),
             "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
             "adapter": _column(lora_path, count, many, "lora_path"),
+            "sources": read_columns({"image": image_data, "video": video_data, "audio": audio_data}, count, many),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -200,6 +210,7 @@ class InputReader:
                         pooling=columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
                         adapter=columns["adapter"][i] or "",
+                        sources=(*columns["sources"][i], *media),
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)

@@ -8,15 +8,11 @@ what was loaded stays. `CompilerPool` starts processes and hands them out.
 from __future__ import annotations
 
 import os
-import queue
 import resource
 import signal
-import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -26,6 +22,7 @@ from bough.constrained.interface import GrammarSpec
 from bough.constrained.prepare import Prepared, prepare
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import BoughError, RequestError
+from bough.core.pipe_process import ProcessPool
 
 MEMORY_BYTES = 4 << 30  # what one spec may take beyond what the libraries themselves occupy
 
@@ -114,38 +111,22 @@ def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome
 
 # ---- in the engine: the processes, and who gets one
 
-START_TIMEOUT_S = 120.0  # importing the libraries on a busy machine
 GRACE_S = 30.0  # beyond a spec's own time, until a process is given up that says nothing
 
 
-class CompilerPool:
-    """Called from threads, each of which waits for its own spec. `doing` names what is done to it, `setting` the flag
-    that bounds it, where one does."""
+class CompilerPool(ProcessPool):
+    """`doing` names what is done to a spec, `setting` the flag that bounds it, where one does."""
 
     def __init__(self, hello: Hello, size: int, doing: str, setting: str | None = None) -> None:
-        self._hello = msgspec.msgpack.encode(hello)
+        super().__init__("bough.constrained.compiler_process", msgspec.msgpack.encode(hello), size)
         self._timeout_s = hello.timeout_s
         self._doing = doing
         self._limit = f"{hello.timeout_s:g} s" if setting is None else f"{hello.timeout_s:g} s ({setting})"
-        self._free: queue.LifoQueue[_CompilerProcess | None] = queue.LifoQueue()
-        for _ in range(size):
-            self._free.put(None)  # a place without a process yet
-        self._running: set[_CompilerProcess] = set()
-        self._lock = threading.Lock()
-        self._closed = False
 
     def ask(self, spec: GrammarSpec) -> bytes:
         """What a process makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
-        process = self._free.get()
-        try:
-            if process is None:
-                process = self._start()
-            outcome = process.ask(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
-        except (TimeoutError, EOFError, ConnectionError):
-            self._end(process)
-            process, outcome = None, Outcome(ended=signal.SIGKILL)
-        finally:
-            self._free.put(process)
+        answer = self.exchange(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
+        outcome = Outcome(ended=signal.SIGKILL) if answer is None else msgspec.msgpack.decode(answer, type=Outcome)
         if outcome.ended:
             late = outcome.ended == signal.SIGALRM
             reason = f"takes longer than {self._limit}" if late else "needs more memory or stack than it may have"
@@ -153,63 +134,6 @@ class CompilerPool:
         if outcome.error is not None:
             raise RequestError(outcome.error, field=outcome.field)
         return outcome.payload
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            running, self._running = self._running, set()
-        for process in running:
-            process.end()
-
-    def _start(self) -> _CompilerProcess:
-        process = _CompilerProcess()
-        with self._lock:
-            if self._closed:
-                process.end()
-                raise EOFError("the engine is closing")
-            self._running.add(process)
-        try:
-            process.ask(self._hello, START_TIMEOUT_S)
-        except (TimeoutError, EOFError, ConnectionError):
-            self._end(process)
-            if self._closed:
-                raise
-            raise ChildProcessError("a process for grammars did not start") from None
-        return process
-
-    def _end(self, process: _CompilerProcess | None) -> None:
-        if process is not None:
-            process.end()
-            with self._lock:
-                self._running.discard(process)
-
-
-class _CompilerProcess:
-    def __init__(self) -> None:
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "bough.constrained.compiler_process", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # so that its children can be ended with it
-            )
-        self._asked = threading.Lock()
-
-    def ask(self, message: bytes, timeout_s: float) -> Outcome:
-        with self._asked:
-            self._connection.send_bytes(message)
-            if not self._connection.poll(timeout_s):
-                raise TimeoutError
-            return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Outcome)
-
-    def end(self) -> None:
-        """Kills the process. The connection is closed only after a waiting `ask` has noticed."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        with self._asked:
-            self._connection.close()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ images apart, and needs to know of neither. An executor puts the encoder's outpu
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MediaKind = Literal["image", "video", "audio"]
 MEDIA_ID = 1 << 30  # beyond every vocabulary
@@ -25,14 +27,15 @@ class MediaSource(msgspec.Struct, frozen=True):
     kind: MediaKind
     content: bytes | str
     detail: str | None = None  # OpenAI's `low`, `high` or `auto`
+    num_frames: int | None = None  # of a clip; None: as many as its family takes
 
 
 class Feature(msgspec.Struct, frozen=True):
     """An array that an encoder takes, by the name that Transformers gives it, in a file of features."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # as numpy names it
+    shape: tuple[int, ...]  # as Transformers' processor gives it for this item alone: items are joined along the first
     offset: int  # in bytes
 
 
@@ -62,5 +65,7 @@ class MediaPrompt(msgspec.Struct, frozen=True):
 
 def media_ids(digest: bytes, count: int) -> npt.NDArray[np.int32]:
     """What stands in a prompt's ids for an item."""
+    import numpy as np  # here: whoever only reads messages needs none of it
+
     numbers = np.frombuffer(hashlib.shake_128(digest).digest(4 * count), dtype="<i4")
     return (numbers & (MEDIA_ID - 1)) | np.int32(MEDIA_ID)

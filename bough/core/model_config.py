@@ -34,6 +34,7 @@ class RopeConfig:
     partial_rotary_factor: float = 1.0  # the share of each head that rotates, its first coordinates
     apart: bool = False  # coordinates that rotate as a pair stand half a head apart, as kernels take them
     sections: tuple[int, ...] | None = None  # pairs of coordinates that rotate by the first, second, third position
+    alternating: bool = False  # those of the sections stand in turn, the first has what the others leave
 
     def rotary_dim(self, head_dim: int) -> int:
         return int(head_dim * self.partial_rotary_factor)
@@ -165,6 +166,16 @@ class DraftConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaConfig:
+    """The encoders of a multi-modal checkpoint, which are Transformers' modules."""
+
+    architecture: str  # Transformers' class that has them
+    placeholder: int  # the token that stands for them in texts
+    whole: bool = False  # tokens of an item attend to each other, those behind them too
+    deep_layers: int = 0  # the first so many layers get further features of an item, added to their hidden states
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     architecture: str  # the Hugging Face class name, the key of the model registry
     hidden_size: int
@@ -227,6 +238,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     dtype: str = "bfloat16"  # what the checkpoint was saved in
     draft: DraftConfig | None = None  # of a model that only makes drafts for another
+    media: MediaConfig | None = None  # None: it reads text alone
 
     def experts_of(self, layer: int) -> MoEConfig | None:
         """Those of one layer; None: it has a plain MLP."""

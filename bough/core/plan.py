@@ -4,10 +4,10 @@ Each running request owns a *row*, a small integer. What the device must know of
 that row: its page table, its length, its last sampled token, its sampling parameters. A plan carries only changes.
 
 Order is the synchronisation: an executor applies plans in the order it was given them, and inside a plan first
-`setups`, then `edits`, then the new pages, then the forward pass, in which every layer stores the keys and values of
-all rows before any row attends. So a row may read pages that another row of the same plan writes, and a page may go to
-a new owner as soon as the plans that read it have been launched. In a plan of decodes alone nobody reads what another
-row stores, so executors may attend for one row before they store for another.
+`dropped`, then `setups`, `edits` and the new pages, then `encodes`, then the forward pass, in which every layer stores
+the keys and values of all rows before any row attends. So a row may read pages that another row of the same plan
+writes, and a page may go to a new owner as soon as the plans that read it have been launched. In a plan of decodes
+alone nobody reads what another row stores, so executors may attend for one row before they store for another.
 
 Grammar masks come late: they depend on the token of step t, which the host learns when step t + 1 is running. A plan
 says which rows are `masked`, and the masks follow by `supply_masks`; only the sampling of that step waits for them.
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.control import Command, Ticket
+from bough.core.media import Feature, MediaKind
 from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.pooling import Pooling, VectorConfig
 from bough.core.sampling_params import SamplingParams
@@ -71,6 +72,7 @@ class RowSetup:
     processor: str | None = None  # the user's own code over its logits, as its text
     pooling: Pooling | None = None  # the row ends with a vector, which the last chunk of its prompt gives
     adapter: int = 0  # the slot of the adapter that it computes with (`PlaceAdapter`); 0: none
+    delta: int = 0  # what is added to the places of its tokens where they rotate (`MediaPrompt.delta`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,17 @@ class InputLogprobs:
     first: int  # first position, counted inside the chunk
     count: int  # positions, each with a prompt token after it
     next_token: int  # the prompt token after the chunk, target of its last position; -1 when that is not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """An item that an encoder computes before the forward pass; its output is kept under a number."""
+
+    output: int
+    kind: MediaKind
+    rows: int  # that the output has
+    features: tuple[Feature, ...]
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +136,14 @@ class BatchPlan:
     last_tokens: IntArray | None = None
     # [chunks] The prompt token behind each chunk, which a draft model looks at; of those that sample it means nothing.
     next_tokens: IntArray | None = None
+    dropped: tuple[int, ...] = ()  # encoder outputs that are let go, before anything else
+    encodes: tuple[Encode, ...] = ()
+    # [runs, 4] Where encoder outputs stand in the place of tokens: the first of them, counted among those of chunks;
+    # the output, its first row there, and how many. None: nowhere.
+    media: IntArray | None = None
+    # [3, tokens of chunks] The places by which these rotate, of models with several for each token. None: all stand
+    # in the order of their sequences, a row's `delta` added.
+    positions: IntArray | None = None
 
     @property
     def sample_widths(self) -> IntArray:
@@ -189,6 +210,8 @@ class StepResult:
         None  # when the step was on the device, by `time.monotonic`; None: unknown
     )
     vectors: dict[int, FloatArray] = field(default_factory=dict)  # by index in the batch: of prompts that are complete
+    encode_s: float = 0.0  # that encoders took
+    not_encoded: tuple[int, ...] = ()  # outputs that they could not compute: they are not numbers
 
     @staticmethod
     def without_tokens(
@@ -196,6 +219,15 @@ class StepResult:
     ) -> StepResult:
         none = np.zeros(0, dtype=np.int32)
         return StepResult(step, none.reshape(0, 1), none, none.astype(np.bool_), {}, inputs, span)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """What an executor does with images, video and sound."""
+
+    placeholder: int  # the token that plans have where encoder outputs stand
+    row_bytes: int  # of one row of an output
+    whole: bool = False  # a chunk holds an item whole: its tokens attend to those behind them, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +253,7 @@ class Limits:
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
     vectors: VectorConfig | None = None  # what requests end with; None: with tokens
     whole_prompts: bool = False  # prompts are computed in one step, and nothing is kept of them: an encoder's
+    media: MediaLimits | None = None  # None: prompts are text alone
     in_step: bool = False  # with other attention groups: all do a command or none, so one that refuses tells the others
 
     def copied_bytes(self, group: int) -> int:

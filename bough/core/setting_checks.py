@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -73,6 +74,15 @@ def unknown_setting_text(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
     return f"There is no setting {name!r}.{hint}"
+
+
+def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
+    """What a flag says of each kind of media, as JSON."""
+    with contextlib.suppress(ValueError, AttributeError):
+        given = json.loads(text)
+        if given.keys() <= {"image", "video", "audio"} and all(type(each) is value for each in given.values()):
+            return dict(given)
+    raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')
 
 
 def _type_word(plain: type) -> str:

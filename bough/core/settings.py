@@ -175,6 +175,9 @@ class MemorySettings:
     quantization_param_path: str | None = setting(
         None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
     )
+    mm_cache_size_mb: int = setting(
+        512, "MiB of what encoders made of images and the like that the device keeps for when they come again", low=0
+    )
     disable_radix_cache: bool = setting(False, "share no prefixes between requests")
     enable_memory_saver: bool = setting(
         False, "accepted for SGLang's users; memory can always be released (/release_memory_occupation)"
@@ -468,6 +471,30 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSettings:
+    """Images, video and sound in prompts, of models that take them."""
+
+    enable_multimodal: bool = setting(True, "load what a model has for images, video and sound beside its text")
+    limit_mm_data_per_request: str = setting(
+        "{}", 'most items of each kind in one prompt, as JSON such as {"image": 4}; 64 images, 4 clips, 16 recordings'
+    )
+    mm_process_config: str = setting(
+        "{}", 'options of preparation by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}'
+    )
+    mm_processor_worker_num: int = setting(2, "processes that decode and prepare media", low=1, high=64)
+    mm_preprocess_cache_size_mb: int = setting(512, "MiB of prepared media that are kept for the next request", low=0)
+    mm_max_item_mb: int = setting(64, "largest image, clip or recording, in MiB, as it comes", low=1)
+    mm_max_pixels: int = setting(64_000_000, "most pixels of an image, or of a frame, before it is made smaller", low=1)
+    mm_max_seconds: float = setting(600.0, "longest clip or recording", low=0.1)
+    mm_timeout_s: float = setting(60.0, "most seconds for fetching, and then for preparing, one item", low=0.1)
+    allowed_media_domains: str | None = setting(
+        None,
+        "hosts that media are fetched from, separated by commas, and no others; these may have private addresses",
+    )
+    allowed_local_media_path: str | None = setting(None, "folder below which requests may name files")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
     """How the engine's processes behave."""
 
@@ -563,6 +590,7 @@ class Settings:
     parallel: ParallelSettings = ParallelSettings()
     disaggregation: DisaggregationSettings = DisaggregationSettings()
     lora: LoraSettings = LoraSettings()
+    media: MediaSettings = MediaSettings()
     process: ProcessSettings = ProcessSettings()
     server: ServerSettings = ServerSettings()
     unbuilt: UnbuiltSettings = UnbuiltSettings()

@@ -16,6 +16,7 @@ from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, ParallelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
+from bough.executor.encoder import make_encoder
 from bough.executor.load_draft import find_draft, per_token_bytes
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
@@ -225,6 +226,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         adaptive_drafts=settings.speculative.speculative_adaptive,
         vectors=config.vectors,
         whole_prompts=not config.causal,
+        media=loaded.media_limits,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
@@ -241,7 +243,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     check = make_check(settings.parallel.check_ranks, group, device)
     drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())
     adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
-    more = (weights, group, check, drafter, adapters)
+    more = (weights, group, check, drafter, adapters, make_encoder(loaded))
     torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, *more)
     return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
 
@@ -282,6 +284,8 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return "they cannot add up the results of several ranks (--tp-size)"
     if settings.parallel.pp_size > 1:
         return "they do not pass hidden states from stage to stage (--pp-size)"
+    if config.media is not None:
+        return "they do not take images, which this model reads (--no-enable-multimodal has it read text alone)"
     if settings.lora.enable_lora:
         return "they do not apply adapters (--enable-lora)"
     if settings.parallel.expert_distribution_recorder_mode is not None:

@@ -47,6 +47,7 @@ from bough.loader.locate import ModelFiles
 # Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
 # take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
 GPU_EVEN_TOKENS = 512
+ENCODER_BYTES = 1 << 30  # for what encoders compute in one step, which is not measured
 
 
 def build_cuda(
@@ -84,6 +85,8 @@ def build_cuda(
     # What the draft model's part of the largest step takes is not measured.
     others = 0 if draft is None else STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
     others += step.row_bytes() + attention_bytes(loaded, settings, rows)
+    if config.media is not None:
+        others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES
     size = size_gpu_cache(
         settings.memory,
         free_bytes=free,
@@ -109,6 +112,7 @@ def build_cuda(
         ranks=loaded.topology.tp_size,
         stages=loaded.topology.pp_size,
         in_step=loaded.topology.dp_size > 1,
+        media=loaded.media_limits,
         drafts=0 if draft is None else settings.speculative.most_drafts,
         adaptive_drafts=settings.speculative.speculative_adaptive,
     )

@@ -7,8 +7,8 @@ the device as the input of the next step. The order of things on the stream is d
 A step with masked rows is queued in two parts: `launch` stops at the logits, and `supply_masks` queues the rest. By
 then the device is at work on the forward pass, so it hardly ever waits for a grammar.
 
-A step with drafts is waited for: where its rows' next tokens go depends on how many drafts hold. So is every step
-beside a draft model.
+Steps with drafts, and decodes beside a draft model, are `cuda_drafts`': how many drafts hold stays on the device. Where
+rows have grammars, penalties or logprobs, and for prompts beside a draft model, the host verifies, and waits.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import ForwardContext
+from bough.attention.context import ForwardContext, MediaRows
+from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.plan import (
     BatchPlan,
@@ -36,9 +38,11 @@ from bough.core.plan import (
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
+from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
 from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
+from bough.executor.encoder import Encoder
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
 from bough.executor.mixed_inputs import MixedInputs
@@ -92,13 +96,16 @@ class CudaExecutor:
         group: RankGroup = ALONE,
         check: RankCheck | None = None,
         drafter: Drafter | None = None,
+        encoder: Encoder | None = None,
+        drafts: int | None = None,  # of a row, that the device verifies by itself; None: nobody makes any
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._limits = limits
         self._samples = group.topology.is_last
-        self._check, self._group, self._drafter = check, group, drafter
+        self._check, self._group, self._drafter, self._encoder = check, group, drafter, encoder
+        self._both_ways = TorchAttention(staging.to_device)  # the kernels look back only
         self._inputs = inputs
         self._mixed = mixed
         self._staging = staging
@@ -112,17 +119,22 @@ class CudaExecutor:
         self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
         self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
         self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared, pauses)
-        # In the order of capture.
-        self._graphs = (self._few_keys_graphs, self._decode_graphs, self._mixed_graphs, self._shared_graphs)
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
         self._scratch_bytes = graphs.scratch_bytes
         self._graph_memory = GraphMemory(graphs.scratch_bytes, device)
         # Every graph writes here, so that no graph keeps memory of its own.
-        self._hidden = torch.zeros((limits.rows, hidden_size), dtype=dtype, device=device)
+        most = max(limits.rows, MOST_TOKENS if drafts else 0)
+        self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device)
+        parts = limits, inputs, staging, sampling, drafter, drafts
+        self._drafted = DraftedSteps(self._forward, model.logits, self._hidden, *parts)
+        for width, sizes in graphs.drafted.items():
+            make = partial(self._drafted.capture, width, of=lambda run: self._graph_memory.capture(run))
+            self._drafted.graphs[width] = CudaGraphs(f"{width}-token decode", sizes, make, pauses)
+        self._graphs: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs, self._mixed_graphs
+        self._graphs += (self._shared_graphs, *self._drafted.graphs.values())  # in the order of capture
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
-        self._counts = np.ones(limits.rows, dtype=np.int32)  # tokens that each row got in its last step
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
         self._control = ModelControl(weights, pool, group, join=self._join, drop=self._drop_graphs)
@@ -181,9 +193,9 @@ class CudaExecutor:
         if not len(plan.rows):
             self._join()
             return CudaStep(plan, self._clock.stop(), None, None, {})
-        plan = plan.aligned(self._counts[plan.rows])
-        self._counts[plan.rows] = 1
         self._sampling.setup(plan.setups)
+        of_host = self._drafted.begin(plan)
+        plan = plan if of_host is None else of_host
         growth = self._inputs.apply(plan)
         if self._check is not None:
             self._check.rows(plan, self._inputs.mirror)
@@ -191,11 +203,13 @@ class CudaExecutor:
         if plan.last_tokens is not None:
             rows = plan.rows[: len(plan.last_tokens)]
             self._inputs.advance(*(self._staging.to_device(part.astype(np.int64)) for part in (rows, plan.last_tokens)))
+        if of_host is None:
+            return self._drafted.launch(plan, growth, self._clock)
         if self._drafter is not None:
             return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth))
-        if not len(plan.tokens):
+        if not len(plan.tokens) and not self._drafted.ahead:
             return self._launch_decodes(plan, growth)
-        running = self._launch_mixed(plan, self._inputs.lay_out(plan, growth))
+        running = self._finish(plan, *self._mixed_hidden(plan, self._inputs.lay_out(plan, growth)))
         self._states.keep(plan)  # which only prompts ask for
         return running
 
@@ -205,15 +219,13 @@ class CudaExecutor:
             return
         waiting, self._masked = self._masked, None
         assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
+        known, rest = (waiting.plan, waiting.logits, waiting.input_logprobs), waiting.rest
         if has_drafts(waiting.plan) or waiting.follow is not None:
-            verified = self._verify(waiting.plan, waiting.logits, waiting.input_logprobs, masks, waiting.follow)
-            waiting.rest.set_result(verified)
+            rest.set_result(self._verify(*known, masks, waiting.follow))
             return
         masked = waiting.plan.masked[waiting.plan.sample]
         places, words = self._staging.to_device(np.flatnonzero(masked)), self._staging.to_device(masks.words)
-        batch = BatchMasks(masked, places, words)
-        rest = self._sample(waiting.plan, waiting.logits, waiting.rows, waiting.input_logprobs, batch)
-        waiting.rest.set_result(rest)
+        rest.set_result(self._sample(*known, BatchMasks(masked, places, words)))
 
     def _launch_decodes(self, plan: BatchPlan, growth: Growth) -> InFlight:
         batch = len(plan.rows)
@@ -232,11 +244,7 @@ class CudaExecutor:
             if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, hidden, self._inputs.decode_rows(batch), {})
-
-    def _launch_mixed(self, plan: BatchPlan, layout: StepLayout) -> InFlight:
-        hidden, inputs = self._mixed_hidden(plan, layout)
-        return self._finish(plan, hidden, self._staging.to_device(plan.rows[plan.sample]), inputs)
+        return self._finish(plan, hidden, {})
 
     def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
@@ -257,25 +265,26 @@ class CudaExecutor:
             follow(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
             return CudaStep(plan, self._clock.stop(), None, None, inputs)
         asked = hidden.index_select(0, self._staging.to_device(sampled_tokens(plan, layout.query_starts)))
-        logits = self._model.logits(asked)
-        if plan.masked is None:
-            return self._verify(plan, logits, inputs, None, follow)
-        self._masked = MaskedStep(plan, logits, self._staging.to_device(plan.rows[plan.sample]), inputs, follow)
-        return self._masked
+        return self._finish(plan, asked, inputs, follow)
 
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
         """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
+        media = None if self._encoder is None else self._encoder.run(plan, layout)
+        if self._encoder is not None and plan.encodes:
+            self._clock.encoded(self._encoder.take_failed())
         wide = plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
+        wide = wide or media is not None or plan.positions is not None  # which no graph knows of
         captured = None if wide else self._mixed_graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
             self._mixed.send(plan, layout, size)
             return graph.replay()[: int(plan.sample.sum())], {}
-        token_ids, batch = self._inputs.mixed_batch(layout)
+        both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
+        token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
         logits_indices = self._staging.to_device(sampled_tokens(plan, layout.query_starts))
         if not (plan.input_logprobs and self._samples):
-            return self._forward(token_ids, batch, logits_indices), {}
-        hidden = self._forward(token_ids, batch)
+            return self._forward(token_ids, batch, logits_indices, media=media), {}
+        hidden = self._forward(token_ids, batch, media=media)
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         return hidden.index_select(0, logits_indices), inputs
 
@@ -319,29 +328,26 @@ class CudaExecutor:
         """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _finish(self, plan: BatchPlan, hidden: torch.Tensor, rows: torch.Tensor, inputs: dict[int, Scores]) -> InFlight:
+    def _finish(
+        self, plan: BatchPlan, hidden: torch.Tensor, inputs: dict[int, Scores], follow: Follow | None = None
+    ) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
         if not self._samples or not plan.sample.any():
             return CudaStep(plan, self._clock.stop(), None, None, inputs)
         logits = self._model.logits(hidden)
         if plan.masked is None:
-            if has_drafts(plan):
-                return self._verify(plan, logits, inputs, None)
-            return self._sample(plan, logits, rows, inputs)
-        self._masked = MaskedStep(plan, logits, rows, inputs)
+            if has_drafts(plan) or follow is not None:
+                return self._verify(plan, logits, inputs, None, follow)
+            return self._sample(plan, logits, inputs)
+        self._masked = MaskedStep(plan, logits, inputs, follow)
         return self._masked
 
     def _sample(
-        self,
-        plan: BatchPlan,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        inputs: dict[int, Scores],
-        masks: BatchMasks | None = None,
+        self, plan: BatchPlan, logits: torch.Tensor, inputs: dict[int, Scores], masks: BatchMasks | None = None
     ) -> CudaStep:
         """Samples, and sends the tokens on two ways: to the next step, and to the host."""
         numbers = plan.rows[plan.sample]
-        rows = rows.long()
+        rows = self._staging.to_device(numbers.astype(np.int64))
         sampled = sample_rows_on_device(self._sampling, logits, rows, numbers, masks=masks)
         self._inputs.advance(rows, sampled.tokens)
         specs = self._sampling.specs(numbers)
@@ -372,9 +378,9 @@ class CudaExecutor:
             return masks
 
         verified, rows = sample_step(plan, logits, draw, supplied), plan.rows[plan.sample]
-        self._counts[rows] = verified.counts
+        self._drafted.got[rows] = verified.counts
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
-        self._inputs.give_back(rows, verified.widths - verified.counts)
+        self._inputs.mirror.give_back(rows, verified.widths - verified.counts)
         if follow is not None:
             follow(verified.tokens.astype(np.int32), verified.counts)
         scores = {index: found.to_host() for index, found in inputs.items()}
@@ -403,9 +409,11 @@ class CudaExecutor:
         batch: AttentionBatch,
         logits_indices: torch.Tensor | None = None,
         tapped: Tapped | None = None,
+        media: MediaRows | None = None,
     ) -> torch.Tensor:
-        self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch, logits_indices, tapped)
+        attention = self._attention if batch.both_ways is None else self._both_ways
+        attention.prepare(batch)
+        context = ForwardContext(attention, self._pool, batch, logits_indices, tapped, media=media)
         return self._model.forward(token_ids, batch.positions, context)
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:

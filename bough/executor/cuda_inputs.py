@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bough.attention.batch import AttentionBatch
+from bough.attention.batch import AttentionBatch, decodes_of
 from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import Growth, RowMirror, StepLayout, TableWrites
 from bough.executor.staging import Staging
@@ -32,31 +32,37 @@ class CudaInputs:
         self.mirror = RowMirror(limits)
         self.state_table: IntArray = self.mirror.pages[-1]  # where the model has states
         rows, groups = limits.rows, len(limits.pages)
-        self._page_tables = torch.zeros(self.mirror.pages.shape, dtype=torch.int32, device=device)
-        self.page_tables = tuple(self._page_tables)
+        self.all_page_tables = torch.zeros(self.mirror.pages.shape, dtype=torch.int32, device=device)
+        self.page_tables = tuple(self.all_page_tables)
         self.last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         self._decode = torch.zeros((FIELDS + groups, rows), dtype=torch.int32, device=device)
         self._flat_decode = self._decode.view(-1)
         self._token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._slots = torch.zeros((groups, rows), dtype=torch.int64, device=device)
+        # What rows add to the places by which their tokens rotate, of models that read images.
+        self._deltas = None if limits.media is None else torch.zeros(rows + 1, dtype=torch.int64, device=device)
 
     def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""
         growth = self.mirror.grow(plan)
-        self._write_table(growth.rewritten)
+        self.write_table(growth.rewritten)
+        if self._deltas is not None and plan.setups:
+            rows = np.array([setup.row for setup in plan.setups], dtype=np.int64)
+            self._deltas.index_copy_(0, *map(self._staging.to_device, (rows, self.mirror.deltas[rows])))
         return growth
 
     def lay_out(self, plan: BatchPlan, growth: Growth) -> StepLayout:
         """A step with prompts, whose pages are added to the device's table; those of decodes alone go with
         `send_decode`."""
-        self._write_table(growth.appended)
+        self.write_table(growth.appended)
         return self.mirror.lay_out(plan, growth)
 
-    def _write_table(self, writes: TableWrites) -> None:
+    def write_table(self, writes: TableWrites) -> None:
+        """Changes the device's page tables."""
         if len(writes.places):
             places = self._staging.to_device(writes.places)
-            self._page_tables.view(-1).index_copy_(0, places, self._staging.to_device(writes.pages))
+            self.all_page_tables.view(-1).index_copy_(0, places, self._staging.to_device(writes.pages))
 
     # A step of decodes alone ------------------------------------------------------------------------------------------
 
@@ -103,36 +109,28 @@ class CudaInputs:
             rows,
             lengths,
             new_pages,
-            self._page_tables,
+            self.all_page_tables,
             self.last_tokens,
             ids,
             positions,
             slots,
             self._limits.page_size,
         )
-        ones = np.ones(size, dtype=np.int32)
-        batch = AttentionBatch(
-            rows=rows,
-            lengths=lengths,
-            decodes=size,
-            query_lens=ones,
-            query_starts=np.arange(size + 1, dtype=np.int32),
-            context_lens=ones if context_lens is None else context_lens,  # the kernels take `lengths`
-            page_tables=self.page_tables,
-            slots=tuple(slots),
-            positions=positions,
-            page_size=self._limits.page_size,
-            few_keys=few_keys,
-            shared=self._shared if shared else None,
-        )
-        return ids, batch
+        self.shift_(positions, rows)
+        parts = rows, lengths, positions, tuple(slots), self.page_tables, self._limits.page_size
+        return ids, decodes_of(*parts, context_lens, few_keys=few_keys, shared=self._shared if shared else None)
+
+    def shift_(self, positions: torch.Tensor, rows: torch.Tensor) -> None:
+        """Turns places in sequences into those by which tokens of these rows rotate."""
+        if self._deltas is not None:
+            positions.add_(self._deltas.index_select(0, rows))
 
     def decode_rows(self, count: int) -> torch.Tensor:
         return self._decode[0, :count]
 
     # Any step ---------------------------------------------------------------------------------------------------------
 
-    def mixed_batch(self, layout: StepLayout) -> tuple[torch.Tensor, AttentionBatch]:
+    def mixed_batch(self, layout: StepLayout, both_ways: IntArray | None = None) -> tuple[torch.Tensor, AttentionBatch]:
         """A step with prompts or drafts in it, in fresh tensors."""
         to_device = self._staging.to_device
         rows = to_device(layout.rows)
@@ -151,8 +149,9 @@ class CudaInputs:
             context_lens=layout.context_lens,
             page_tables=self.page_tables,
             slots=tuple(to_device(layout.slots)),
-            positions=to_device(layout.positions),
+            positions=to_device(layout.rotary),
             page_size=self._limits.page_size,
+            both_ways=both_ways,
             starts=to_device(layout.query_starts),
         )
         return ids, batch
@@ -160,7 +159,3 @@ class CudaInputs:
     def advance(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """The rows' next decode begins with these tokens."""
         self.last_tokens.index_copy_(0, rows, tokens)
-
-    def give_back(self, rows: IntArray, missing: IntArray) -> None:
-        """So many drafts of these rows did not hold."""
-        self.mirror.give_back(rows, missing)

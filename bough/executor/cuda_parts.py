@@ -16,8 +16,10 @@ from bough.attention.triton_backend import TritonAttention
 from bough.core.errors import SettingsError
 from bough.core.plan import Limits
 from bough.core.settings import Settings
+from bough.executor.cuda_drafts import MOST_TOKENS, drafted_sizes
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.encoder import make_encoder
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
 from bough.executor.load_draft import LoadedDraft
 from bough.executor.load_model import LoadedWeights
@@ -81,6 +83,8 @@ def assemble(
         group=loaded.group,
         check=check,
         drafter=drafter,
+        encoder=make_encoder(loaded, staging.to_device),
+        drafts=verified_drafts(loaded, settings),
     )
 
 
@@ -98,9 +102,6 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if runs_transformers(loaded.config):
         log.info("steps run without CUDA graphs: transformers' modules may not be captured")
         return GraphSizes()
-    if settings.speculative.has_model:
-        log.info("steps run without CUDA graphs: those beside a draft model have none")
-        return GraphSizes()
     if settings.parallel.moe_a2a_backend != "none" or settings.parallel.groups > 1:
         log.info("steps run without CUDA graphs: how many tokens go to which rank differs (DP attention, all-to-all)")
         return GraphSizes()
@@ -108,7 +109,12 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
     if not names.decodes_capturable:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
-    decode = decode_sizes(min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows))
+    rows = min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows)
+    drafted = drafted_sizes(rows, verified_drafts(loaded, settings) or 0)
+    verified = [width * sizes[-1] for width, sizes in drafted.items()]
+    if settings.speculative.has_model:  # which has a part in every step; of prompts none is captured
+        return GraphSizes(drafted=drafted, scratch_bytes=shape.graph_scratch_bytes(verified, (), forward_bytes))
+    decode = decode_sizes(rows)
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
     if not settings.model.enable_deterministic_inference:
@@ -120,7 +126,19 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, for
         if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
             few_keys = [size for size in decode if size <= MOST_ROWS]
     shared = [size for size in decode if size > 2] if shares_reads(loaded, settings) else ()
-    return GraphSizes(decode, mixed, few_keys, shared, shape.graph_scratch_bytes(decode, mixed, forward_bytes))
+    scratch = shape.graph_scratch_bytes([*decode, *verified], mixed, forward_bytes)
+    return GraphSizes(decode, mixed, few_keys, shared, drafted, scratch)
+
+
+def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:
+    """Drafts of a row that the device verifies by itself; 0: the host does, None: nobody makes any."""
+    parallel, config = settings.parallel, loaded.config
+    if settings.speculative.speculative_algorithm is None or config.states is not None:
+        return None
+    # Where ranks are compared or run in lock step, the host must know each row's length.
+    apart = max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or runs_transformers(config)
+    able = choose_backends(settings.model, "cuda").decodes_capturable and not apart
+    return settings.speculative.most_drafts if able else 0
 
 
 def shares_reads(loaded: LoadedWeights, settings: Settings) -> bool:
@@ -154,15 +172,16 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
             f"{narrowest}; use --attention-backend torch."
         )
     latent, (heads, kv_heads, width) = config.latent, _heads(loaded)
+    lines = max(limits.rows, MOST_TOKENS if verified_drafts(loaded, settings) else 0)  # that are attended for at once
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads, width if latent is None else latent.rank, loaded.dtype)
         configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
-        return InvariantAttention(staging.to_device, limits.rows, *configs, loaded.device)
+        return InvariantAttention(staging.to_device, lines, *configs, loaded.device)
 
     def make_work(layer: AttentionSpec) -> DecodeWork:
         if latent is not None:
-            return DecodeWork(limits.rows, *_decode_shape(loaded), loaded.device, **LATENT_WORK)
-        shape = (limits.rows, heads, layer.kv_heads, layer.head_dim, loaded.device)
+            return DecodeWork(lines, *_decode_shape(loaded), loaded.device, **LATENT_WORK)
+        shape = (lines, heads, layer.kv_heads, layer.head_dim, loaded.device)
         return DecodeWork(*shape, window=layer.window, chunked=layer.chunked)
 
     prompts = None

@@ -46,6 +46,8 @@ class TimedStep:
     begun: torch.cuda.Event
     done: torch.cuda.Event
     queued_at: float
+    encoded: torch.cuda.Event | None = None  # behind its encoders, which come first
+    not_encoded: tuple[int, ...] = ()
 
     def ready(self) -> bool:
         return bool(self.done.query())  # type: ignore[no-untyped-call]
@@ -54,6 +56,13 @@ class TimedStep:
         """Waits until the step is done; when it was on the device."""
         self.done.synchronize()
         return self.clock.read(self)
+
+    def tell(self, result: StepResult) -> StepResult:
+        """The result with what became of encoders."""
+        if self.encoded is None:
+            return result
+        encode_s = 1e-3 * self.begun.elapsed_time(self.encoded)
+        return replace(result, encode_s=encode_s, not_encoded=self.not_encoded)
 
 
 class DeviceClock:
@@ -65,15 +74,21 @@ class DeviceClock:
         self._last_done = self._record()
         self._last_done.synchronize()
         self._placement = StepPlacement(time.monotonic())
+        self._encoded: tuple[torch.cuda.Event | None, tuple[int, ...]] = (None, ())
 
     def start(self) -> None:
         """Comes before anything of the step is queued."""
         self._queued_at = time.monotonic()
         self._begun = self._record()
 
+    def encoded(self, failed: tuple[int, ...]) -> None:
+        """Comes after what the step's encoders do is queued."""
+        self._encoded = self._record(), failed
+
     def stop(self) -> TimedStep:
         """Comes after everything of the step is queued."""
-        return TimedStep(self, self._begun, self._record(), self._queued_at)
+        encoded, self._encoded = self._encoded, (None, ())
+        return TimedStep(self, self._begun, self._record(), self._queued_at, *encoded)
 
     def read(self, step: TimedStep) -> tuple[float, float]:
         """Start and end of a step that is done, in the host's time; each step once, in order."""
@@ -107,7 +122,7 @@ class CudaStep:
         plan = self.plan
         inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
         if self.tokens is None:
-            return StepResult.without_tokens(plan.step, inputs, span)
+            return self.done.tell(StepResult.without_tokens(plan.step, inputs, span))
         sampled = np.count_nonzero(plan.sample)
         tokens = self.tokens.numpy()[:sampled].astype(np.int32)
         bad = tokens < 0
@@ -118,7 +133,7 @@ class CudaStep:
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(sampled, dtype=np.int32)
-        return StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span)
+        return self.done.tell(StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +157,6 @@ class MaskedStep:
 
     plan: BatchPlan
     logits: torch.Tensor  # [sampled, vocabulary]
-    rows: torch.Tensor  # [sampled]
     input_logprobs: dict[int, Scores]
     follow: Follow | None = None  # the rest of the step of a draft model
     rest: Future[InFlight] = field(default_factory=Future)

@@ -11,13 +11,14 @@ token, the last place of that prefix stands for the other token: the drafts ther
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
-from bough.attention.batch import AttentionBatch
+from bough.attention.batch import AttentionBatch, decodes_of
 from bough.attention.context import ForwardContext
 from bough.attention.reading import ToDevice
 from bough.core.plan import BatchPlan, IntArray, Limits, positions_in_runs
@@ -92,18 +93,9 @@ class Drafter:
     ) -> AttentionBatch:
         """One token of each of some rows, so many places behind the first that they compute in this step."""
         context, at = layout.context_lens[live] + column, layout.query_starts[live] + column
-        return AttentionBatch(
-            rows=self._to_device(layout.rows[live]),
-            lengths=self._to_device(context + 1),
-            decodes=len(live),
-            query_lens=np.ones(len(live), dtype=np.int32),
-            query_starts=np.arange(len(live) + 1, dtype=np.int32),
-            context_lens=context,
-            page_tables=page_tables,
-            slots=tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at]))),
-            positions=self._to_device(layout.positions[at]),
-            page_size=self._page_size,
-        )
+        slots = tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at])))
+        rows, lengths, positions = map(self._to_device, (layout.rows[live], context + 1, layout.positions[at]))
+        return decodes_of(rows, lengths, positions, slots, page_tables, self._page_size, context)
 
     def follow(
         self,
@@ -121,16 +113,44 @@ class Drafter:
         if not self._model.ahead:
             self._repeat(plan, layout, batch, token_ids, counts)
             return
-        self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch)
         behind, last = tokens_behind(plan, layout, tokens, counts)
+        rows, taken = plan.rows[plan.sample].astype(np.int64), self.take_in(hidden, tapped, batch)
+        self.read(self._to_device(rows), batch, self._to_device(behind), taken, self._to_device(last))
+
+    def take_in(self, hidden: torch.Tensor, tapped: Tapped | None, batch: AttentionBatch) -> torch.Tensor:
+        """What it reads of the target's hidden states."""
         draft = self._model.config.draft
         read = [hidden] if tapped is None or draft is None else [tapped[tap] for tap in draft.taps]
-        taken = self._model.take_in([states for states in read if states is not None], context)
-        found = self._model.advance(self._to_device(behind), taken, batch.positions, context)
+        context = ForwardContext(self._attention, self._pool, batch)
+        return self._model.take_in([states for states in read if states is not None], context)
+
+    def read(
+        self, rows: torch.Tensor, batch: AttentionBatch, behind: torch.Tensor, taken: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """Computes each of the target's tokens from what it took in there and the token behind, and guesses what comes
+        after `last`, those that hold of each of the rows."""
+        self._attention.prepare(batch)
+        context = ForwardContext(self._attention, self._pool, batch)
+        found = self._model.advance(behind, taken, batch.positions, context)
         if len(last):
-            rows, found = self._to_device(plan.rows[plan.sample].astype(np.int64)), found[self._to_device(last)]
+            found = found[last]
             self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
+
+    def chain(self, tokens: torch.Tensor, rows: torch.Tensor, batch_of: Callable[[slice], AttentionBatch]) -> None:
+        """Guesses behind the first of `tokens` [width, rows], in place; `batch_of` gives columns of the step."""
+        width, size = tokens.shape
+        ahead, last, hidden = self._model.ahead, tokens[0], None
+        if ahead and width > 1:
+            last, hidden = self._first[rows], self._hidden[rows]
+            tokens[1].copy_(last)
+        for column in range(width - 2 if ahead else width):  # one that is not ahead computes the last draft as well
+            batch = batch_of(slice(column * size, (column + 1) * size))
+            context = ForwardContext(self._attention, self._pool, batch)
+            self._attention.prepare(batch)
+            hidden = self._model.advance(last, hidden, batch.positions, context)
+            if column + ahead + 1 < width:
+                last = self._agree(self._model.best(hidden, context))
+                tokens[column + ahead + 1].copy_(last)
 
     def _repeat(
         self, plan: BatchPlan, layout: StepLayout, batch: AttentionBatch, token_ids: torch.Tensor, counts: IntArray

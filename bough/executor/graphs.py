@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -64,12 +64,13 @@ class GraphSizes:
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
     shared: Sequence[int] = ()
+    drafted: Mapping[int, Sequence[int]] = field(default_factory=dict)  # rows with drafts, by the tokens of each
     scratch_bytes: int = 0  # that the largest of them needs while it runs
 
     @property
     def count(self) -> int:
         """Graphs in all: decode steps have a second one, for sampling."""
-        return 2 * (len(self.decode) + len(self.few_keys) + len(self.shared)) + len(self.mixed)
+        return 2 * sum(map(len, (self.decode, self.few_keys, self.shared, *self.drafted.values()))) + len(self.mixed)
 
 
 class Captured(Generic[Output]):

@@ -47,7 +47,8 @@ class StepLayout:
     query_starts: IntArray  # [batch + 1]
     context_lens: IntArray  # [batch] tokens of the row in the cache before this step
     lengths: IntArray  # [batch] and after it
-    positions: LongArray  # [tokens]
+    positions: LongArray  # [tokens] in their sequences
+    rotary: LongArray  # [tokens] or [3, tokens], by which they rotate
     slots: LongArray  # [groups, tokens] where each token's key and value go: page * page_size + offset
     token_ids: LongArray  # [tokens] as far as the host knows them
     from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
@@ -68,6 +69,8 @@ class RowMirror:
         self._page_counts = np.zeros(limits.rows, dtype=np.int32)
         self._lengths = np.zeros(limits.rows, dtype=np.int32)
         self._adapters = np.zeros(limits.rows + 1, dtype=np.int64)
+        self.deltas = np.zeros(limits.rows + 1, dtype=np.int64)
+        self._has_media = limits.media is not None
 
     def apply(self, plan: BatchPlan) -> StepLayout:
         """Brings the rows up to date with a plan and lays it out."""
@@ -94,6 +97,9 @@ class RowMirror:
         slots = self.pages[:, rows, positions // self._page_size].astype(np.int64, order="C")
         slots = slots * self._page_size + positions % self._page_size
         from_device = starts[:-1][plan.given < plan.query_lens]
+        rotary = positions + self.deltas[rows] if self._has_media else positions
+        if plan.positions is not None:
+            rotary = np.concatenate([np.tile(rotary, (3, 1))[:, : -plan.positions.shape[1]], plan.positions], axis=1)
         return StepLayout(
             rows=plan.rows,
             query_lens=plan.query_lens,
@@ -101,6 +107,7 @@ class RowMirror:
             context_lens=growth.context_lens,
             lengths=growth.lengths,
             positions=positions,
+            rotary=rotary,
             slots=slots,
             token_ids=_place_tokens(plan, starts),
             from_device=from_device,
@@ -123,6 +130,7 @@ class RowMirror:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length
         self._adapters[setup.row] = setup.adapter
+        self.deltas[setup.row] = setup.delta
         # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
         tables = (*setup.pages[: self._growing], *(pages[:1] for pages in setup.pages[self._growing :]))
         return _joined([self._write(group, setup.row, 0, pages) for group, pages in enumerate(tables)])

@@ -8,12 +8,13 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from bough.core.errors import ModelError, ResourceError, SettingsError
-from bough.core.model_config import ModelConfig
-from bough.core.plan import Executor
+from bough.core.model_config import MediaConfig, ModelConfig
+from bough.core.plan import Executor, MediaLimits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
@@ -23,6 +24,7 @@ from bough.kernels.quant_linear.packed import Format
 from bough.layers.adapters import AdapterSlots
 from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
+from bough.loader.encoders import load_encoder
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
 from bough.loader.load import (
     check_ends,
@@ -73,6 +75,15 @@ class LoadedWeights:
     group: RankGroup = ALONE
     spread: SpreadExperts = field(default_factory=SpreadExperts)
     adapters: AdapterSlots | None = None  # None: the engine has none
+    encoder: Any = None  # Transformers' module; None: prompts are text alone
+
+    @property
+    def media_limits(self) -> MediaLimits | None:
+        media, config = self.config.media, self.config
+        if media is None:
+            return None
+        row_bytes = config.hidden_size * (1 + media.deep_layers) * self.dtype.itemsize
+        return MediaLimits(min(media.placeholder, config.vocab_size - 1), row_bytes, media.whole)
 
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
@@ -89,6 +100,8 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
             f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
         )
     _check_vectors(config, settings)
+    if config.media is not None and not _has_encoder(config, config.media, settings):
+        config = replace(config, media=None)
     if runs_transformers(config):
         _check_fallback(settings.model)
         if settings.lora.enable_lora:
@@ -110,6 +123,27 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
             raise SettingsError(f"--context-length {asked}: the model knows {config.context_length} positions only.")
         log.warning("--context-length %d is more than the model was made for (%d)", asked, config.context_length)
     return config if asked is None else replace(config, context_length=asked)
+
+
+def _has_encoder(config: ModelConfig, media: MediaConfig, settings: Settings) -> bool:
+    """Whether the model's encoders are to be loaded; raises, or tells, where they do not go with other settings."""
+    if not settings.media.enable_multimodal or config.vectors is not None:
+        return False
+    parallel, but = settings.parallel, "this model reads text alone here (its encoders are not loaded): "
+    if parallel.pp_size > 1 or parallel.nnodes > 1 or parallel.groups > 1:
+        log.warning("%simages go with neither --pp-size, --nnodes nor --enable-dp-attention", but)
+        return False
+    if settings.speculative.has_model:
+        log.warning("%sdraft models do not see images (--speculative-algorithm)", but)
+        return False
+    if media.whole and (settings.memory.page_size > 1 or settings.memory.kv_cache_dtype.startswith("fp8")):
+        log.warning("%sattention inside an image needs --page-size 1 and a --kv-cache-dtype of 16 bits", but)
+        return False
+    if media.deep_layers >= config.num_layers:
+        raise ModelError(
+            f"{media.architecture}: {media.deep_layers} layers are given features, of {config.num_layers}."
+        )
+    return True
 
 
 def _check_vectors(config: ModelConfig, settings: Settings) -> None:
@@ -213,7 +247,13 @@ def load_model(
     cache_like = dtype if all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = cache_scales(settings, source, config) if cache.itemsize == 1 else None
-    more = (scales, load_s, group, spread, adapters)
+    encoder = None
+    if config.media is not None:
+        encoder = load_encoder(files, config.media, dtype, device, dummy=load_format == "dummy")
+        encoder_bytes = sum(each.nbytes for each in encoder.parameters())
+        weight_bytes += encoder_bytes
+        log.info("loaded %.2f GiB of encoders, of Transformers' %s", encoder_bytes / 2**30, config.media.architecture)
+    more = (scales, load_s, group, spread, adapters, encoder)
     return LoadedWeights(model, config, dtype, device, topology, weight_bytes, cache, *more)
 
 

@@ -98,7 +98,7 @@ class MixedInputs:
         """Copies a step to the buffers of the graph of this size."""
         room, decodes = self.room(size), len(layout.from_device)
         longs = np.zeros((self._long_fields, size), dtype=np.int64)
-        for field, values in zip(longs, (layout.token_ids, layout.positions, *layout.slots), strict=True):
+        for field, values in zip(longs, (layout.token_ids, layout.rotary, *layout.slots), strict=True):
             field[: len(values)] = values
         longs[0, :decodes] = FROM_DEVICE
         ints, places = self._empty(room)

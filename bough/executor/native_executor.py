@@ -64,12 +64,7 @@ class NativeExecutor:
     """Runs plans on the calling thread and those of a thread pool."""
 
     def __init__(
-        self,
-        tapes: NativeTapes,
-        limits: Limits,
-        *,
-        deterministic: bool = False,
-        weights: WeightStore | None = None,
+        self, tapes: NativeTapes, limits: Limits, *, deterministic: bool = False, weights: WeightStore | None = None
     ) -> None:
         self._tapes = tapes
         self._limits = limits

@@ -93,11 +93,7 @@ class LeadingExecutor:
     `results` are those of a pipeline's last stage."""
 
     def __init__(
-        self,
-        own: Executor,
-        send: Callable[[ToRank], None],
-        rebalance_every: int = 0,
-        results: Results | None = None,
+        self, own: Executor, send: Callable[[ToRank], None], rebalance_every: int = 0, results: Results | None = None
     ) -> None:
         self._own, self._send, self._rebalance_every = own, send, rebalance_every
         self._results = results

@@ -6,7 +6,9 @@ sampling. `threaded` wraps it so that the scheduler need not wait.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,6 +22,7 @@ from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import AdapterStore, adapter_rows
 from bough.executor.control import ModelControl
 from bough.executor.drafter import Drafter, draft_places, with_drafts
+from bough.executor.encoder import Encoder
 from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
 from bough.executor.pooling import Pooler
@@ -45,6 +48,7 @@ class TorchExecutor:
         check: RankCheck | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterStore | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -52,7 +56,7 @@ class TorchExecutor:
         self._limits = limits
         self._group = group
         self._check = check
-        self._drafter = drafter
+        self._drafter, self._encoder = drafter, encoder
         self._pooler = Pooler(model)
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
@@ -91,15 +95,19 @@ class TorchExecutor:
             context_lens=layout.context_lens,
             page_tables=self._page_tables,
             slots=tuple(torch.from_numpy(layout.slots)),
-            positions=torch.from_numpy(layout.positions),
+            positions=torch.from_numpy(layout.rotary),
             page_size=self._limits.page_size,
+            both_ways=None if self._encoder is None else self._encoder.both_ways(plan, layout),
         )
         self._attention.prepare(batch)
+        began = time.monotonic()
+        media = None if self._encoder is None else self._encoder.run(plan, layout)
+        encode_s = time.monotonic() - began if plan.encodes else 0.0
         self._states.begin(plan.setups)
         ends = sampled_tokens(plan, layout.query_starts)
         last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
         whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
-        context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters)
+        context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters, media)
         token_ids = torch.from_numpy(layout.token_ids)
         hidden = self._model.forward(token_ids, batch.positions, context)
         self._states.keep(plan)
@@ -114,6 +122,8 @@ class TorchExecutor:
         result = self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs, vectors)
         if drafter is not None:
             drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
+        if self._encoder is not None and plan.encodes:
+            return replace(result, encode_s=encode_s, not_encoded=self._encoder.take_failed())
         return result
 
     def _guess(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> BatchPlan:

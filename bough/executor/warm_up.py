@@ -76,11 +76,7 @@ class WarmUp:
     own: what needs the executor's parts, and with them the other ranks, which are done when they all `agree`."""
 
     def __init__(
-        self,
-        pieces: Sequence[Piece],
-        last: Piece,
-        enter: Piece | None = None,
-        agree: Callable[[bool], bool] = bool,
+        self, pieces: Sequence[Piece], last: Piece, enter: Piece | None = None, agree: Callable[[bool], bool] = bool
     ) -> None:
         self._agree = agree
         self._pieces = pieces

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.headers import RawHeaders
-from bough.gateway.peek import FIELDS, LARGE, Peek, peek
+from bough.gateway.peek import FIELDS, LARGE, MEDIA_MARK, Peek, media_hash, peek
 from bough.server.errors import HttpError
 from bough.server.http_protocol import EXCHANGE_KEY, Exchange
 
@@ -113,6 +113,9 @@ BEGINNING, ENDING = re.compile(rb"[ \t\r\n]*+\{"), re.compile(rb"[ \t\r\n]*+\Z")
 OUTER, INNER = re.compile(rb'["{}\[\],:]'), re.compile(rb'["{}\[\]]')
 IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\],]', re.DOTALL)
+# The beginning of a file in base64, in a data URL or bare; words are shorter.
+FILE = re.compile(rb'"(?:data:[^,"]{0,100},)?[\w+/\-]{64}')
+LONG_FILE = 1 << 10
 QUOTE, COMMA, COLON = b'",:'
 CLOSING = {ord("{"): b"}", ord("["): b"]"}
 
@@ -141,6 +144,7 @@ def _excerpt(body: bytes) -> Steps:
     if start is None:
         return NO_OBJECT
     found: dict[str, tuple[int, int]] = {}
+    files: list[tuple[int, int]] = []
     name, value_at, string_at, at, depth = "", 0, start.end(), start.end(), 1
     while depth and at < len(body):
         mark = (OUTER if depth == 1 else INNER).search(body, at, at + WINDOW)
@@ -153,6 +157,8 @@ def _excerpt(body: bytes) -> Steps:
         if sign == QUOTE:
             string_at = mark.start()
             at = yield from _string_end(body, at)
+            if at - string_at > LONG_FILE and FILE.match(body, string_at) is not None:
+                files.append((string_at, at))
         elif sign == COLON:
             name, value_at = _name(body[string_at : min(mark.start(), string_at + LONGEST_NAME)]), at
         elif sign in CLOSING:
@@ -166,9 +172,28 @@ def _excerpt(body: bytes) -> Steps:
         return NO_OBJECT
     parts = []
     for name, (begin, end) in found.items():
-        part = body[begin:end] if end - begin <= MOST_OF_FIELD else (yield from _cut(body, begin))
+        inside = [file for file in files if begin <= file[0] < end]
+        part = yield from (_with_digests(body, begin, end, inside) if inside else _beginning(body, begin, end))
         parts.append(b'"%s":%s' % (name.encode(), part))
     return b"{%s}" % b",".join(parts)
+
+
+def _beginning(body: bytes, begin: int, end: int) -> Steps:
+    return body[begin:end] if end - begin <= MOST_OF_FIELD else (yield from _cut(body, begin))
+
+
+def _with_digests(body: bytes, begin: int, end: int, files: list[tuple[int, int]]) -> Steps:
+    """A value with digests of the files in it, so that what follows them is not cut off."""
+    pieces = []
+    for start, after in files:
+        digest = media_hash()
+        for at in range(start + 1, after - 1, WINDOW):
+            digest.update(body[at : min(at + WINDOW, after - 1)])
+            yield STEP + WINDOW
+        pieces += [body[begin:start], msgspec.json.encode(MEDIA_MARK + digest.hexdigest())]
+        begin = after
+    value = b"".join([*pieces, body[begin:end]])
+    return (yield from _beginning(value, 0, len(value)))
 
 
 def _string_end(body: bytes, at: int) -> Generator[int, None, int]:

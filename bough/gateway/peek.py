@@ -1,10 +1,12 @@
 """The few fields that the gateway reads in requests and responses, which pass unchanged.
 
-A field may have any type: the worker refuses a body that it cannot use.
+A field may have any type: the worker refuses a body that it cannot use. In a prompt's text an image is a digest of
+what the client sent of it, so that equal images go to one worker and long ones take no room in its tree.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -25,6 +27,10 @@ class RequestFields(msgspec.Struct):
     input: Any = None
     instructions: Any = None
     previous_response_id: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    images: Any = None
 
 
 FIELDS = frozenset(RequestFields.__struct_fields__)
@@ -33,6 +39,10 @@ LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
 _REQUEST_DECODER = msgspec.json.Decoder(RequestFields)
 _NOTHING = RequestFields()
+MEDIA_MARK = "\0media:"  # before a digest
+# Where an image, clip or recording is inside of a message or a part; and what inside of that is its content.
+MEDIA_FIELDS = ("images", "image_url", "video_url", "audio_url", "input_audio", "source")
+CONTENT_FIELDS = ("url", "path", "data")
 
 
 class Peek(msgspec.Struct, frozen=True):
@@ -71,13 +81,14 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
+    media = "".join(map(_media, (fields.images, fields.image_data, fields.video_data, fields.audio_data)))
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue
         ids = _ids(given)
-        if ids is not None:
-            return " ".join(map(str, ids)), ids
-        return _words(fields.instructions) + _words(given), None
+        if ids is not None:  # which have other ones in the places of media
+            return media + " ".join(map(str, ids)), None if media else ids
+        return media + _words(fields.instructions) + _words(given), None
     return "", None
 
 
@@ -96,8 +107,24 @@ def _words(given: Any) -> str:
     if isinstance(given, list):
         return "".join(map(_words, given))
     if isinstance(given, dict):
-        return "".join(_words(given.get(name)) for name in ("role", "content", "text"))
+        media = "".join(_media(given[name]) for name in MEDIA_FIELDS if name in given)
+        return _words(given.get("role")) + media + _words(given.get("content")) + _words(given.get("text"))
     return ""
+
+
+def _media(given: Any) -> str:
+    if isinstance(given, str):
+        known = given.startswith(MEDIA_MARK)
+        return (given if known else MEDIA_MARK + media_hash(given.encode(errors="replace")).hexdigest()) + "\n"
+    if isinstance(given, list):
+        return "".join(map(_media, given))
+    if isinstance(given, dict):
+        return "".join(_media(given[name]) for name in CONTENT_FIELDS if name in given)
+    return ""
+
+
+def media_hash(content: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=16)
 
 
 class ResponseFields(msgspec.Struct):

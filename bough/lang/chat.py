@@ -15,6 +15,7 @@ from os.path import commonprefix
 from typing import Any, Protocol
 
 from bough.core.errors import RequestError, SettingsError
+from bough.core.media import MediaKind
 from bough.tokenizer.chat_template import ChatTemplate
 
 MARK = "[[bough-message-{}]]"
@@ -52,7 +53,7 @@ class TemplateFormat:
 
     def __init__(self, template: ChatTemplate, first_token: str = "") -> None:
         """`first_token` is one that the tokenizer writes before every text; the template's own is then left out."""
-        self._template = template
+        self.template = template
         self._first_token = first_token
         self._prompt, self._opening, self._closing = map(
             cache, (self._find_prompt, self._find_opening, self._find_closing)
@@ -94,7 +95,7 @@ class TemplateFormat:
 
     def _render(self, roles: Sequence[str], *, add_generation_prompt: bool = False) -> str:
         messages: list[Mapping[str, Any]] = [{"role": role, "content": MARK.format(i)} for i, role in enumerate(roles)]
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def _between(self, text: str, after: int | None, before: int | None) -> str:
         """What stands between two marks; None is an end of the text."""
@@ -111,7 +112,10 @@ class TemplateFormat:
             raise RequestError("The chat template drops a message, so the conversation cannot be written step by step.")
 
 
-IMAGE_PLACE = "<image>"  # where a picture stands in the text
+def place_of(chat_format: ChatFormat, kind: MediaKind) -> str:
+    """What stands in the text for a picture or a film."""
+    own = chat_format.template.place_of(kind) if isinstance(chat_format, TemplateFormat) else None
+    return own or f"<{kind}>"
 
 
 @dataclass(slots=True)
@@ -124,8 +128,7 @@ class Document:
     roles: tuple[str, ...] = ()  # of all messages, with the open one
     role: str | None = None  # of the open message
     role_start: int = 0  # where its content begins
-    images: tuple[tuple[int, str | bytes], ...] = ()  # with the place in the text
-    videos: tuple[tuple[str, int], ...] = ()
+    media: tuple[tuple[int, int, dict[str, Any]], ...] = ()  # parts of messages, with their places in the text
 
     def begin(self, role: str, *, generated: bool) -> None:
         if self.role is not None:
@@ -142,11 +145,15 @@ class Document:
         self.role = None
         self.text += self.chat_format.closing(self.roles)
 
-    def add_image(self, source: str | bytes, *, placed: bool) -> None:
-        """`placed`: the text says where; APIs are told by the message's parts."""
-        self.images += ((len(self.text), source),)
+    def add_media(self, part: dict[str, Any], *, placed: bool) -> None:
+        """A picture or a film. `placed`: the text says where; APIs are told by the message's parts."""
+        start = len(self.text)
         if placed:
-            self.text += IMAGE_PLACE
+            self.text += place_of(self.chat_format, part["type"])
+        self.media += ((start, len(self.text), part),)
+
+    def media_of(self, kind: MediaKind) -> list[dict[str, Any]]:
+        return [part for _, _, part in self.media if part["type"] == kind]
 
     @property
     def all_messages(self) -> tuple[dict[str, Any], ...]:
@@ -156,17 +163,16 @@ class Document:
         return (*self.messages, {"role": self.role, "content": self._content()})
 
     def _content(self) -> Any:
-        """The open message: its text, or parts in their order where there are pictures."""
-        inside = [(place, source) for place, source in self.images if place >= self.role_start]
+        """The open message: its text, or parts in their order where there are pictures or films."""
+        inside = [each for each in self.media if each[0] >= self.role_start]
         if not inside:
             return self.text[self.role_start :]
         parts: list[dict[str, Any]] = []
-        start = self.role_start
-        for place, source in [*inside, (len(self.text), None)]:
-            text = self.text[start:place].removeprefix(IMAGE_PLACE)
-            parts += [{"type": "text", "text": text}] if text else []
-            parts += [{"type": "image", "image": source}] if source is not None else []
-            start = place
+        begin = self.role_start
+        for start, end, part in [*inside, (len(self.text), 0, None)]:
+            parts += [{"type": "text", "text": self.text[begin:start]}] if start > begin else []
+            parts += [part] if part is not None else []
+            begin = end
         return parts
 
 

@@ -53,9 +53,10 @@ class Writer:
                 assert step.slot is not None
                 step.slot.fill(document.text[self._scopes.pop(name) :])
             case Image(source):
-                document.add_image(source, placed=not self.backend.chat_only)
+                document.add_media({"type": "image", "image": source}, placed=not self.backend.chat_only)
             case Video(path, frames):
-                document.videos += ((path, frames),)
+                part = {"type": "video", "video": path, "num_frames": frames}
+                document.add_media(part, placed=not self.backend.chat_only)
             case Settle():  # nothing is being put together
                 pass
             case _:
@@ -109,11 +110,14 @@ class Writer:
         if more:
             given = merged.get("stop") or ()
             merged["stop"] = (*((given,) if isinstance(given, str) else given), *more)
-        images = [source for _, source in document.images]
-        return GenRequest(document.text, document.all_messages, merged, options, images, document.videos)
+        images = [part["image"] for part in document.media_of("image")]
+        videos = [(part["video"], part["num_frames"]) for part in document.media_of("video")]
+        return GenRequest(document.text, document.all_messages, merged, options, images, videos)
 
     async def _select(self, select: Select, slot: Slot | None) -> None:
         method = select.method
+        if self.document.media:
+            raise RequestError("select() scores texts alone; after image() or video() use gen() with a regex.")
         scores = await self.backend.score(
             self.document.text, select.choices, unconditional=method.requires_unconditional_logprobs
         )

@@ -29,6 +29,7 @@ from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
+from bough.launch.parts import attach_media
 from bough.messages.outputs import Reply, facts_of
 from bough.messages.requests import ChangeAdapters, FlushCache, StartProfile, StopProfile
 from bough.observability.logs import set_up_logging
@@ -46,9 +47,6 @@ Output = dict[str, Any]  # text, output_ids, meta_info
 # Arguments of SGLang's Engine whose feature this engine does not have: accepted when left at None.
 UNBUILT_ARGUMENTS = frozenset(
     {
-        "image_data",
-        "video_data",
-        "audio_data",
         "return_hidden_states",
         "session_params",
         "input_embeds",
@@ -104,8 +102,9 @@ class Engine:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
         return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt, routed_dp_rank,
-        lora_path (the name of an adapter), custom_logit_processor; and what the answer must
-        match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
+        lora_path (the name of an adapter), custom_logit_processor; image_data, video_data, audio_data (URLs, base64,
+        bytes, Pillow images, arrays, tensors: one, a list, or a list for each prompt); and what the answer must match,
+        here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
         structural_tag or choices."""
         inputs = self._read(prompt, sampling_params, input_ids, options)
         if stream:
@@ -299,6 +298,7 @@ class Engine:
         self._processes.wait_until_ready()
         method, tokens = self.settings.parallel.load_balance_method, self._processes.limits["max_total_num_tokens"]
         self._client = self._link.connect(self._tokenizer, method, tokens)
+        self._cleanup.callback(attach_media(self._client, self._processes.files, self.settings, self._tokenizer))
         from bough.client.vectors import Vectors
 
         self._vectors = Vectors(self._client, self._read_vectors, self._tokenizer, self._processes.limits)

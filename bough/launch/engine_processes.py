@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
+from bough.core.shared_files import SHARED
 from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
-from bough.launch.parts import check_adapters, check_model, check_ranks, input_reader, open_tokenizer
+from bough.launch.parts import check_adapters, check_media, check_model, check_ranks, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
@@ -72,6 +73,7 @@ class EngineProcesses:
         check_nodes(parallel)
         check_disaggregation(settings)
         check_adapters(settings)
+        check_media(settings.media)
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
@@ -164,11 +166,12 @@ def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:
 
 
 def sweep_dead_owners() -> None:
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            match = FOLDER_NAME.fullmatch(entry.name)
-            if match and _is_ours(entry) and not _is_alive(int(match[1])):
-                shutil.rmtree(entry.path, ignore_errors=True)
+    for place in (tempfile.gettempdir(), SHARED):
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                match = FOLDER_NAME.fullmatch(entry.name)
+                if match and _is_ours(entry) and not _is_alive(int(match[1])):
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:

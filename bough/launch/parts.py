@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.seeds import seed_for_requests
-from bough.core.settings import ModelSettings, Settings
+from bough.core.setting_checks import by_kind
+from bough.core.settings import MediaSettings, ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.loader.locate import ModelFiles
 
 if TYPE_CHECKING:
+    from bough.client.handle import EngineClient
     from bough.client.inputs import InputReader
     from bough.core.model_config import ModelConfig
     from bough.tokenizer.tokenizer import Tokenizer
@@ -49,6 +52,28 @@ def input_reader(files: ModelFiles, settings: ModelSettings, tokenizer: Tokenize
     defaults = read_sampling_defaults(files) if settings.sampling_defaults == "model" else {}
     seed = seed_for_requests(settings.random_seed, settings.enable_deterministic_inference)
     return InputReader(tokenizer, defaults, seed)
+
+
+def check_media(settings: MediaSettings) -> None:
+    by_kind(settings.limit_mm_data_per_request, "limit-mm-data-per-request", int)
+    by_kind(settings.mm_process_config, "mm-process-config", dict)
+
+
+def attach_media(
+    client: EngineClient, files: ModelFiles, settings: Settings, tokenizer: Tokenizer | None
+) -> Callable[[], None]:
+    """From here on prompts may have media, if the model takes them. Returns what ends that."""
+    given = None if files.config is None or files.tokenizer is None else json.loads(files.config.read_text())
+    if not settings.media.enable_multimodal or given is None or tokenizer is None:
+        return lambda: None
+    from bough.multimodal.preparer import KINDS, MediaPreparer
+
+    path, family = Path(settings.model.tokenizer_path or files.folder).expanduser(), given.get("model_type")
+    if family not in KINDS:
+        return lambda: None
+    client.preparer = MediaPreparer(family, files.folder, path, tokenizer, settings.media, client.meter)
+    client.media_kinds = frozenset(KINDS[family])
+    return client.preparer.close
 
 
 def end_ids(files: ModelFiles, config: ModelConfig, settings: ModelSettings) -> tuple[int, ...]:

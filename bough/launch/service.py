@@ -31,7 +31,7 @@ from bough.launch.client_end import ClientEnd
 from bough.launch.engine_processes import EngineProcesses
 from bough.launch.node_process import run_node, serve_health
 from bough.launch.nodes import check_nodes
-from bough.launch.parts import input_reader, open_tokenizer
+from bough.launch.parts import attach_media, input_reader, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, ServerSpec
 from bough.launch.supervisor import Supervisor, print_own_stacks
 from bough.loader.locate import ModelFiles
@@ -135,6 +135,7 @@ def connect(
     method, cache_tokens = settings.parallel.load_balance_method, model.limits["max_total_num_tokens"]
     client = end.connect(tokenizer, method, cache_tokens, RequestMeter(end.folder, end.number), watchers)
     client.on_command = logging.obey
+    cleanup.push_async_callback(in_thread, attach_media(client, files, settings, tokenizer))
     watchdog = None
     if server.watchdog_timeout:
         apart = settings.parallel.groups == 1

@@ -88,8 +88,9 @@ class SelfAttention:
         self._rms_norm = placement.ops.rms_norm
         # Kernels rotate whole heads, by one position, after norms of single heads.
         usual = not (config.qk_norm_whole or config.qk_norm_last)
-        self._has_kernels = usual and rope.axes is None and rope.cos.shape[1] * 2 == head_dim
+        self._has_kernels = usual and rope.cos.shape[1] * 2 == head_dim
         self._norm_rope_store_ = placement.ops.norm_rope_store_
+        self._by_axes_ = partial(norm_rope_store_, axes=rope.axes, norm_last=config.qk_norm_last)
         if not self._has_kernels:
             any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
             self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
@@ -120,7 +121,7 @@ class SelfAttention:
             values = qkv[:, -spec.kv_heads :]
             values.copy_(self._rms_norm(values, self._value_weight, self._qk_norm_rope.eps)[0])
         attended = None
-        if self._has_kernels and not self._shares:
+        if self._has_kernels and not self._shares and positions.dim() == 1:
             attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool)
         if attended is None:
             attended = self._rotate_and_run(qkv, spec, positions, ctx)
@@ -151,7 +152,8 @@ class SelfAttention:
         slots, kv_heads = ctx.batch.slots[spec.group], 0 if self._shares else spec.kv_heads
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
-        self._norm_rope_store_(
+        rotate = self._norm_rope_store_ if positions.dim() == 1 else self._by_axes_
+        rotate(
             qkv,
             spec.heads,
             kv_heads,

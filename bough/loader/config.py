@@ -116,11 +116,14 @@ def _build(
 ) -> ModelConfig:
     family = _family(where, {**given, **overrides}, impl)
     text = Fields(where, given).section("text_config")  # a multimodal checkpoint keeps its language model there
-    layers: list[Mapping[str, Any]] = [overrides, text.values if text else {}, given, family.defaults]
+    # Whether its embeddings are tied is said outside, if anywhere.
+    tied = {"tie_word_embeddings": given["tie_word_embeddings"]} if "tie_word_embeddings" in given else {}
+    layers: list[Mapping[str, Any]] = [overrides, tied, text.values if text else {}, given, family.defaults]
     fields = Fields(where, ChainMap(*map(dict, layers)))
     _refuse_unsupported(fields)
     config = family.read_config(fields)
     outer_eos = Fields(where, given).token_ids("eos_token_id") if "eos_token_id" not in overrides else ()
+    config = replace(config, media=family.read_media(Fields(where, {**given, **overrides})))
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *outer_eos, *more_eos))))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from bough.core.errors import ModelError
+from bough.core.tables import table_beside
 from bough.loader.gguf_file import GgufArray, GgufFile
 from bough.models.registry import find_gguf_family
 
@@ -20,45 +21,8 @@ DTYPES = {LlamaFileType.ALL_F32: "float32", LlamaFileType.MOSTLY_F16: "float16"}
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 HARMONY_END = "<|return|>"  # of the one format that goes on after <|end|>
 ROPE_FACTORS = "rope_freqs.weight"
-# Fields of configurations and the keys that state the same; those that a family does not read do no harm.
-FIELDS = {
-    "attn_logit_softcapping": ".attn_logit_softcapping",
-    "final_logit_softcapping": ".final_logit_softcapping",
-    "rope_local_base_freq": ".rope.freq_base_swa",
-    "embedding_multiplier": ".embedding_scale",
-    "attention_multiplier": ".attention.scale",
-    "residual_multiplier": ".residual_scale",
-    "logits_scaling": ".logit_scale",
-    "logit_scale": ".logit_scale",
-    "clip_qkv": ".attention.clamp_kqv",
-    "use_parallel_residual": ".use_parallel_residual",
-    "original_max_position_embeddings": ".rope.scaling.original_context_length",
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), ".expert_count"),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), ".expert_used_count"),
-    **dict.fromkeys(("n_shared_experts", "moe_num_shared_experts"), ".expert_shared_count"),
-    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index"), ".leading_dense_block_count"),
-    "moe_intermediate_size": ".expert_feed_forward_length",
-    "shared_expert_intermediate_size": ".expert_shared_feed_forward_length",
-    "moe_layer_interval": ".interleave_moe_layer_step",
-    "routed_scaling_factor": ".expert_weights_scale",
-    "norm_topk_prob": ".expert_weights_norm",
-    "n_group": ".expert_group_count",
-    "topk_group": ".expert_group_used_count",
-    "q_lora_rank": ".attention.q_lora_rank",
-    "kv_lora_rank": ".attention.kv_lora_rank",
-}
+KEYS = table_beside(__file__, "gguf_keys.toml")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-# Fields that say whether there are certain tensors.
-QKV_BIAS, QUERY_NORM = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"), ("blk.0.attn_q_norm.weight",)
-SHOWN = {
-    "attention_bias": QKV_BIAS,
-    "use_qkv_bias": QKV_BIAS,
-    "attention_out_bias": ("blk.0.attn_output.bias",),
-    "mlp_bias": ("blk.0.ffn_up.bias",),
-    "lm_head_bias": ("output.bias",),
-    "use_qk_norm": QUERY_NORM,
-    "qk_layernorm": QUERY_NORM,
-}
 
 
 def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | None]:
@@ -70,9 +34,12 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
     if embedding is None:
         raise ModelError(f"{path} holds no token_embd.weight: it is not a whole model.")
     config: dict[str, Any] = {
-        field: value for field, key in FIELDS.items() if (value := meta.get(key, None)) is not None
+        field: value
+        for key, fields in KEYS["fields"].items()
+        if (value := meta.get(key, None)) is not None
+        for field in fields
     }
-    config |= {field: any(name in file.tensors for name in names) for field, names in SHOWN.items()}
+    config |= {field: any(name in file.tensors for name in names) for field, names in KEYS["shown"].items()}
     config |= _shape(meta) | _windows(meta) | {"rope_scaling": _rope_scaling(meta)}
     config |= {
         "architectures": list(family.architectures),

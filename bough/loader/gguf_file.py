@@ -16,13 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import (
-    GGML_QUANT_SIZES,
-    GGUF_DEFAULT_ALIGNMENT,
-    GGUF_MAGIC,
-    GGMLQuantizationType,
-    GGUFValueType,
-)
+from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
 
 from bough.core.errors import ModelError
 from bough.loader.locate import gguf_parts

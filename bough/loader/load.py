@@ -35,7 +35,7 @@ from bough.loader.source import (
     WeightSource,
 )
 from bough.loader.vectors import BARE_NAMES
-from bough.models.names import Stored, find_tensors
+from bough.models.names import NESTED, Stored, find_tensors, nested
 from bough.models.registry import FALLBACK, find_family, find_gguf_family
 from bough.native.library import cpu_name
 
@@ -66,6 +66,8 @@ def open_source(
         if family is FALLBACK:
             return TensorSource(FALLBACK.convert(config, {name: source.read(name) for name in source.names()}))
         names = family.names(config)
+        if not NESTED.items() <= names.items() and any(name.startswith(tuple(NESTED)) for name in source.names()):
+            names = nested(names)  # a multimodal checkpoint around the family's
         if config.vectors is not None and config.causal:
             names = {**BARE_NAMES, **names}
         return NamedSource(source, find_tensors(names, source.names(), keep_others=True))

@@ -92,15 +92,9 @@ def _fp8(section: Fields) -> Quantization:
 
 
 COMPRESSED = (
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
-    "mixed-precision",
-    "dense",
-)
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mixed-precision", "dense",
+)  # fmt: skip
 COMPRESSED_NUMBERS = {"int": (4, 8), "float": (4, 8)}
 
 

@@ -313,10 +313,7 @@ class DummySource(WeightSource):
     """Random weights in the shape of a model: the same for the same name, whatever part is read. Norms are near one."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
+        self, config: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> None:
         model = build_model(config, Topology(), torch.float32, torch.device("meta"))
         self._shapes = {slot.name: tuple(slot.target.shape) for slot in model.slots()}

@@ -1,5 +1,6 @@
 """BERT, which MiniLM, BGE and E5 are too: attention to both sides, learned positions, norms behind attention and MLP,
-token types for pairs."""
+token types for pairs. RoBERTa and XLM-R (multilingual E5, BGE-M3 and its rerankers) have positions from the third row
+of their table on, and a head of their own."""
 
 from __future__ import annotations
 
@@ -12,32 +13,13 @@ from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 
 ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": True, "final_norm": False}
-LAYER = {
-    "attention.self.query": "self_attn.q_proj",
-    "attention.self.key": "self_attn.k_proj",
-    "attention.self.value": "self_attn.v_proj",
-    "attention.output.dense": "self_attn.o_proj",
-    "attention.output.LayerNorm": "post_attention_layernorm",
-    "intermediate.dense": "mlp.up_proj",
-    "output.dense": "mlp.down_proj",
-    "output.LayerNorm": "post_mlp_layernorm",
-}
 
 
 class Bert(ModelFamily):
-    architectures: tuple[str, ...] = ("BertModel", "BertForSequenceClassification", "BertForMaskedLM")
-    model_types: tuple[str, ...] = ("bert",)
     activations = PLAIN
     prefix = "bert."  # that the names of the model's own modules may have
     first_position = 0  # of their table
     head: ClassVar[Names] = {"bert.pooler.dense": "score.hidden", "classifier": "score.out"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "hidden_act": "gelu",
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "attention_bias": True,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {
@@ -53,13 +35,7 @@ class Bert(ModelFamily):
 
     def modules(self, config: ModelConfig) -> Names:
         rows = slice(self.first_position, self.first_position + config.context_length)
-        return {
-            "embeddings.word_embeddings": "model.embed_tokens",
-            "embeddings.position_embeddings": Piece("model.embed_positions", rows),
-            "embeddings.token_type_embeddings": "model.embed_types",
-            "embeddings.LayerNorm": "model.embed_norm",
-            **{f"encoder.layer.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
-        }
+        return {**self.stated_names, "embeddings.position_embeddings": Piece("model.embed_positions", rows)}
 
     def names(self, config: ModelConfig) -> Names:
         own = self.modules(config)
@@ -67,3 +43,12 @@ class Bert(ModelFamily):
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.PostNormBlock(config, layer, placement)
+
+
+KINDS = ("Model", "ForSequenceClassification", "ForMaskedLM")
+
+
+class Roberta(Bert):
+    prefix = "roberta."
+    first_position = 2  # behind that of padding, whose token id is 1
+    head: ClassVar[Names] = {"classifier.dense": "score.hidden", "classifier.out_proj": "score.out"}

@@ -3,7 +3,7 @@ windows in most layers, and no rotation in the others."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -14,17 +14,7 @@ from bough.models.names import Names, projections_apart
 
 
 class Cohere(ModelFamily):
-    architectures = ("CohereForCausalLM",)
-    model_types = ("cohere",)
-    gguf_architecture = "command-r"
     pairs_apart = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 8192,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 5,
-        "eos_token_id": 255_001,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("use_qk_norm"):
@@ -43,16 +33,6 @@ class Cohere(ModelFamily):
 
 
 class Cohere2(Cohere):
-    architectures = ("Cohere2ForCausalLM",)
-    model_types = ("cohere2",)
-    gguf_architecture = "cohere2"
-    defaults: ClassVar[dict[str, Any]] = {
-        **Cohere.defaults,
-        "rope_theta": 10_000.0,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = rotating_windows(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern") != 0)
         return {**super().fields(config), **windows}

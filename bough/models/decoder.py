@@ -50,12 +50,14 @@ class Decoder:
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         asked, residual = None, None
         if self._placement.group is not None:  # other attention groups wait for all tokens, in the last layer too
-            self._placement.group.begin_step(len(positions))
+            self._placement.group.begin_step(len(token_ids))
             asked, ctx = ctx.logits_indices, replace(ctx, logits_indices=None)
         if self._embedding is not None and self._placement.topology.is_first:
             x = self._embedding(token_ids, ctx)
+            if ctx.media is not None:
+                x = x.index_copy(0, ctx.media.places, ctx.media.rows.to(x.dtype))
         else:
-            x = self._placement.take_over(self._placement.empty(len(positions), self.config.hidden_size))
+            x = self._placement.take_over(self._placement.empty(len(token_ids), self.config.hidden_size))
         if self._places is not None:
             x = x + self._places.table.index_select(0, positions)
         if self._embed_norm is not None:
@@ -68,6 +70,8 @@ class Decoder:
             if ctx.tapped is not None and layer in ctx.tapped:
                 ctx.tapped[layer] = x if residual is None else x + residual
             x, residual = block(x, residual, positions, own)
+            if ctx.media is not None and layer < len(ctx.media.deep):
+                x = x.index_add(0, ctx.media.places, ctx.media.deep[layer].to(x.dtype))
             if self._ends:
                 assert residual is not None
                 x, residual = self._ends[place](x, residual, None if inputs is None else inputs[:, layer], own)

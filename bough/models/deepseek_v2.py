@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
 from bough.models.family import Metadata, ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, interleaved_rows
+from bough.models.names import GGUF_MODULES, Names, Piece, interleaved_rows
 from bough.models.rope_config import score_factor
 
-LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-GGUF_MODULES = {
-    f"blk.*.attn_{theirs}": f"model.layers.*.self_attn.{ours}"
-    for theirs, ours in {
-        "q_a": "q_a_proj",
-        "q_a_norm": "q_a_layernorm",
-        "q_b": "q_b_proj",
-        "kv_a_mqa": "kv_a_proj_with_mqa",
-        "kv_a_norm": "kv_a_layernorm",
-        "kv_b": "kv_b_proj",
-    }.items()
-}
 GGUF_SIGMOID = 2  # llama.cpp's number for the scores
 GGUF_V3_EXPERTS = 256  # their groups are not in older files; Kimi has more experts, and no groups
 
 
 class DeepseekV2(ModelFamily):
-    architectures: tuple[str, ...] = ("DeepseekV2ForCausalLM",)
-    model_types: tuple[str, ...] = ("deepseek_v2",)
-    gguf_architecture: str | None = "deepseek2"
-    gguf_modules = GGUF_MODULES
-    defaults: ClassVar[dict[str, Any]] = {
-        **LATENT,
-        "vocab_size": 102_400,
-        "max_position_embeddings": 2048,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "moe_intermediate_size": 1407,
-    }
+    gguf_modules = GGUF_MODULES["latent"]
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("attention_bias"):

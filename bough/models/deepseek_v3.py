@@ -1,33 +1,18 @@
-"""DeepSeek V3 and R1, Kimi K2: V2 with another choice of experts. Layers that predict further tokens are left out."""
+"""DeepSeek V3 and R1, Kimi K2: V2 with another choice of experts. Layers that predict further tokens are left out. V3.2
+is V3 with sparse attention."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-from bough.models.deepseek_v2 import LATENT, DeepseekV2, expert_groups
+from bough.core.errors import ModelError
+from bough.core.model_config import IndexConfig
+from bough.models.deepseek_v2 import DeepseekV2, expert_groups
 from bough.models.fields import Fields
 
 
 class DeepseekV3(DeepseekV2):
-    architectures: tuple[str, ...] = ("DeepseekV3ForCausalLM",)
-    model_types: tuple[str, ...] = ("deepseek_v3", "kimi_k2")
-    defaults: ClassVar[dict[str, Any]] = {
-        **LATENT,
-        "vocab_size": 129_280,
-        "max_position_embeddings": 4096,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 2048,
-        "num_experts_per_tok": 8,
-        "first_k_dense_replace": 3,
-        "routed_scaling_factor": 2.5,
-        "norm_topk_prob": True,
-        "n_group": 8,
-        "topk_group": 4,
-    }
-
     def routing(self, config: Fields) -> dict[str, Any]:
         return {
             "scores": "sigmoid",
@@ -36,3 +21,23 @@ class DeepseekV3(DeepseekV2):
             "group_score": "best_two",
             **expert_groups(config),
         }
+
+
+class DeepseekV32(DeepseekV3):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        fields = super().fields(config)
+        if fields["latent"].query_rank is None:
+            raise ModelError(f"{config.where}: sparse attention needs a q_lora_rank.")
+        index = IndexConfig(
+            heads=config.integer("index_n_heads"),
+            head_dim=config.integer("index_head_dim"),
+            top=config.integer("index_topk"),
+            layers=self.choosing_layers(config),
+        )
+        if index.head_dim < fields["latent"].rope_dim:
+            raise ModelError(f"{config.where}: index_head_dim is smaller than qk_rope_head_dim, which rotates in it.")
+        return {**fields, "latent": replace(fields["latent"], index=index)}
+
+    def choosing_layers(self, config: Fields) -> tuple[bool, ...]:
+        """Of an `IndexConfig`."""
+        return ()

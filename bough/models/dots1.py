@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.glm4_moe import ROUTED, corrected_experts
+from bough.models.glm4_moe import corrected_experts
 
 
 class Dots1(ModelFamily):
-    architectures = ("Dots1ForCausalLM",)
-    model_types = ("dots1",)
-    renamed_fields: ClassVar[dict[str, str]] = ROUTED
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "norm_topk_prob": False,
-        "sliding_window": 4096,
-        "max_window_layers": 62,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = window_fields(config, lambda layer: layer >= config.count("max_window_layers"))
         return {"moe": corrected_experts(config), "qk_norm": True, **windows}
 
 
 class SolarOpen(ModelFamily):
-    architectures = ("SolarOpenForCausalLM",)
-    model_types = ("solar_open",)
-    renamed_fields: ClassVar[dict[str, str]] = {**ROUTED, "moe_intermediate_size": "intermediate_size"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "moe_intermediate_size": 1280,
-        "num_experts_per_tok": 8,
-        "n_routed_experts": 128,
-        "n_shared_experts": 1,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "output_bias": False}

@@ -1,31 +1,18 @@
-"""ERNIE 4.5 and Helium: Llama whose heads rotate neighbours."""
+"""ERNIE 4.5 and Helium: Llama whose heads rotate neighbours. ERNIE 4.5 MoE has shared and routed experts in a range of
+its layers."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names, projections_apart
+from bough.models.names import Names, Piece, projections_apart
 
 
 class Ernie45(ModelFamily):
-    architectures = ("Ernie4_5ForCausalLM",)
-    model_types = ("ernie4_5",)
-    gguf_architecture: str | None = "ernie4_5"
     pairs_apart = True
-    renamed_fields: ClassVar = {"use_bias": "attention_bias"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 500_000.0,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("use_bias")}
@@ -35,18 +22,31 @@ class Ernie45(ModelFamily):
 
 
 class Helium(Ernie45):
-    architectures = ("HeliumForCausalLM",)
-    model_types = ("helium",)
-    gguf_architecture = None
-    renamed_fields: ClassVar = {}
-    defaults: ClassVar[dict[str, Any]] = {
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
-        "rope_theta": 100_000.0,
-        "rms_norm_eps": 1e-8,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("mlp_bias"), "output_bias": False}
+
+
+class Ernie45Moe(Ernie45):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        inner = config.integer("moe_intermediate_size")
+        moe = MoEConfig(
+            experts=config.integer("moe_num_experts"),
+            per_token=config.integer("moe_k"),
+            intermediate_size=inner,
+            correction_bias=True,
+            shared_size=inner * config.count("moe_num_shared_experts"),
+            dense_layers=_dense_layers(config),
+        )
+        return {**super().fields(config), "moe": moe}
+
+    def names(self, config: ModelConfig) -> Names:
+        mlp, bias = "model.layers.*.mlp", "e_score_correction_bias"
+        return {**super().names(config), f"{mlp}.moe_statics.{bias}": Piece(f"{mlp}.gate.{bias}", plane=0)}
+
+
+def _dense_layers(config: Fields) -> tuple[bool, ...]:
+    layers, first = config.integer("num_hidden_layers"), config.count("moe_layer_start_index")
+    end = config.values.get("moe_layer_end_index", -1)  # the last layer with experts; -1: of all
+    last = layers - 1 if end == -1 else config.count("moe_layer_end_index")
+    step = config.integer("moe_layer_interval")
+    return tuple((layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers))

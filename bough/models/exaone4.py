@@ -1,29 +1,20 @@
 """EXAONE 4: norms after attention and MLP only, and on each head; layers that see everything beside windows do not
-rotate."""
+rotate. EXAONE MoE has norms before attention and MLP, and experts chosen as GLM-4.5's are."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
 from bough.models.fields import Fields
+from bough.models.glm4_moe import corrected_experts
 from bough.models.names import GGUF_SANDWICH
 
 
 class Exaone4(ModelFamily):
-    architectures = ("Exaone4ForCausalLM",)
-    model_types = ("exaone4",)
-    gguf_architecture: str | None = "exaone4"
     gguf_modules = GGUF_SANDWICH
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_integer("sliding_window") is None:
@@ -33,3 +24,10 @@ class Exaone4(ModelFamily):
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.SandwichBlock(config, layer, placement, before=False)
+
+
+class ExaoneMoe(Exaone4):
+    block = ModelFamily.block  # with norms before attention and MLP
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**super().fields(config), "moe": corrected_experts(config)}

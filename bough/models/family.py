@@ -1,8 +1,8 @@
 """A family of models: what a model file tells of its architectures. Torch-free until a model is built.
 
-`ModelFamily` as it stands is a model like Llama. A model file subclasses it and says what differs: the names under
-which checkpoints announce it, the defaults of its Transformers class, how its fields become a `ModelConfig`, where its
-tensors stand, and the block of each layer.
+`ModelFamily` as it stands is a model like Llama. A model file subclasses it and says what differs: how its fields
+become a `ModelConfig`, where its tensors stand, and the block of each layer. The names under which checkpoints announce
+it and the defaults of its Transformers class are attributes too; of the families of this package they stand in a table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
-from bough.core.model_config import Activation, ModelConfig, MoEConfig
+from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
 from bough.models.names import Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
@@ -42,15 +42,32 @@ class ModelFamily:
     architectures: tuple[str, ...]  # Hugging Face's class names; a `ModelConfig` has the first
     model_types: tuple[str, ...] = ()  # of config.json, where it names no architecture
     gguf_architecture: str | None = None  # llama.cpp's name for it
-    gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
-    gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     defaults: ClassVar[Mapping[str, Any]] = {}  # what the Transformers class assumes where config.json is silent
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
+    stated_names: ClassVar[Names] = {}  # of modules in a safetensors checkpoint, to the model's
+    gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
+    gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
     activation_field = "hidden_act"
     activations: Mapping[str, Activation] = GATED
     partial_rotation = False  # whether a part of each head may rotate
+    encoder: str | None = None  # Transformers' class that has the encoders of its multi-modal checkpoints
+    whole_items = False  # whether tokens of an image attend to those behind them, too
     pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
+
+    def __init__(self, **stated: Any) -> None:
+        """`stated` are the attributes above, of the families of this package (`families.toml`)."""
+        for name, value in stated.items():
+            setattr(self, name, value)
+
+    def read_media(self, config: Fields) -> MediaConfig | None:
+        """The encoders that a checkpoint has beside the language model; None where it has none that are used."""
+        vision = config.section("vision_config")
+        tokens = (*config.token_ids("image_token_id"), *config.token_ids("image_token_index"))
+        if self.encoder is None or vision is None or not tokens:
+            return None
+        deep = len(vision.values.get("deepstack_visual_indexes") or ())
+        return MediaConfig(self.encoder, tokens[0], self.whole_items, deep)
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""
@@ -58,7 +75,7 @@ class ModelFamily:
 
     def names(self, config: ModelConfig) -> Names:
         """Where the tensors stand in a safetensors checkpoint; what is not named stands under the model's own name."""
-        return {}
+        return self.stated_names
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a config.json that a GGUF file of this family states by its own keys."""

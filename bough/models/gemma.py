@@ -4,13 +4,13 @@ MLP as well, caps on scores and logits, and a window in every other layer. Vault
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import Activation, ModelConfig
 from bough.models.family import GATED, Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_SANDWICH, Names
+from bough.models.names import GGUF_SANDWICH
 
 ACTIVATIONS: dict[str, Activation] = {**GATED, "gelu": "gelu_tanh"}  # first checkpoints name the one, mean the other
 
@@ -26,37 +26,15 @@ def gguf_query_scale(given: Mapping[str, Any], layers_of_27b: int) -> int:
 
 
 class Gemma(ModelFamily):
-    architectures = ("GemmaForCausalLM",)
-    model_types = ("gemma",)
-    gguf_architecture: str | None = "gemma"
     activations = ACTIVATIONS
-    defaults: ClassVar[dict[str, Any]] = {
-        "head_dim": 256,
-        "max_position_embeddings": 8192,
-        "hidden_act": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"embedding_scale": config.integer("hidden_size") ** 0.5, "norm_plus_one": True}
 
 
 class Gemma2(Gemma):
-    architectures = ("Gemma2ForCausalLM",)
-    model_types = ("gemma2",)
-    gguf_architecture: str | None = "gemma2"
     gguf_modules = GGUF_SANDWICH
     activation_field = "hidden_activation"
-    defaults: ClassVar[dict[str, Any]] = {
-        **Gemma.defaults,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": 4096,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {
@@ -75,12 +53,5 @@ class Gemma2(Gemma):
 
 
 class VaultGemma(Gemma2):
-    architectures = ("VaultGemmaForCausalLM",)
-    model_types = ("vaultgemma",)
-    gguf_architecture = None
-
-    def names(self, config: ModelConfig) -> Names:
-        return {"model.layers.*.pre_feedforward_layernorm": "model.layers.*.post_attention_layernorm"}
-
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.PreNormBlock(config, layer, placement)

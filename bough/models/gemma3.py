@@ -1,13 +1,13 @@
 """Gemma 3: norms after attention and MLP as well as before; most layers see a window, with its own rotation.
 
-Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
+Multimodal checkpoints hold the same text model, one level deeper. Tokens of an image attend to each other both ways.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig
@@ -21,26 +21,8 @@ GGUF_27B_LAYERS = 62
 
 
 class Gemma3(ModelFamily):
-    architectures = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
-    model_types = ("gemma3", "gemma3_text")
-    gguf_architecture = "gemma3"
     gguf_modules = GGUF_SANDWICH
     activation_field = "hidden_activation"
-    defaults: ClassVar[dict[str, Any]] = {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "query_pre_attn_scalar": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {

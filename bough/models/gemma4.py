@@ -7,7 +7,7 @@ Multimodal checkpoints hold the same text model, one level deeper; here it answe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig, MoEConfig
@@ -16,10 +16,6 @@ from bough.models.fields import Fields
 from bough.models.names import NESTED, Names, fused_experts, nested
 from bough.models.rope_config import read_local_rope
 
-ROPE = {
-    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-}
 MOVED = {
     "post_feedforward_layernorm_1": "mlp_norm",
     "pre_feedforward_layernorm_2": "experts_input_norm",
@@ -36,26 +32,9 @@ class Gemma4Config(ModelConfig):
 
 
 class Gemma4(ModelFamily):
-    architectures = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
-    model_types = ("gemma4", "gemma4_text")
     config_type = Gemma4Config
     activation_field = "hidden_activation"
     partial_rotation = pairs_apart = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "vocab_size": 262_144,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "max_position_embeddings": 131_072,
-        "rope_parameters": ROPE,
-        "sliding_window": 512,
-        "hidden_size_per_layer_input": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = window_fields(config, lambda layer: (layer + 1) % 6 != 0)

@@ -14,19 +14,8 @@ from bough.models.names import GGUF_FUSED_MLP, GGUF_SANDWICH, Names, fused_gate_
 
 
 class Glm(ModelFamily):
-    architectures = ("GlmForCausalLM",)
-    model_types = ("glm",)
-    gguf_architecture = "chatglm"
     gguf_modules: ClassVar[Mapping[str, str]] = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1.5625e-7,
-        "attention_bias": True,
-        "eos_token_id": [151_329, 151_336, 151_338],
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"output_bias": False}
@@ -36,9 +25,6 @@ class Glm(ModelFamily):
 
 
 class Glm4(Glm):
-    architectures = ("Glm4ForCausalLM",)
-    model_types = ("glm4",)
-    gguf_architecture = "glm4"
     gguf_modules: ClassVar[Mapping[str, str]] = {**GGUF_FUSED_MLP, **GGUF_SANDWICH}
 
     def names(self, config: ModelConfig) -> Names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
@@ -11,30 +11,11 @@ from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, pairs_apart
 
-ROUTED = {"num_local_experts": "n_routed_experts"}  # what Transformers 5 writes
-COUNTED = {**ROUTED, "num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 HEAD_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 
 class Glm4Moe(ModelFamily):
-    architectures = ("Glm4MoeForCausalLM",)
-    model_types = ("glm4_moe",)
-    gguf_architecture = "glm4moe"
     partial_rotation = pairs_apart = True
-    renamed_fields: ClassVar[dict[str, str]] = ROUTED
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "partial_rotary_factor": 0.5,
-        "moe_intermediate_size": 1408,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "n_routed_experts": 128,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}

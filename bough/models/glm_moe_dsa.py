@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.deepseek_v32 import DeepseekV32
+from bough.models.deepseek_v3 import DeepseekV32
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, interleaved_rows
 
@@ -14,21 +12,6 @@ KINDS = {"full": True, "F": True, "shared": False, "S": False}
 
 
 class GlmMoeDsa(DeepseekV32):
-    architectures = ("GlmMoeDsaForCausalLM",)
-    model_types = ("glm_moe_dsa",)
-    defaults: ClassVar[dict[str, Any]] = {
-        **DeepseekV32.defaults,
-        "vocab_size": 154_880,
-        "max_position_embeddings": 202_752,
-        "rms_norm_eps": 1e-5,
-        "q_lora_rank": 2048,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-        "n_group": 1,
-        "topk_group": 1,
-        "index_n_heads": 32,
-    }
-
     def choosing_layers(self, config: Fields) -> tuple[bool, ...]:
         layers, kinds = config.integer("num_hidden_layers"), config.values.get("indexer_types")
         kinds = config.values.get("index_topk_pattern") if kinds is None else kinds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
@@ -12,26 +12,8 @@ from bough.models.names import Names, Piece, fused
 
 
 class Gpt2(ModelFamily):
-    architectures = ("GPT2LMHeadModel",)
-    model_types = ("gpt2",)
-    gguf_architecture = "gpt2"
     activation_field = "activation_function"
     activations = PLAIN
-    renamed_fields: ClassVar = {
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_positions": "max_position_embeddings",
-        "n_inner": "intermediate_size",
-    }
-    defaults: ClassVar[dict[str, Any]] = {
-        "n_positions": 1024,
-        "activation_function": "gelu_new",
-        "attention_bias": True,
-        "tie_word_embeddings": True,
-        "bos_token_id": 50_256,
-        "eos_token_id": 50_256,
-    }
 
     def read_config(self, config: Fields) -> ModelConfig:
         inner = config.optional_integer("n_inner") or 4 * config.integer("n_embd")
@@ -53,11 +35,7 @@ class Gpt2(ModelFamily):
         ours = "model.layers.*"
         qkv = fused([f"{ours}.self_attn.{part}_proj" for part in "qkv"], (config.hidden_size,) * 3, transposed=True)
         names: Names = {
-            "wte": "model.embed_tokens",
-            "wpe": "model.embed_positions",
-            "ln_f": "model.norm",
-            "h.*.ln_1": f"{ours}.input_layernorm",
-            "h.*.ln_2": f"{ours}.post_attention_layernorm",
+            **self.stated_names,
             "h.*.attn.c_attn": qkv,
             "h.*.attn.c_proj": Piece(f"{ours}.self_attn.o_proj", transposed=True),
             "h.*.mlp.c_fc": Piece(f"{ours}.mlp.up_proj", transposed=True),

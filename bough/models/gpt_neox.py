@@ -1,16 +1,17 @@
 """GPT-NeoX (Pythia): layer norms with biases, attention and a plain MLP side by side or not, a quarter of each head
-rotates, projections are fused."""
+rotates, projections are fused. StableLM is Llama with those norms and that rotation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
+from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, fused_qkv, pairs_apart
+from bough.models.names import Names, fused, fused_qkv, pairs_apart, projections_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,43 +20,21 @@ class GptNeoXConfig(ModelConfig):
 
 
 class GptNeoX(ModelFamily):
-    architectures = ("GPTNeoXForCausalLM",)
-    model_types = ("gpt_neox",)
-    gguf_architecture = "gptneox"
     config_type = GptNeoXConfig
     activations = PLAIN
     partial_rotation = pairs_apart = True
     one_norm = False  # of attention and MLP, where they are side by side
-    renamed_fields: ClassVar = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "rotary_pct": 0.25,
-        "hidden_act": "gelu",
-        "attention_bias": True,
-        "use_parallel_residual": True,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         parallel = config.boolean("use_parallel_residual")
         return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "parallel_residual": parallel}
 
     def names(self, config: ModelConfig) -> Names:
-        ours, theirs = "model.layers.*", "gpt_neox.layers.*"
         # Head by head, the rows of its query, its key and its value.
-        modules = [f"{ours}.self_attn.{part}_proj" for part in "qkv"]
+        modules = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         query, key, value = fused(modules, (config.head_dim,) * 3, groups=config.num_heads)
-        return {
-            "gpt_neox.embed_in": "model.embed_tokens",
-            "gpt_neox.final_layer_norm": "model.norm",
-            "embed_out": "lm_head",
-            f"{theirs}.attention.query_key_value": [*pairs_apart(query, key, config), value],
-            f"{theirs}.attention.dense": f"{ours}.self_attn.o_proj",
-            f"{theirs}.mlp.dense_h_to_4h": f"{ours}.mlp.up_proj",
-            f"{theirs}.mlp.dense_4h_to_h": f"{ours}.mlp.down_proj",
-            "gpt_neox.": "model.",  # the norms of each layer have the names that they have here
-        }
+        joined = [*pairs_apart(query, key, config), value]
+        return {"gpt_neox.layers.*.attention.query_key_value": joined, **self.stated_names}
 
     def gguf_names(self, config: ModelConfig) -> Names:
         """There the rows of all queries stand before those of all keys."""
@@ -65,3 +44,16 @@ class GptNeoX(ModelFamily):
         if isinstance(config, GptNeoXConfig) and config.parallel_residual:
             return layers.ParallelBlock(config, layer, placement, one_norm=self.one_norm)
         return layers.PreNormBlock(config, layer, placement)
+
+
+class StableLm(GptNeoX):
+    one_norm = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.boolean("qk_layernorm"):
+            raise ModelError(f"{config.where}: qk_layernorm is not supported; StableLM models up to 3B have none.")
+        biases = {"qkv_bias": config.boolean("use_qkv_bias"), "output_bias": False}
+        return {**layer_norms(config), **biases, "parallel_residual": config.boolean("use_parallel_residual")}
+
+    def names(self, config: ModelConfig) -> Names:
+        return projections_apart(config)

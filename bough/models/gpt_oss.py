@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, Rows, planes
 
-YARN = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
-
 
 class GptOss(ModelFamily):
-    architectures = ("GptOssForCausalLM",)
-    model_types = ("gpt_oss",)
-    gguf_architecture = "gpt-oss"
-    renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "head_dim": 64,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150_000.0,
-        "rope_parameters": YARN,
-        "attention_bias": True,
-        "sliding_window": 128,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = MoEConfig(
             experts=config.integer("num_local_experts"),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
 from bough.models.family import layers_of_type
 from bough.models.fields import Fields
-from bough.models.granite import Granite
-from bough.models.granitemoe import expert_names
+from bough.models.granite import Granite, expert_names
 from bough.models.names import Names, fused
 
 KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
@@ -19,23 +18,6 @@ MAMBA_PARTS = ("norm", "out_proj", "A_log", "D", "dt_bias")
 
 
 class GraniteMoeHybrid(Granite):
-    architectures = ("GraniteMoeHybridForCausalLM",)
-    model_types = ("granitemoehybrid",)
-    gguf_architecture = None
-    renamed_fields: ClassVar[dict[str, str]] = {"layers_block_type": "layer_types"}
-    defaults: ClassVar[dict[str, Any]] = {
-        **Granite.defaults,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 1024,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         position = config.text("position_embedding_type", "nope")
         if position not in ("rope", "nope"):

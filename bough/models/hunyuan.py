@@ -1,30 +1,42 @@
-"""Hunyuan: Llama with a norm on each query and key head, after their rotation."""
+"""Hunyuan: Llama with a norm on each query and key head, after their rotation. Hunyuan MoE has a mixture of experts and
+one that every token passes; Hunyuan 3 has experts that are chosen as GLM-4.5's."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from bough.core.model_config import ModelConfig
+from bough.core.errors import ModelError
+from bough.core.model_config import MoEConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names
+from bough.models.glm4_moe import corrected_experts
 
 
 class HunYuanDense(ModelFamily):
-    architectures = ("HunYuanDenseV1ForCausalLM",)
-    model_types = ("hunyuan_v1_dense",)
-    gguf_architecture = "hunyuan-dense"
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, "qk_norm_last": True}
 
-    def names(self, config: ModelConfig) -> Names:
-        attention = "model.layers.*.self_attn"
-        norms = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
-        return {f"{attention}.{theirs}": f"{attention}.{ours}" for theirs, ours in norms.items()}
+
+class HunYuanMoe(HunYuanDense):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        inner = config.integer("intermediate_size")
+        moe = MoEConfig(
+            experts=_of_all_layers(config, "num_experts"),
+            per_token=_of_all_layers(config, "moe_topk"),
+            intermediate_size=inner,
+            shared_size=inner,
+        )
+        return {**super().fields(config), "moe": moe}
+
+
+def _of_all_layers(config: Fields, name: str) -> int:
+    """A number that may be given for each layer, where they are all the same."""
+    given = config.token_ids(name) or (1,)
+    if len(set(given)) != 1:
+        raise ModelError(f"{config.where}: {name} differs between layers, which is not supported.")
+    return given[0]
+
+
+class HunYuan3(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"moe": corrected_experts(config), "qk_norm": True, "mlp_bias": config.boolean("mlp_bias")}

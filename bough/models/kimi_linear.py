@@ -4,7 +4,7 @@ DeepSeek V3."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -12,7 +12,7 @@ from bough.core.model_config import NO_ROPE, ModelConfig, RecurrentConfig
 from bough.models.deepseek_v3 import DeepseekV3
 from bough.models.family import layers_of_type
 from bough.models.fields import Fields
-from bough.models.mixtral import block_sparse_names
+from bough.models.mistral import block_sparse_names
 from bough.models.names import Names
 from bough.models.qwen3_next import KINDS
 
@@ -20,32 +20,6 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class KimiLinear(DeepseekV3):
-    architectures = ("KimiLinearForCausalLM",)
-    model_types = ("kimi_linear",)
-    gguf_architecture = None
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "model_max_length": "max_position_embeddings",
-        "num_experts": "n_routed_experts",
-        "num_experts_per_token": "num_experts_per_tok",
-        "num_shared_experts": "n_shared_experts",
-        "num_expert_group": "n_group",
-        "moe_renormalize": "norm_topk_prob",
-    }
-    defaults: ClassVar[dict[str, Any]] = {
-        **DeepseekV3.defaults,
-        "model_max_length": 1_048_576,
-        "q_lora_rank": None,
-        "rms_norm_eps": 1e-5,
-        "moe_intermediate_size": 1024,
-        "routed_scaling_factor": 2.446,
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-        "linear_head_dim": 128,
-        "linear_num_heads": 32,
-        "linear_conv_kernel_dim": 4,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")
         if config.values.get("mlp_layer_types") is not None:

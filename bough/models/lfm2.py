@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.model_config import ModelConfig, MoEConfig, RecurrentConfig
@@ -10,43 +10,8 @@ from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
-LAYER = "model.layers.*"
-NAMES: Names = {
-    "model.embedding_norm": "model.norm",
-    f"{LAYER}.operator_norm": f"{LAYER}.input_layernorm",
-    f"{LAYER}.ffn_norm": f"{LAYER}.post_attention_layernorm",
-    f"{LAYER}.feed_forward.w1": f"{LAYER}.mlp.gate_proj",
-    f"{LAYER}.feed_forward.w3": f"{LAYER}.mlp.up_proj",
-    f"{LAYER}.feed_forward.w2": f"{LAYER}.mlp.down_proj",
-    f"{LAYER}.self_attn.out_proj": f"{LAYER}.self_attn.o_proj",
-    f"{LAYER}.self_attn.q_layernorm": f"{LAYER}.self_attn.q_norm",
-    f"{LAYER}.self_attn.k_layernorm": f"{LAYER}.self_attn.k_norm",
-    f"{LAYER}.conv.conv": f"{LAYER}.self_attn.x_conv1d",
-    f"{LAYER}.conv.out_proj": f"{LAYER}.self_attn.out_proj",
-}
-
 
 class Lfm2(ModelFamily):
-    architectures: tuple[str, ...] = ("Lfm2ForCausalLM",)
-    model_types: tuple[str, ...] = ("lfm2",)
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "norm_eps": "rms_norm_eps",
-        "block_ff_dim": "intermediate_size",
-        "tie_embedding": "tie_word_embeddings",
-    }
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 128_000,
-        "num_key_value_heads": 8,
-        "norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-        "conv_L_cache": 3,
-        "block_multiple_of": 256,
-        "block_ffn_dim_multiplier": 1.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")
         recurs = tuple(attends is not None and layer not in attends for layer in range(count))
@@ -69,25 +34,14 @@ class Lfm2(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        parts = [f"{LAYER}.self_attn.{part}_proj" for part in "bcx"]
-        return {**NAMES, f"{LAYER}.conv.in_proj": fused(parts, (config.hidden_size,) * 3)}
+        parts = [f"model.layers.*.self_attn.{part}_proj" for part in "bcx"]
+        return {**self.stated_names, "model.layers.*.conv.in_proj": fused(parts, (config.hidden_size,) * 3)}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
         return layers.PreNormBlock(config, layer, placement, layers.ShortConv)
 
 
 class Lfm2Moe(Lfm2):
-    architectures = ("Lfm2MoeForCausalLM",)
-    model_types = ("lfm2_moe",)
-    defaults: ClassVar[dict[str, Any]] = {
-        **Lfm2.defaults,
-        "block_auto_adjust_ff_dim": False,
-        "moe_intermediate_size": 1792,
-        "num_dense_layers": 2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         dense, count = config.count("num_dense_layers"), config.integer("num_hidden_layers")
         moe = MoEConfig(
@@ -101,16 +55,6 @@ class Lfm2Moe(Lfm2):
             dense_layers=tuple(layer < dense for layer in range(count)) if dense else (),
         )
         return {**super().fields(config), "moe": moe}
-
-    def names(self, config: ModelConfig) -> Names:
-        theirs, ours = f"{LAYER}.feed_forward", f"{LAYER}.mlp"
-        parts = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-        return {
-            **super().names(config),
-            f"{theirs}.gate": f"{ours}.gate",
-            f"{theirs}.expert_bias": f"{ours}.gate.e_score_correction_bias",
-            **{f"{theirs}.experts.*.{part}": f"{ours}.experts.*.{name}" for part, name in parts.items()},
-        }
 
 
 def _inner_width(config: Fields) -> int:

@@ -6,41 +6,20 @@ Multimodal checkpoints hold the same text model, one level deeper; here it answe
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
+from bough.models.llama import unrotated_layers
 from bough.models.names import Names, fused_experts, nested, projections_apart
-from bough.models.smollm3 import unrotated_layers
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class Llama4(ModelFamily):
-    architectures = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
-    model_types = ("llama4", "llama4_text")
     pairs_apart = True
-    renamed_fields: ClassVar[dict[str, str]] = {"attention_chunk_size": "sliding_window"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 500_000.0,
-        "rms_norm_eps": 1e-5,
-        "intermediate_size_mlp": 16_384,
-        "num_experts_per_tok": 1,
-        "num_local_experts": 16,
-        "interleave_moe_layer_step": 1,
-        "use_qk_norm": True,
-        "attention_chunk_size": 8192,
-        "attn_temperature_tuning": True,
-        "floor_scale": 8192,
-        "attn_scale": 0.1,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         unrotated, step = unrotated_layers(config), config.integer("interleave_moe_layer_step")

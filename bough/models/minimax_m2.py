@@ -4,32 +4,18 @@ rotate in part."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, read_moe
 from bough.models.fields import Fields
-from bough.models.mixtral import block_sparse_names
+from bough.models.mistral import block_sparse_names
 from bough.models.names import Names
 from bough.models.rope_config import read_rope
 
 
 class MiniMaxM2(ModelFamily):
-    architectures = ("MiniMaxM2ForCausalLM",)
-    model_types = ("minimax_m2",)
-    gguf_architecture = "minimax-m2"
     partial_rotation = True
-    renamed_fields: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 196_608,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_theta": 5_000_000.0,
-        "bos_token_id": 200_034,
-        "eos_token_id": 200_020,
-        "num_local_experts": 256,
-        "num_experts_per_tok": 8,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(

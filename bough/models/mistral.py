@@ -1,4 +1,5 @@
-"""Mistral: Llama without biases; where there is a sliding window, it holds for all layers.
+"""Mistral: Llama without biases; where there is a sliding window, it holds for all layers. Mixtral has a mixture of
+experts instead of the MLP.
 
 Mistral's own files (`consolidated.safetensors`, `params.json`) have other names for fields and tensors, and heads whose
 neighbouring coordinates rotate.
@@ -6,11 +7,11 @@ neighbouring coordinates rotate.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.family import ModelFamily
+from bough.models.family import ModelFamily, read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, interleaved
 
@@ -19,43 +20,12 @@ UNREAD = ("moe", "quantization", "yarn", "q_lora_rank", "vision_encoder", "llama
 
 
 class Mistral(ModelFamily):
-    architectures = ("MistralForCausalLM",)
-    model_types = ("mistral",)
-    gguf_architecture = "llama"
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 131_072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "dim": "hidden_size",
-        "hidden_dim": "intermediate_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "n_kv_heads": "num_key_value_heads",
-        "norm_eps": "rms_norm_eps",
-        "tied_embeddings": "tie_word_embeddings",
-        "max_seq_len": "max_position_embeddings",
-    }
-
     def names(self, config: ModelConfig) -> Names:
-        layer = "model.layers.*"
+        attention, dim = "model.layers.*.self_attn", config.head_dim
         return {
-            "tok_embeddings": "model.embed_tokens",
-            "norm": "model.norm",
-            "output": "lm_head",
-            "layers.*.attention_norm": f"{layer}.input_layernorm",
-            "layers.*.attention.wq": interleaved(f"{layer}.self_attn.q_proj", config.num_heads, config.head_dim),
-            "layers.*.attention.wk": interleaved(f"{layer}.self_attn.k_proj", config.num_kv_heads, config.head_dim),
-            "layers.*.attention.wv": f"{layer}.self_attn.v_proj",
-            "layers.*.attention.wo": f"{layer}.self_attn.o_proj",
-            "layers.*.ffn_norm": f"{layer}.post_attention_layernorm",
-            "layers.*.feed_forward.w1": f"{layer}.mlp.gate_proj",
-            "layers.*.feed_forward.w2": f"{layer}.mlp.down_proj",
-            "layers.*.feed_forward.w3": f"{layer}.mlp.up_proj",
+            **self.stated_names,
+            "layers.*.attention.wq": interleaved(f"{attention}.q_proj", config.num_heads, dim),
+            "layers.*.attention.wk": interleaved(f"{attention}.k_proj", config.num_kv_heads, dim),
         }
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -65,3 +35,30 @@ class Mistral(ModelFamily):
         window = config.optional_integer("sliding_window")
         slides = () if window is None else (True,) * config.integer("num_hidden_layers")
         return {"qkv_bias": False, "output_bias": False, "sliding_window": window, "sliding_layers": slides}
+
+
+STATED = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
+
+
+class Mixtral(Mistral):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        section = config.section("moe")  # of params.json
+        if section is not None:
+            unread = next((name for name, value in section.values.items() if value and name not in STATED), None)
+            if unread is not None:
+                raise ModelError(f"{section.where}: {unread} is not supported; use the model's Hugging Face files.")
+            stated = {field: section.values[name] for name, field in STATED.items() if name in section.values}
+            config = Fields(config.where, {**config.values, **stated, "moe": None})
+        moe = read_moe(config, experts="num_local_experts", size="intermediate_size")
+        return {**super().fields(config), "moe": moe}
+
+    def names(self, config: ModelConfig) -> Names:
+        return {**super().names(config), **block_sparse_names(), **block_sparse_names("layers.*.feed_forward")}
+
+
+def block_sparse_names(theirs: str = "model.layers.*.block_sparse_moe") -> Names:
+    """Where Mixtral's checkpoints, and those that are written like them, have their experts."""
+    ours = "model.layers.*.mlp"
+    parts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    experts = {f"{theirs}.experts.*.{part}": f"{ours}.experts.*.{name}" for part, name in parts.items()}
+    return {f"{theirs}.gate": f"{ours}.gate", **experts}

@@ -11,31 +11,12 @@ from bough.models.fields import Fields
 from bough.models.names import Names, fused
 from bough.models.rope_config import read_local_rope
 
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn.Wo": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.Wo": "mlp.down_proj",
-}
-
 
 class ModernBert(Bert):
-    architectures = ("ModernBertModel", "ModernBertForSequenceClassification", "ModernBertForMaskedLM")
-    model_types = ("modernbert",)
     activation_field = "hidden_activation"
     block = ModelFamily.block
     prefix = "model."
     head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
-    renamed_fields: ClassVar = {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "hidden_activation": "gelu",
-        "max_position_embeddings": 8192,
-        "local_attention": 128,
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160_000.0,
-        "local_rope_theta": 10_000.0,
-        "classifier_pooling": "cls",
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         count, every = config.integer("num_hidden_layers"), config.integer("global_attn_every_n_layers")
@@ -57,10 +38,7 @@ class ModernBert(Bert):
         qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         gated = [f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up")]
         return {
-            "embeddings.tok_embeddings": "model.embed_tokens",
-            "embeddings.norm": "model.embed_norm",
-            "final_norm": "model.norm",
+            **self.stated_names,
             "layers.*.attn.Wqkv": fused(qkv, (config.hidden_size,) * 3),
             "layers.*.mlp.Wi": fused(gated, (config.intermediate_size,) * 2),
-            **{f"layers.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
         }

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bough.core.model_config import ModelConfig, MoEConfig
+from bough.core.tables import table_beside
 
 Rows = slice | tuple[int, ...]  # which rows, in which order
 
@@ -147,11 +148,12 @@ def _numbered(module: str, numbers: Sequence[str]) -> str:
     return module
 
 
-# A multimodal checkpoint's language model, in the two ways that Transformers has nested it.
+# A multimodal checkpoint's language model, in the ways that Transformers has nested it.
 NESTED: Names = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
 }
 
 
@@ -162,32 +164,7 @@ def nested(names: Names) -> Names:
     return {prefix + name: pieces for prefix in ("model.", *prefixes) for name, pieces in inner.items()} | dict(NESTED)
 
 
-# llama.cpp's names. One that stands for fused matrices is given the first of them.
-GGUF_MODULES: Mapping[str, str] = {
-    "token_embd": "model.embed_tokens",
-    "position_embd": "model.embed_positions",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.*.attn_norm": "model.layers.*.input_layernorm",
-    "blk.*.attn_qkv": "model.layers.*.self_attn.q_proj",
-    "blk.*.attn_q": "model.layers.*.self_attn.q_proj",
-    "blk.*.attn_k": "model.layers.*.self_attn.k_proj",
-    "blk.*.attn_v": "model.layers.*.self_attn.v_proj",
-    "blk.*.attn_output": "model.layers.*.self_attn.o_proj",
-    "blk.*.attn_q_norm": "model.layers.*.self_attn.q_norm",
-    "blk.*.attn_k_norm": "model.layers.*.self_attn.k_norm",
-    "blk.*.attn_sinks.weight": "model.layers.*.self_attn.sinks",
-    "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
-    "blk.*.ffn_gate": "model.layers.*.mlp.gate_proj",
-    "blk.*.ffn_up": "model.layers.*.mlp.up_proj",
-    "blk.*.ffn_down": "model.layers.*.mlp.down_proj",
-    "blk.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-    "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
-    "blk.*.ffn_gate_inp": "model.layers.*.mlp.gate",
-    "blk.*.ffn_gate_inp_shexp": "model.layers.*.mlp.shared_expert_gate",
-    "blk.*.exp_probs_b.bias": "model.layers.*.mlp.gate.e_score_correction_bias",
-    **{f"blk.*.ffn_{part}_shexp": f"model.layers.*.mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
-}
+GGUF_MODULES = table_beside(__file__, "gguf_modules.toml")  # llama.cpp's names of modules, and the model's
 # Of models with norms before and after attention and MLP, and of those whose gates stand in one matrix with the ups.
 GGUF_SANDWICH = {"blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm"}
 GGUF_FUSED_MLP = {"blk.*.ffn_up": "model.layers.*.mlp.gate_proj"}
@@ -199,7 +176,7 @@ def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) ->
     stored = [_pieces(given) for given in names.values()]
     pieces = {each[0].module: [replace(piece, transposed=False) for piece in each] for each in stored}
     found: dict[str, str | Piece | Sequence[Piece]] = {}
-    for name, module in {**GGUF_MODULES, **modules}.items():
+    for name, module in {**GGUF_MODULES["common"], **modules}.items():
         at = pieces.get(module, [])
         found[name] = module if any(piece.plane is not None for piece in at) else at or module
     if config.moe is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms
@@ -11,18 +11,8 @@ from bough.models.names import Names, projections_apart
 
 
 class Nemotron(ModelFamily):
-    architectures = ("NemotronForCausalLM",)
-    model_types = ("nemotron",)
-    gguf_architecture = "nemotron"
     activations = PLAIN
     partial_rotation = pairs_apart = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "partial_rotary_factor": 0.5,
-        "hidden_act": "relu2",
-        "bos_token_id": 2,
-        "eos_token_id": 3,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         mlp = {"mlp": "plain", "mlp_bias": config.boolean("mlp_bias")}

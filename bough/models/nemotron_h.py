@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -17,35 +17,8 @@ OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 class NemotronH(ModelFamily):
-    architectures = ("NemotronHForCausalLM",)
-    model_types = ("nemotron_h",)
     activations = PLAIN
     activation_field = "mlp_hidden_act"
-    renamed_fields: ClassVar[dict[str, str]] = {
-        "layers_block_type": "layer_types",
-        "n_groups": "mamba_n_groups",
-        "conv_kernel": "mamba_d_conv",
-        "use_conv_bias": "mamba_conv_bias",
-        "use_bias": "mamba_proj_bias",
-        "ssm_state_size": "mamba_d_state",
-        "mamba_num_heads": "mamba_n_heads",
-        "layer_norm_epsilon": "rms_norm_eps",
-    }
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 4096,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "mlp_hidden_act": "relu2",
-        "layer_norm_epsilon": 1e-5,
-        "ssm_state_size": 128,
-        "mamba_num_heads": 128,
-        "mamba_head_dim": 64,
-        "n_groups": 8,
-        "conv_kernel": 4,
-        "use_conv_bias": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def read_config(self, config: Fields) -> ModelConfig:
         kinds = _kinds(config.renamed(self.renamed_fields))

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.bert import ENCODER, Bert
 from bough.models.family import GATED, layer_norms
 from bough.models.fields import Fields
-from bough.models.gpt2 import Gpt2
 from bough.models.names import Names, fused
-
-LAYER = {
-    "attn.out_proj": "self_attn.o_proj",
-    "norm1": "post_attention_layernorm",
-    "mlp.fc11": "mlp.up_proj",
-    "mlp.fc12": "mlp.gate_proj",
-    "mlp.fc2": "mlp.down_proj",
-    "norm2": "post_mlp_layernorm",
-}
 
 
 class NomicBert(Bert):
-    architectures = ("NomicBertModel",)
-    model_types = ("nomic_bert",)
     activations = GATED
     prefix = "nomic_bert."
-    renamed_fields: ClassVar = {  # the first checkpoints have GPT-2's names
-        **Gpt2.renamed_fields,
-        "max_trained_positions": "max_position_embeddings",  # beyond which the rotation would have to be stretched
-        "rotary_emb_base": "rope_theta",
-        "layer_norm_epsilon": "layer_norm_eps",
-    }
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "rope_theta": 1000.0,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**ENCODER, **layer_norms(config), "token_types": config.integer("type_vocab_size")}
@@ -45,9 +21,6 @@ class NomicBert(Bert):
     def modules(self, config: ModelConfig) -> Names:
         qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         return {
-            "embeddings.word_embeddings": "model.embed_tokens",
-            "embeddings.token_type_embeddings": "model.embed_types",
-            "emb_ln": "model.embed_norm",
+            **self.stated_names,
             "encoder.layers.*.attn.Wqkv": fused(qkv, (config.num_heads * config.head_dim,) * 3),
-            **{f"encoder.layers.*.{theirs}": f"model.layers.*.{ours}" for theirs, ours in LAYER.items()},
         }

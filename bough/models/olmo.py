@@ -1,22 +1,59 @@
-"""OLMo: Llama with layer norms that have neither weights nor biases."""
+"""OLMo: Llama with layer norms that have neither weights nor biases. OLMo 2 and 3 have norms after attention and MLP
+only, and one over all query heads and all key heads; OLMo 3 has windows in three of four layers, which its rotation for
+long contexts spares. OLMoE has those norms of heads and a mixture of experts; FlexOlmo has OLMo 2's norms, too."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
+from bough import layers
 from bough.core.errors import ModelError
-from bough.models.family import ModelFamily
+from bough.core.model_config import ModelConfig
+from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
+from bough.models.names import GGUF_SANDWICH
+from bough.models.rope_config import read_local_rope
 
 
 class Olmo(ModelFamily):
-    architectures = ("OlmoForCausalLM",)
-    model_types = ("olmo",)
-    gguf_architecture = "olmo"
     gguf_interleaved = True
-    defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048, "eos_token_id": 50_279}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_number("clip_qkv") is not None:
             raise ModelError(f"{config.where}: clip_qkv is not supported; OLMo 2 and 3 have none.")
         return {"norm": "layer", "norm_weight": False, "norm_eps": 1e-5}
+
+
+class Olmo2(ModelFamily):
+    gguf_modules = GGUF_SANDWICH
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"qk_norm": True, "qk_norm_whole": True}
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """llama.cpp has one name for both."""
+        return {"architectures": ["Olmo3ForCausalLM"]} if given["sliding_window"] else {}
+
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.SandwichBlock(config, layer, placement, before=False)
+
+
+class Olmo3(Olmo2):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        local = read_local_rope(config.renamed({"rope_theta": "rope_local_base_freq"}))
+        windows = window_fields(config, lambda layer: (layer + 1) % 4 != 0)
+        return {**super().fields(config), "local_rope": local, **windows}
+
+
+class Olmoe(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.optional_number("clip_qkv") is not None:
+            raise ModelError(f"{config.where}: clip_qkv is not supported; the published OLMoE models have none.")
+        moe = read_moe(config, size="intermediate_size", renormalise=config.boolean("norm_topk_prob"))
+        return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
+
+
+class FlexOlmo(Olmoe):
+    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
+        return layers.SandwichBlock(config, layer, placement, before=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
@@ -12,19 +12,8 @@ from bough.models.names import Names, Piece
 
 
 class Opt(ModelFamily):
-    architectures = ("OPTForCausalLM",)
-    model_types = ("opt",)
     activation_field = "activation_function"
     activations = PLAIN
-    renamed_fields: ClassVar = {"ffn_dim": "intermediate_size", "enable_bias": "attention_bias"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "activation_function": "relu",
-        "enable_bias": True,
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         width = config.integer("hidden_size")
@@ -43,15 +32,6 @@ class Opt(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        ours, theirs = "model.layers.*", "decoder.layers.*"
-        names: Names = {
-            "decoder.embed_positions": Piece("model.embed_positions", slice(2, 2 + config.context_length)),
-            "decoder.final_layer_norm": "model.norm",
-            f"{theirs}.self_attn.out_proj": f"{ours}.self_attn.o_proj",
-            f"{theirs}.self_attn_layer_norm": f"{ours}.input_layernorm",
-            f"{theirs}.final_layer_norm": f"{ours}.post_attention_layernorm",
-            f"{theirs}.fc1": f"{ours}.mlp.up_proj",
-            f"{theirs}.fc2": f"{ours}.mlp.down_proj",
-            "decoder.": "model.",
-        }
+        positions = Piece("model.embed_positions", slice(2, 2 + config.context_length))
+        names: Names = {"decoder.embed_positions": positions, **self.stated_names}
         return {**names, **{f"model.{name}": piece for name, piece in names.items()}}

@@ -1,32 +1,26 @@
 """Phi 1 and 2: attention and a plain MLP side by side after one layer norm, half of each head rotates, biases
-throughout, of the logits too."""
+throughout, of the logits too. Phi-3 and Phi-4: Llama with fused projections, of which a part of each head may rotate,
+stretched by LongRoPE. Phi-3.5 MoE: layer norms, and two experts for each token, chosen and weighed one after the other
+(SparseMixer)."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig
-from bough.models.family import PLAIN, ModelFamily, layer_norms
+from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names, projections_apart
+from bough.models.mistral import block_sparse_names
+from bough.models.names import GGUF_FUSED_MLP, Names, fused_gate_up, fused_qkv, projections_apart
+from bough.models.rope_config import read_rope
 
 
 class Phi(ModelFamily):
-    architectures = ("PhiForCausalLM",)
-    model_types = ("phi",)
-    gguf_architecture = "phi2"
     activations = PLAIN
     partial_rotation = pairs_apart = True
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 2048,
-        "partial_rotary_factor": 0.5,
-        "hidden_act": "gelu_new",
-        "attention_bias": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("qk_layernorm"):
@@ -34,14 +28,50 @@ class Phi(ModelFamily):
         return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "head_bias": True}
 
     def names(self, config: ModelConfig) -> Names:
-        layer = "model.layers.*"
-        return {
-            **projections_apart(config),
-            "model.final_layernorm": "model.norm",
-            f"{layer}.self_attn.dense": f"{layer}.self_attn.o_proj",
-            f"{layer}.mlp.fc1": f"{layer}.mlp.up_proj",
-            f"{layer}.mlp.fc2": f"{layer}.mlp.down_proj",
-        }
+        return {**projections_apart(config), **self.stated_names}
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
         return layers.ParallelBlock(config, layer, placement, one_norm=True)
+
+
+class Phi3(ModelFamily):
+    gguf_modules = GGUF_FUSED_MLP
+    partial_rotation = pairs_apart = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return window_fields(config, lambda layer: True)
+
+    def names(self, config: ModelConfig) -> Names:
+        return {"model.layers.*.self_attn.qkv_proj": fused_qkv(config), **fused_gate_up(config)}
+
+
+class PhiMoe(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = MoEConfig(
+            experts=config.integer("num_local_experts"),
+            per_token=2,
+            intermediate_size=config.integer("intermediate_size"),
+            scores="sparsemixer",
+            jitter=config.number("router_jitter_noise"),
+            renormalise=False,
+        )
+        return {
+            "moe": moe,
+            "rope": _rope(config),
+            "norm": "layer",
+            "norm_bias": True,
+            "head_bias": config.boolean("lm_head_bias"),
+            **window_fields(config, lambda layer: True),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        return block_sparse_names()
+
+
+def _rope(config: Fields) -> RopeConfig:
+    """Where contexts are stretched, the file says itself how much attention is sharpened."""
+    rope = read_rope(config)
+    given = config.section("rope_parameters") or config.section("rope_scaling")
+    if rope.kind == "default" or given is None:
+        return rope
+    return replace(rope, attention_factor=given.number("long_mscale"))

@@ -1,22 +1,18 @@
-"""Qwen2: Llama with biases on query, key and value; its upper layers may slide."""
+"""Qwen2: Llama with biases on query, key and value; its upper layers may slide. Qwen2 MoE has a mixture of experts and
+a shared expert, whose result a gate of its own scales."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.models.family import ModelFamily, window_fields
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.family import ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
-
-DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+from bough.models.names import Names, Piece
 
 
 class Qwen2(ModelFamily):
-    architectures = ("Qwen2ForCausalLM",)
-    model_types = ("qwen2",)
-    gguf_architecture = "qwen2"
-    defaults = DEFAULTS
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qkv_bias": True, "output_bias": False, **qwen_window(config)}
 
@@ -29,3 +25,37 @@ def qwen_window(config: Fields) -> dict[str, Any]:
     if isinstance(first, bool) or not isinstance(first, int):
         raise ModelError(f"{config.where}: max_window_layers must be a whole number, got {first!r}.")
     return window_fields(config, lambda layer: layer >= first)
+
+
+class Qwen2Moe(Qwen2):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = shared_experts(config)
+        return {**super().fields(config), "qkv_bias": config.boolean("qkv_bias", True), "moe": moe}
+
+    def names(self, config: ModelConfig) -> Names:
+        return shared_names()
+
+
+def shared_experts(config: Fields) -> MoEConfig:
+    """Experts beside one that every token passes."""
+    return read_moe(
+        config,
+        renormalise=config.boolean("norm_topk_prob"),
+        shared_size=config.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+        dense_layers=sparse_steps(config),
+    )
+
+
+def shared_names() -> Names:
+    """Where the shared expert and its gate stand."""
+    theirs, ours = "model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts"
+    shared = {f"{theirs}.{part}_proj": f"{ours}.{part}_proj" for part in ("gate", "up", "down")}
+    return {f"{theirs}_gate": Piece(f"{theirs}_gate", plane=0), **shared}
+
+
+def sparse_steps(config: Fields) -> tuple[bool, ...]:
+    """Which layers have no experts: those that `mlp_only_layers` lists, and all but each so-manieth."""
+    listed, step = config.token_ids("mlp_only_layers"), config.integer("decoder_sparse_step")
+    dense = tuple(layer in listed or (layer + 1) % step != 0 for layer in range(config.integer("num_hidden_layers")))
+    return dense if any(dense) else ()

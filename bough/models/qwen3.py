@@ -1,19 +1,25 @@
-"""Qwen3: Llama with a norm on each query and key head; windows are Qwen2's."""
+"""Qwen3: Llama with a norm on each query and key head; windows are Qwen2's. Qwen3 MoE has a mixture of experts instead
+of the MLP, in all layers or in some."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
-from bough.models.family import ModelFamily
+from bough.models.family import Metadata, ModelFamily, read_moe
 from bough.models.fields import Fields
-from bough.models.qwen2 import DEFAULTS, qwen_window
+from bough.models.qwen2 import qwen_window, sparse_steps
 
 
 class Qwen3(ModelFamily):
-    architectures = ("Qwen3ForCausalLM",)
-    model_types = ("qwen3",)
-    gguf_architecture = "qwen3"
-    defaults: ClassVar[dict[str, Any]] = {**DEFAULTS, "head_dim": 128}
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, **qwen_window(config)}
+
+
+class Qwen3Moe(Qwen3):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))
+        return {**super().fields(config), "moe": moe}
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"norm_topk_prob": True}  # which no key says

@@ -1,23 +1,27 @@
 """Qwen3.5: Qwen3-Next with its projections side by side, with a plain MLP or with experts.
 
-Checkpoints are multimodal; here the language model answers to text alone.
+Checkpoints are multimodal: attention rotates by time, height and width of a token.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.fields import Fields
 from bough.models.names import Names, fused, nested, planes
-from bough.models.qwen2_moe import shared_experts, shared_names
+from bough.models.qwen2 import shared_experts, shared_names
 from bough.models.qwen3_next import NET, Qwen3Next, attention_names, net_fields, net_names, projections
+from bough.models.rope_config import with_sections
+
+SECTIONS = (11, 11, 10)
 
 
 class Qwen35(Qwen3Next):
-    architectures = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
-    model_types = ("qwen3_5", "qwen3_5_text")
-    defaults: ClassVar[dict[str, Any]] = {**Qwen3Next.defaults, "num_key_value_heads": 4}
+    def read_config(self, config: Fields) -> ModelConfig:
+        found = super().read_config(config)
+        return replace(found, rope=with_sections(config, found.rope, SECTIONS))
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return net_fields(config)
@@ -37,15 +41,6 @@ class Qwen35(Qwen3Next):
 
 
 class Qwen35Moe(Qwen35):
-    architectures = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
-    model_types = ("qwen3_5_moe", "qwen3_5_moe_text")
-    defaults: ClassVar[dict[str, Any]] = {
-        **Qwen3Next.defaults,
-        "intermediate_size": 1,  # of dense layers, which it has not
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-    }
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from bough import layers
 from bough.core.errors import ModelError
@@ -11,7 +11,7 @@ from bough.core.model_config import ModelConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused, pairs_apart
-from bough.models.qwen2_moe import Qwen2Moe, shared_experts, shared_names
+from bough.models.qwen2 import shared_experts, shared_names
 
 ATTENTION, NET = "model.layers.*.self_attn", "model.layers.*.linear_attn"
 UNCHANGED = ("norm", "out_proj", "A_log", "dt_bias")
@@ -19,28 +19,7 @@ KINDS = {"linear_attention": True, "full_attention": False}
 
 
 class Qwen3Next(ModelFamily):
-    architectures: tuple[str, ...] = ("Qwen3NextForCausalLM",)
-    model_types: tuple[str, ...] = ("qwen3_next",)
     partial_rotation = pairs_apart = True
-    renamed_fields = Qwen2Moe.renamed_fields
-    defaults: ClassVar[dict[str, Any]] = {
-        "max_position_embeddings": 32_768,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}

@@ -1,4 +1,5 @@
-"""The families of models that there are: those of this package, and those that other packages register.
+"""The families of models that there are: those of this package (`families.toml`), each imported when it is asked for,
+and those that other packages register.
 
 A package registers a `ModelFamily` class through the entry point group `bough.models`. Its modules are imported when a
 checkpoint names an architecture that is not built in. Decoders that are in neither run through `transformers`' modules.
@@ -9,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.core.tables import table_beside
 from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
 from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
@@ -30,31 +31,37 @@ if TYPE_CHECKING:
     from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
 
-MODULES = (  # each has one family or several
-    "llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma3", "gemma4", "phi", "phi3", "glm", "granite",
-    "olmo", "olmo2", "smollm3", "exaone4", "seed_oss", "hunyuan", "ernie4_5", "cohere", "starcoder2", "gpt2",
-    "gpt_neox", "opt", "stablelm", "nemotron", "arcee", "cwm", "mixtral", "llama4", "qwen2_moe", "qwen3_moe",
-    "gpt_oss", "glm4_moe", "olmoe", "granitemoe", "phimoe", "hunyuan_moe", "ernie4_5_moe", "minimax_m2", "deepseek_v2",
-    "deepseek_v3", "dots1", "hy_v3", "exaone_moe", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "qwen3_next",
-    "qwen3_5", "granitemoehybrid", "nemotron_h", "lfm2", "kimi_linear", "bert", "roberta", "nomic_bert", "modernbert",
-)  # fmt: skip
+FAMILIES = table_beside(__file__, "families.toml")  # of this package, by their first model type
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
 
 
-def _families_in(module: str) -> Iterator[ModelFamily]:
-    for kind in vars(importlib.import_module(f"bough.models.{module}")).values():
-        if isinstance(kind, type) and issubclass(kind, ModelFamily) and kind.__module__.endswith(f".{module}"):
-            yield kind()
-
-
-BUILT_IN = tuple(family for module in MODULES for family in _families_in(module))
+@functools.cache
+def _built_in(model_type: str) -> ModelFamily:
+    stated = FAMILIES[model_type]
+    module, _, name = stated["family"].partition(".")
+    family: type[ModelFamily] = getattr(importlib.import_module(f"bough.models.{module}"), name)
+    return family(
+        architectures=tuple(stated["architectures"]),
+        model_types=(model_type, *stated.get("also", ())),
+        gguf_architecture=stated.get("gguf"),
+        defaults=stated.get("defaults", {}),
+        renamed_fields=stated.get("renamed_fields", {}),
+        stated_names=stated.get("names", {}),
+        **stated.get("media", {}),
+    )
 
 
 def supported_architectures() -> tuple[str, ...]:
     """The Hugging Face class names that can be served."""
-    return tuple(name for family in _families() for name in family.architectures)
+    of_package = [name for stated in FAMILIES.values() for name in stated["architectures"]]
+    return (*of_package, *(name for family in _registered() for name in family.architectures))
+
+
+def supported_types() -> dict[str, ModelFamily]:
+    """The families by the model types of config.json."""
+    return {name: family for family in map(find_family, FAMILIES) for name in family.model_types}
 
 
 def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
@@ -64,7 +71,10 @@ def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
         return FALLBACK
     if name.endswith(NEXTN):
         return NextToken(find_family(name.removesuffix(NEXTN), where))
-    for family in (*_families(), *DRAFTS):
+    for model_type, stated in FAMILIES.items():
+        if name in (model_type, *stated.get("also", ()), *stated["architectures"]):
+            return _built_in(model_type)
+    for family in (*_registered(), *DRAFTS):
         if name in family.architectures or name in family.model_types:
             return family
     known, hint = ", ".join(supported_architectures()), ""
@@ -85,10 +95,13 @@ def runs_transformers(config: ModelConfig) -> bool:
 
 def find_gguf_family(name: str, where: str = "") -> ModelFamily:
     """The family of a GGUF file's architecture."""
-    for family in _families():
+    for model_type, stated in FAMILIES.items():
+        if name == stated.get("gguf"):
+            return _built_in(model_type)
+    for family in _registered():
         if name == family.gguf_architecture:
             return family
-    known = dict.fromkeys(family.gguf_architecture for family in _families() if family.gguf_architecture)
+    known = dict.fromkeys(stated["gguf"] for stated in FAMILIES.values() if "gguf" in stated)
     raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {', '.join(known)}.")
 
 
@@ -138,11 +151,6 @@ def build_model(
         meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending)
         placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
     return family.build(config, placement)
-
-
-def _families() -> Iterator[ModelFamily]:
-    yield from BUILT_IN
-    yield from _registered()
 
 
 @functools.cache

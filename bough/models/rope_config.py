@@ -8,6 +8,7 @@ it is what users lay over a configuration.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -29,6 +30,15 @@ def read_rope(config: Fields, *, partial: bool = False) -> RopeConfig:
             f"{given.where}: partial_rotary_factor = {share} is not supported; the whole head must rotate."
         )
     return replace(_parse(given, config), partial_rotary_factor=share)
+
+
+def with_sections(config: Fields, rope: RopeConfig, alternating: Sequence[int] | None = None) -> RopeConfig:
+    """The same rotation by several positions of each token (M-RoPE). `alternating` are the sections of a model in which
+    those of pairs stand in turn, where its configuration does not say."""
+    given = _parameters(config, "full_attention")
+    if alternating is None or "mrope_section" in given.values:
+        return replace(rope, sections=tuple(map(int, given.numbers("mrope_section"))), alternating=bool(alternating))
+    return replace(rope, sections=tuple(alternating), alternating=True)
 
 
 def read_local_rope(config: Fields) -> RopeConfig:
@@ -67,7 +77,7 @@ def _parameters(config: Fields, layer_type: str) -> Fields:
 
 def _parse(given: Fields, config: Fields) -> RopeConfig:
     kind = given.text("rope_type", given.text("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # its first name
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # its first name; one with `mrope_section` beside
     alpha = given.optional_number("alpha")
     if kind == "dynamic" and alpha is not None:  # Hunyuan's, which depends on no length
         heads = config.integer("num_attention_heads")

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names
 
 
 class Starcoder2(ModelFamily):
-    architectures = ("Starcoder2ForCausalLM",)
-    model_types = ("starcoder2",)
-    gguf_architecture = "starcoder2"
     activations = PLAIN
-    renamed_fields: ClassVar = {"use_bias": "attention_bias"}
-    defaults: ClassVar[dict[str, Any]] = {
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "hidden_act": "gelu_pytorch_tanh",
-        "use_bias": True,
-        "tie_word_embeddings": True,
-        "bos_token_id": 50_256,
-        "eos_token_id": 50_256,
-    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         mlp = {"mlp": "plain", "mlp_bias": config.boolean("use_bias")}
         return {**layer_norms(config, "norm_epsilon"), **mlp, **window_fields(config, lambda layer: True)}
-
-    def names(self, config: ModelConfig) -> Names:
-        mlp = "model.layers.*.mlp"
-        return {f"{mlp}.c_fc": f"{mlp}.up_proj", f"{mlp}.c_proj": f"{mlp}.down_proj"}

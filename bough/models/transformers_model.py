@@ -125,12 +125,7 @@ class Probe:
         if strange := [name for name in others if isinstance(options[name], torch.Tensor)]:
             raise ModelError(f"its attention takes {sorted(strange)[0]}")
         self.layers[layer] = LayerAttention(
-            q.shape[1],
-            k.shape[1],
-            q.shape[3],
-            mask.window,
-            options.get("softcap"),
-            options.get("s_aux") is not None,
+            q.shape[1], k.shape[1], q.shape[3], mask.window, options.get("softcap"), options.get("s_aux") is not None
         )
         return q.transpose(1, 2)
 

@@ -21,15 +21,9 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 COMMON = (
-    "-std=gnu11",
-    "-O3",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-Wall",
+    "-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wall",
     "-pthread",
-)
+)  # fmt: skip
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mprefer-vector-width=512")
 X86_FLAGS: dict[str, tuple[str, ...]] = {

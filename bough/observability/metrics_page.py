@@ -10,23 +10,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from bough.observability.metrics import (
-    FORWARD_SECONDS,
-    PROCESS_CPU_SECONDS,
-    REALTIME_TOKENS,
-    START_METRICS,
-    STARTUP_TIME,
-    STATE_METRICS,
-    Metric,
-    State,
-    names_of,
-    start_figures,
-    state_figures,
-)
+from bough.observability import metrics
+from bough.observability.metrics import BY_NAME, Metric, State, names_of, start_figures, state_figures
 from bough.observability.request_meter import slices
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-TOLD_BY_LABEL = {REALTIME_TOKENS: "realtime_tokens", FORWARD_SECONDS: "forward_seconds", STARTUP_TIME: "startup_time"}
+TOLD_BY_LABEL = {
+    "realtime_tokens_total": "realtime_tokens",
+    "forward_execution_seconds_total": "forward_seconds",
+    "startup_time_seconds": "startup_time",
+}
 RANK_LABELS = {"tp_rank": "0", "pp_rank": "0"}  # the scheduler's figures are those of the first rank
 
 
@@ -44,7 +37,7 @@ def metrics_page(
     labels = {"model_name": model_name, "engine_type": "unified"}
     counted = {} if totals is None else slices(totals)
     families = [f for metric, numbers in counted.items() for f in _families(metric, numbers, labels, style)]
-    families += _families(PROCESS_CPU_SECONDS, cpu_seconds or {}, labels, style)
+    families += _families(BY_NAME["process_cpu_seconds_total"], cpu_seconds or {}, labels, style)
     labels |= RANK_LABELS
     for state in states:
         families += _replica_families(state, state_figures(state), labels | _dp_label(state), style)
@@ -64,11 +57,11 @@ def _dp_label(figures: State) -> dict[str, str]:
 def _replica_families(
     told: State, figures: Mapping[str, float], labels: Mapping[str, str], style: str
 ) -> Iterator[Family]:
-    for metric in (*STATE_METRICS, *START_METRICS):
+    for metric in (*metrics.STATE_METRICS, *metrics.START_METRICS):
         if metric.name in figures:
             yield from _families(metric, [figures[metric.name]], labels, style)
-    for metric, name in TOLD_BY_LABEL.items():
-        yield from _families(metric, told.get(name, {}), labels, style)
+    for metric_name, name in TOLD_BY_LABEL.items():
+        yield from _families(BY_NAME[metric_name], told.get(name, {}), labels, style)
 
 
 def families_page(families: Iterable[Family]) -> bytes:

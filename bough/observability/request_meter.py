@@ -13,28 +13,28 @@ from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
-from bough.observability import metrics
-from bough.observability.metrics import REQUEST_METRICS, Metric
+from bough.observability.metrics import BY_NAME, REQUEST_METRICS, Metric
 
 
 def width(metric: Metric) -> int:
     return len(metric.buckets) + 2 if metric.kind == "histogram" else 1
 
 
-_FIRST = dict(zip(REQUEST_METRICS, accumulate(map(width, REQUEST_METRICS), initial=0), strict=False))
+_BOUNDS = {metric.name: metric.buckets for metric in REQUEST_METRICS}
+_FIRST = dict(zip(_BOUNDS, accumulate(map(width, REQUEST_METRICS), initial=0), strict=False))
 _SIZE = sum(map(width, REQUEST_METRICS))
 _FIRST_TOKENS, _FURTHER_TOKENS = (
-    slice(_FIRST[metric], _FIRST[metric] + len(metric.buckets) + 1)
-    for metric in (metrics.TIME_TO_FIRST_TOKEN, metrics.INTER_TOKEN_LATENCY)
+    slice(_FIRST[name], _FIRST[name] + len(_BOUNDS[name]) + 1)
+    for name in ("time_to_first_token_seconds", "inter_token_latency_seconds")
 )
-_GAPS = _FIRST[metrics.INTER_TOKEN_LATENCY]
-_GAP_BOUNDS = metrics.INTER_TOKEN_LATENCY.buckets
+_GAPS = _FIRST["inter_token_latency_seconds"]
+_GAP_BOUNDS = _BOUNDS["inter_token_latency_seconds"]
 _GAP_SUM = _GAPS + len(_GAP_BOUNDS) + 1
 DOUBLE = 8  # bytes
 
 
 def slices(numbers: Sequence[float]) -> dict[Metric, Sequence[float]]:
-    return {metric: numbers[first : first + width(metric)] for metric, first in _FIRST.items()}
+    return {BY_NAME[name]: numbers[first : first + width(BY_NAME[name])] for name, first in _FIRST.items()}
 
 
 class Counts:
@@ -73,22 +73,22 @@ class RequestMeter(Counts):
     def totals(self) -> list[float]:
         totals = super().totals()
         # Every token is a first or a further one: counting it once is enough.
-        totals[_FIRST[metrics.GENERATION_TOKENS_TOTAL]] = sum(totals[_FIRST_TOKENS]) + sum(totals[_FURTHER_TOKENS])
+        totals[_FIRST["generation_tokens_total"]] = sum(totals[_FIRST_TOKENS]) + sum(totals[_FURTHER_TOKENS])
         return totals
 
     def http_requests(self, change: int) -> None:
         """So many more HTTP requests are in progress."""
-        self._add(metrics.HTTP_REQUESTS_ACTIVE, change)
+        self._add("http_requests_active", change)
 
     def started(self, prompt_tokens: int, cached_tokens: int, queue_s: float) -> None:
         """The prompt has been computed."""
-        self._add(metrics.PROMPT_TOKENS_TOTAL, prompt_tokens)
-        self._add(metrics.CACHED_TOKENS_TOTAL, cached_tokens)
-        self._observe(metrics.PROMPT_TOKENS, prompt_tokens)
-        self._observe(metrics.QUEUE_TIME, queue_s)
+        self._add("prompt_tokens_total", prompt_tokens)
+        self._add("cached_tokens_total", cached_tokens)
+        self._observe("prompt_tokens_histogram", prompt_tokens)
+        self._observe("queue_time_seconds", queue_s)
 
     def first_token(self, after_s: float) -> None:
-        self._observe(metrics.TIME_TO_FIRST_TOKEN, after_s)
+        self._observe("time_to_first_token_seconds", after_s)
 
     def more_tokens(self, count: int, within_s: float) -> None:
         """Called for each chunk of a stream, and therefore written out."""
@@ -96,17 +96,25 @@ class RequestMeter(Counts):
         cells[_GAPS + bisect_left(_GAP_BOUNDS, within_s / count)] += count
         cells[_GAP_SUM] += within_s
 
+    def media(self, nbytes: int, *, cached: bool) -> None:
+        """An image, a clip or a recording has come."""
+        self._add("media_bytes_total", nbytes)
+        self._add("media_cache_hits_total", int(cached))
+
+    def prepared_media(self, within_s: float) -> None:
+        self._observe("media_preparation_seconds", within_s)
+
     def ended(self, output_tokens: int, total_s: float, retractions: int, *, incomplete: bool) -> None:
-        self._add(metrics.NUM_REQUESTS_TOTAL, 1)
-        self._add(metrics.NUM_ABORTED_REQUESTS_TOTAL, int(incomplete))
-        self._observe(metrics.GENERATION_TOKENS, output_tokens)
-        self._observe(metrics.E2E_REQUEST_LATENCY, total_s)
-        self._observe(metrics.NUM_RETRACTIONS, retractions)
+        self._add("num_requests_total", 1)
+        self._add("num_aborted_requests_total", int(incomplete))
+        self._observe("generation_tokens_histogram", output_tokens)
+        self._observe("e2e_request_latency_seconds", total_s)
+        self._observe("num_retractions", retractions)
 
-    def _add(self, metric: Metric, amount: float) -> None:
-        self.cells[_FIRST[metric]] += amount
+    def _add(self, name: str, amount: float) -> None:
+        self.cells[_FIRST[name]] += amount
 
-    def _observe(self, metric: Metric, value: float) -> None:
-        first, bounds = _FIRST[metric], metric.buckets
+    def _observe(self, name: str, value: float) -> None:
+        first, bounds = _FIRST[name], _BOUNDS[name]
         self.cells[first + bisect_left(bounds, value)] += 1
         self.cells[first + len(bounds) + 1] += value

@@ -8,20 +8,7 @@ from bough.parsers.reasoning import ReasoningFormat
 from bough.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
 
 __all__ = [
-    "REASONING_FORMATS",
-    "TOOL_FORMATS",
-    "AnswerFormat",
-    "AnswerParser",
-    "Call",
-    "CallArguments",
-    "CallBegin",
-    "CallEnd",
-    "CallFailed",
-    "Event",
-    "Parsed",
-    "Reasoning",
-    "ReasoningFormat",
-    "Text",
-    "reasoning_format",
+    "REASONING_FORMATS", "TOOL_FORMATS", "AnswerFormat", "AnswerParser", "Call", "CallArguments", "CallBegin",
+    "CallEnd", "CallFailed", "Event", "Parsed", "Reasoning", "ReasoningFormat", "Text", "reasoning_format",
     "tool_format",
-]
+]  # fmt: skip

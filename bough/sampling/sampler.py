@@ -55,11 +55,7 @@ def sample(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
 
 
 def sample_rows_on_device(
-    state: SamplingState,
-    logits: Tensor,
-    rows: Tensor,
-    numbers: IntArray,
-    masks: BatchMasks | None = None,
+    state: SamplingState, logits: Tensor, rows: Tensor, numbers: IntArray, masks: BatchMasks | None = None
 ) -> Sampled:
     """`sample` for rows whose numbers are on the device already, as int64; `numbers` are the same on the host.
 

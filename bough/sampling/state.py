@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bough.core.media import MEDIA_ID
 from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
 from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore, count_tokens_
@@ -252,7 +253,8 @@ class SamplingState:
                 raise ValueError(f"row {s.row} has penalties but its setup carries no history")
             outputs.append((s.row, s.history[s.prompt_len :]))
             if self.flags.repetition[s.row]:
-                prompts.append((s.row, np.unique(s.history[: s.prompt_len])))
+                prompt = np.unique(s.history[: s.prompt_len])
+                prompts.append((s.row, prompt[prompt < MEDIA_ID]))
         self.output_counts.add_ones(*self._pairs(outputs))
         prompt_rows, prompt_tokens = self._pairs(prompts)
         seen = torch.ones(len(prompt_rows), dtype=torch.bool, device=self.device)

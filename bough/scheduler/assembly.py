@@ -52,7 +52,8 @@ class PlannedStep:
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+        """Those that encoders compute count as well."""
+        return sum(chunk.count for chunk in self.chunks) + sum(item.rows for item in self.plan.encodes)
 
     @property
     def category(self) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from bough.core.media import MEDIA_ID
 from bough.core.plan import IntArray, StepResult
 from bough.core.settings import STEP_DRAFTS
 from bough.scheduler.draft_lengths import DraftLengths
@@ -80,7 +81,7 @@ class Drafting:
         known = table.known[rows]
         in_flight = table.sampled[rows] - (known - table.prompt_len[rows])  # at most
         found = [
-            proposer.propose(table.tokens[row, :length], table.request_in(row).namespace, ahead + most - 1)
+            _text(*proposer.propose(table.tokens[row, :length], table.request_in(row).namespace, ahead + most - 1))
             if most > 1
             else (NO_TOKENS, 0)
             for row, length, ahead, most in zip(*(a.tolist() for a in (rows, known, in_flight, largest)), strict=True)
@@ -119,3 +120,9 @@ class Drafting:
         """The request has ended."""
         if self._proposer is not None:
             self._proposer.learn(request.tokens, request.namespace)
+
+
+def _text(tokens: IntArray, matched: int) -> tuple[IntArray, int]:
+    """Drafts up to where an image or the like stood: nobody samples that."""
+    media = np.flatnonzero(tokens >= MEDIA_ID)
+    return (tokens[: media[0]] if len(media) else tokens), matched

@@ -13,6 +13,7 @@ import numpy as np
 
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.finish import FinishLength, FinishReason, FinishStop
+from bough.core.media import MEDIA_ID
 from bough.core.plan import IntArray, Limits, LogprobSpec
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams
@@ -20,6 +21,7 @@ from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
 from bough.messages.requests import Generate
 from bough.scheduler.adapters import Adapters
+from bough.scheduler.media import Media
 from bough.scheduler.request import Request
 
 SHOWN_IDS = 8  # of those that a warning is about
@@ -34,11 +36,12 @@ class Intake:
         eos_ids: Sequence[int],
         load_processor: Callable[[str], object] | None = None,
         adapters: Adapters | None = None,
+        media: Media | None = None,
     ) -> None:
         """`load_processor` unpacks a custom logit processor or says why it cannot be; None: they are not allowed."""
         self._limits = limits
         self._load_processor = load_processor
-        self._adapters = adapters or Adapters()
+        self._adapters, self._media = adapters or Adapters(), media or Media(limits, 0)
         self._pool_tokens = limits.pages[0] * limits.page_size
         self._truncate = settings.allow_auto_truncate
         self._max_queued = settings.max_queued_requests
@@ -60,6 +63,7 @@ class Intake:
             )
         tokens = np.frombuffer(message.input_ids, dtype=np.int32)
         self._check_prompt(tokens)
+        namespace = self._media.namespace(message, tokens)
         spec = message.logprobs
         sampling, warnings = self._without_unknown_stops(message.sampling)
         self._check_ids("logit_bias", sampling.logit_bias)
@@ -69,7 +73,7 @@ class Intake:
         longest = min(self._limits.context_length, self._pool_tokens)
         room_for = longest - (sampling.max_new_tokens > 0)
         if len(tokens) > room_for:
-            if not self._truncate:
+            if not self._truncate or message.media is not None:
                 raise RequestError(self._too_long(len(tokens)), field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
             end = tokens[-1:] if message.pooling is not None else tokens[:0]  # which tokenizers mark texts with
             tokens = np.concatenate([tokens[: room_for - len(end)], end])
@@ -94,7 +98,7 @@ class Intake:
             seed=message.seed,
             max_new=min(sampling.max_new_tokens, longest - len(tokens)),
             stop_ids=stop_ids,
-            namespace=self._adapters.namespace(message.adapter, message.namespace),
+            namespace=self._adapters.namespace(message.adapter, namespace),
             priority=message.priority,
             logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
             arrival=next(self._arrivals),
@@ -109,6 +113,7 @@ class Intake:
             processor=self._processor(message.custom_logit_processor),
             warnings=warnings,
             pooling=self._pooling(message),
+            media=message.media,
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:
@@ -158,7 +163,7 @@ class Intake:
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):
             raise RequestError("The prompt is empty; give at least one token.", field="input_ids")
-        self._check_ids("input_ids", (int(tokens.min()), int(tokens.max())))
+        self._check_ids("input_ids", (int(tokens.min()), int(tokens[tokens < MEDIA_ID].max(initial=0))))
 
     def _without_unknown_stops(self, sampling: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
         """A stop token that the model does not have cannot be generated, so it changes nothing."""
@@ -201,10 +206,11 @@ class Intake:
 def opening(request: Request) -> Open:
     """What the detokenizer must know of a request that was just taken. Its prompt may be a part of what was sent."""
     prompt, output = request.tokens[: request.prompt_len], request.tokens[request.prompt_len :]
+    tail = prompt[-PROMPT_TAIL:]
     return Open(
         request.handle,
         request.sampling,
-        prompt[-PROMPT_TAIL:].tobytes(),
+        tail[tail < MEDIA_ID].tobytes(),
         request.stream,
         output.tobytes(),
         ending_of(output, request),

@@ -53,6 +53,7 @@ from bough.scheduler.handover import Handover
 from bough.scheduler.host_tier import HostMemory, TieredCache
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.jump_forward import JumpForward
+from bough.scheduler.media import Media
 from bough.scheduler.planner import Planner
 from bough.scheduler.ports import CacheEvents, Grammars, Inbox, Outbox, Proposer
 from bough.scheduler.prefix_cache import PrefixCache
@@ -106,7 +107,8 @@ class Scheduler:
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}
         self._adapters = adapters or Adapters()
-        self._intake = Intake(limits, settings, eos_ids, load_processor, self._adapters)
+        media = Media(limits, memory.mm_cache_size_mb << 20)
+        self._intake = Intake(limits, settings, eos_ids, load_processor, self._adapters, media)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
         self._jump_forward = None
         # A recurrent state cannot go back: by the token that a jump replaces, or by drafts that do not hold.
@@ -118,7 +120,7 @@ class Scheduler:
         if grammars is not None and eos_ids and can_jump:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
-        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer, self._adapters)
+        self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer, self._adapters, media)
         self._control = ControlQueue(executor)
         facts = self._control.facts
         sinks = outbox, eos_ids, self._forget, clock, facts
@@ -528,5 +530,6 @@ class Scheduler:
             "prefill_tokens_per_s": self._planner.prefill_tokens_per_s,
             **self._cache.figures,
             **self._adapters.facts,
+            **self._planner.media.figures,
             **self._control.facts,
         }

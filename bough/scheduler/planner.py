@@ -7,6 +7,8 @@ writes the plan; this module keeps their order.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from bough.core.plan import Limits, RowSetup, StepResult
@@ -15,6 +17,7 @@ from bough.scheduler.adapters import Adapters
 from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.drafting import Drafting
+from bough.scheduler.media import Media
 from bough.scheduler.micro_batches import MicroBatches
 from bough.scheduler.policy import Ranking
 from bough.scheduler.ports import Proposer
@@ -42,12 +45,13 @@ class Planner:
         seed: int,
         proposer: Proposer | None = None,
         adapters: Adapters | None = None,
+        media: Media | None = None,
     ) -> None:
         self._batch = batch
         self._table = batch.table
         self._cache = batch.cache
         self._queue = queue
-        self._adapters = adapters or Adapters()
+        self._adapters, self.media = adapters or Adapters(), media or Media(limits, 0)
         self._mixed = settings.enable_mixed_chunk
         self._whole_prompts = limits.whole_prompts
         most = prefill_budget(limits.chunk_tokens, settings.max_prefill_tokens, limits.page_size)
@@ -93,7 +97,11 @@ class Planner:
         if len(decodes.rows):
             self._table.count_samples(decodes.rows, decodes.drafts.widths)
             self.ratio.after_decode()
-        return self._assembly.assemble(self._setups, edits, decodes, chunks, tell=self._micro_batches is not None)
+        step = self._assembly.assemble(self._setups, edits, decodes, chunks, tell=self._micro_batches is not None)
+        if not chunks:
+            return step
+        begun = ((self._table.request_in(row), int(self._table.length[row])) for row in self._table.prefilling())
+        return replace(step, plan=self.media.complete(step.plan, chunks, begun))
 
     def fits_late_arrivals(self, now: float) -> bool:
         """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached."""
@@ -110,6 +118,7 @@ class Planner:
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         """Called before the step is committed."""
+        self.media.after_step(result)
         self._prefill_budget.observe(step.prompt_tokens, result.device_span)
         plan, n = step.plan, step.decodes
         self.drafting.after_step(plan.rows[:n].astype(np.intp), step.serials[:n], plan.query_lens[:n], result)
@@ -150,7 +159,7 @@ class Planner:
             count = self._chunk_size(request, int(self._table.length[row]), int(self._table.known[row]), budget)
             if count > 0:
                 chunks.append(self._extend(request, count))
-                budget -= count
+                budget -= count + self.media.take(request, chunks[-1].first, count)
         overdue = False
         for request in self._candidates(budget):
             if budget <= 0 or not self._table.free_rows:
@@ -162,6 +171,7 @@ class Planner:
             if chunk is None:
                 break
             chunks.append(chunk)
+            budget -= self.media.take(request, chunk.first, chunk.count)
             budget -= chunk.count + int(self._cache.take_load_s() * (self.prefill_tokens_per_s or 0.0))
         return chunks
 
@@ -182,6 +192,10 @@ class Planner:
         """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
         known = request.tokens[: request.match_cap]
         match = self._cache.match_and_lock(known, request.namespace)
+        if (allowed := self.media.boundary(request, match.length)) < match.length:
+            self._cache.unlock(match)
+            known = known[:allowed]
+            match = self._cache.match_and_lock(known, request.namespace)
         # With nobody else in memory the request always fits: its length was checked when it was taken.
         if self._table.running and not self._forecast.fits(request, match.length):
             self._cache.unlock(match)
@@ -204,7 +218,7 @@ class Planner:
         size = self._cache.page_size
         room = (self._cache.growth + pages_for(length, size)) * size - length
         end = request.branch if length < request.branch < total else total
-        count = min(budget, end - length, room)
+        count = self.media.fit(request, length, min(end - length, room), budget)
         if length + count == total:
             return count
         return 0 if self._whole_prompts else max(0, count - (length + count) % size)

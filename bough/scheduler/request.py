@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bough.core.media import MediaPrompt
 from bough.core.plan import IntArray, LogprobSpec, PositionLogprobs
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams
@@ -60,6 +61,7 @@ class Request:
     processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect
     pooling: Pooling | None = None  # it ends with a vector
+    media: MediaPrompt | None = None  # what its prompt has beside text
     constraint: Constraint | None = None  # its grammar, once compiled, the budget of its thinking, its bad words
     unsent: int = 0  # output tokens at the end that the client has not got yet: forced ones whose logprobs are awaited
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)

@@ -15,12 +15,7 @@ from bough.scheduler.waiting_queue import WaitingQueue
 
 class Retraction:
     def __init__(
-        self,
-        batch: RunningBatch,
-        queue: WaitingQueue,
-        ranking: Ranking,
-        forecast: Forecast,
-        preemption_threshold: int,
+        self, batch: RunningBatch, queue: WaitingQueue, ranking: Ranking, forecast: Forecast, preemption_threshold: int
     ) -> None:
         self._batch = batch
         self._table = batch.table

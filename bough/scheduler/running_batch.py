@@ -129,6 +129,7 @@ class RunningBatch:
             processor=request.processor,
             adapter=request.slot,
             pooling=request.pooling,
+            delta=0 if request.media is None else request.media.delta,
         )
 
     def grow(self, row: int, count: int) -> tuple[IntArray, ...]:

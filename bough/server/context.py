@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs, Prompt
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
+from bough.core.media import MediaSource
 from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.bodies import warnings_of_body
-from bough.server.messages import Message, text_size
+from bough.server.messages import Message, read_media, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
@@ -48,6 +49,7 @@ STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck 
 class Rendered(NamedTuple):
     ids: list[int]
     text: str
+    media: tuple[MediaSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,13 @@ class ServerContext:
                 message = f"chat_template_kwargs may not hold {name!r}; it is a field of the request."
                 raise RequestError(message, field="chat_template_kwargs")
         given = {**template_defaults(self.settings.model.default_chat_template_kwargs), **given}
+        media = read_media(messages, self.client.media_kinds, field)
         prompted = not continue_final_message if add_generation_prompt is None else add_generation_prompt
 
         def work() -> Rendered:
             options = {"add_generation_prompt": prompted, "continue_final_message": continue_final_message}
             text = tokenizer.apply_chat_template(messages, tools=tools, **options, **given)
-            return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text)
+            return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text, media)
 
         return await offload(text_size(messages), work)
 
@@ -169,7 +172,13 @@ class ServerContext:
         sampling = plan.sampling(given["sampling_params"])
         thinking = plan.marks(sampling, prompt.text, continued, budget)
         inputs = await self.read_inputs(
-            **{**given, "input_ids": prompt.ids, "sampling_params": sampling, "thinking": thinking}
+            **{
+                **given,
+                "input_ids": prompt.ids,
+                "media": prompt.media,
+                "sampling_params": sampling,
+                "thinking": thinking,
+            }
         )
         return inputs, plan.answers(prompt.text, continued)
 

@@ -2,6 +2,9 @@
 
 Templates come with model files, so they run in Jinja's immutable sandbox, with what `transformers` offers to them. A
 template that refuses a conversation answers that request with a 400.
+
+Some templates read a message's content as text, some as a list of parts, some as either. Which it is, and what they
+write in the place of an image, is found by trying: the ways to write such a loop in Jinja are many.
 """
 
 from __future__ import annotations
@@ -9,25 +12,36 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
+from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from bough.core.errors import RequestError, SettingsError
+from bough.core.media import MediaKind
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 # Marks the end of the message to continue. Its trailing space shows whether the template trimmed the message.
 CONTINUE_MARK = "<<<bough-continues-here>>> "
+KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
+PROBE = "bough-tries-this"
 
 
 class ChatTemplate:
-    """A model's templates by name (nearly always one, "default") and the special tokens they may name."""
+    """A model's templates by name (nearly always one, "default") and the special tokens they may name. `placeholders`
+    are what the model's prompts have in the place of media, for templates that know nothing of them."""
 
-    def __init__(self, sources: str | Mapping[str, str], variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        sources: str | Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
+        placeholders: Mapping[str, str] | None = None,
+    ) -> None:
         self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
         self.variables = dict(variables or {})
+        self.placeholders = dict(placeholders or {})
 
     def render(
         self,
@@ -38,7 +52,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. `extra` are the client's own template variables; they cannot replace the conversation."""
+        """The prompt. `extra` are the client's own template variables; they cannot replace the conversation. A
+        content is text, or a list of parts: text, and media by their kind alone, such as `{"type": "image"}`."""
+        messages = [self._fitted(message) for message in messages]
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -50,6 +66,60 @@ class ChatTemplate:
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         text = _run(self._choose(bool(tools)), {"documents": None, **self.variables, **(extra or {}), **given})
         return _cut_at_mark(text) if continue_final_message else text
+
+    def place_of(self, kind: MediaKind) -> str | None:
+        """What stands in a prompt for an image, a video or a recording."""
+        return self._written_places.get(kind) or self.placeholders.get(kind)
+
+    @cached_property
+    def _written_places(self) -> dict[str, str]:
+        """Those that the template writes itself: what a message with the item has more than one without it."""
+        without = self._try([_text_part(PROBE)])
+        found: dict[str, str] = {}
+        for kind in KINDS if without is not None else ():
+            given = self._try([{"type": kind}, _text_part(PROBE)])
+            if without is None or given is None or len(given) <= len(without):
+                continue
+            start = len(commonprefix([without, given]))  # noqa: RUF071  # not of paths
+            end = len(commonprefix([without[start:][::-1], given[start:][::-1]]))  # noqa: RUF071
+            found[kind] = given[start : len(given) - end]
+        return found
+
+    @cached_property
+    def _needs_parts(self) -> bool:
+        """Whether text alone is lost on the template."""
+        return self._try(PROBE) is None and self._try([_text_part(PROBE)]) is not None
+
+    def _try(self, content: Any) -> str | None:
+        """The prompt of one message; None where the template refuses its content, drops it or prints the list."""
+        try:
+            text = _run(self._choose(False), {**self.variables, "messages": [{"role": "user", "content": content}]})
+        except RequestError:
+            return None
+        before, found, _ = text.partition(PROBE)
+        return text if found and not before.endswith(("'text': '", '"text": "')) else None
+
+    def _fitted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message with its content in the form that the template reads. Media that it has no place for stand in
+        front of the text, as the placeholders that processors look for."""
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": [_text_part(content)]} if self._needs_parts else message
+        parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+        kinds = [part["type"] for part in parts if part.get("type") in KINDS]
+        if not kinds:
+            return message
+        if self._written_places.keys() >= set(kinds):
+            shown = [{"type": part["type"]} if part["type"] in KINDS else part for part in parts]
+            return {**message, "content": shown}
+        for kind in kinds:
+            if self.place_of(kind) is None:
+                raise RequestError(
+                    f"This model's chat template has no place for {kind}; give one that has with --chat-template.",
+                    field="messages",
+                )
+        texts = [part["text"] for part in parts if part["type"] not in KINDS]
+        return self._fitted({**message, "content": "\n".join([*map(str, map(self.place_of, kinds)), *texts])})
 
     def _choose(self, with_tools: bool) -> str:
         if with_tools and "tool_use" in self.sources:
@@ -94,6 +164,10 @@ def given_template(given: str) -> str:
     except TemplateSyntaxError as error:
         raise SettingsError(f"--chat-template, line {error.lineno}: {error.message}") from None
     return source
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def _run(source: str, variables: Mapping[str, Any]) -> str:

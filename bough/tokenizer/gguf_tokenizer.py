@@ -1,14 +1,13 @@
 """A tokenizer built from the metadata of a GGUF file, which holds the vocabulary but no tokenizer program.
 
 Three kinds are served: `gpt2` (byte-level BPE with merges), `llama` and `t5` (SentencePiece with scores: BPE and
-Unigram). The file only names the rule that splits text into words (`tokenizer.ggml.pre`); an unknown name is refused,
-because a wrong rule gives wrong ids. The patterns are those of the models' `tokenizer.json` files under llama.cpp's
-names.
+Unigram). The file only names the rule that splits text into words (`tokenizer.ggml.pre`, here `split_rules.toml`); an
+unknown name is refused, because a wrong rule gives wrong ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bough.core.errors import ModelError
+from bough.core.tables import table_beside
 from bough.tokenizer.incremental import SPACE_MARK
-
-CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-# Words whose capitals stand first, and words that are all capitals: GPT-4o's and Tekken's way of splitting camel case.
-UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-CAPITALISED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+"
-ALL_CAPITALS = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
-SYMBOLS_AND_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,69 +35,13 @@ class SplitRule:
         return pre_tokenizers.Sequence([*steps, byte_level])
 
 
-GPT2 = SplitRule(gpt2=True)
-SINGLE_DIGITS = SplitRule((r"\p{N}",), gpt2=True)
-QWEN2_PATTERN = "|".join([CONTRACTIONS, WORD, r"\p{N}", SYMBOLS, SPACES])
-SEED_PATTERN = "|".join([CONTRACTIONS, WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}]+", SPACES])
-LLAMA3_PATTERN = "|".join([CONTRACTIONS, WORD, r"\p{N}{1,3}", SYMBOLS, SPACES])
-LLAMA3 = SplitRule((LLAMA3_PATTERN,), ignore_merges=True, adds_bos=True)
-QWEN35_PATTERN = "|".join(
-    [CONTRACTIONS, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", SPACES]
-)
-TEKKEN_PATTERN = "|".join([CAPITALISED, ALL_CAPITALS, r"\p{N}", SYMBOLS_AND_SLASH, SPACES])
-GPT4O_PATTERN = "|".join(
-    [f"{CAPITALISED}{CONTRACTIONS}?", f"{ALL_CAPITALS}{CONTRACTIONS}?", r"\p{N}{1,3}", SYMBOLS_AND_SLASH, SPACES]
-)
-# The same without Chinese characters, which are words by themselves.
-KIMI_UPPER, KIMI_LOWER = (rf"{letters[:-1]}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))
-KIMI_PATTERN = "|".join(
-    [
-        r"\p{Han}+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}*{KIMI_LOWER}+{CONTRACTIONS}?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}+{KIMI_LOWER}*{CONTRACTIONS}?",
-        r"\p{N}{1,3}",
-        SYMBOLS,
-        SPACES,
-    ]
-)
-DEEPSEEK_V3_WORDS = "|".join(
-    [rf"{ASCII_PUNCTUATION}[A-Za-z]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+[\r\n]*", SPACES]
-)
-DEEPSEEK_V3 = SplitRule((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3_WORDS))
+def _split_rules() -> Iterator[tuple[str, SplitRule]]:
+    for rule in table_beside(__file__, "split_rules.toml")["rule"]:
+        names, patterns = rule.pop("names"), tuple(rule.pop("patterns", ()))
+        yield from ((name, SplitRule(patterns, **rule)) for name in names)
 
-SPLIT_RULES: dict[str, SplitRule] = {
-    "gpt-2": GPT2,
-    "phi-2": GPT2,
-    "mpt": GPT2,
-    "olmo": GPT2,
-    "exaone4": GPT2,
-    "smollm": SINGLE_DIGITS,
-    "starcoder": SINGLE_DIGITS,
-    "refact": SINGLE_DIGITS,
-    "command-r": SINGLE_DIGITS,
-    "codeshell": SINGLE_DIGITS,
-    "llama-bpe": LLAMA3,
-    "llama3": LLAMA3,
-    "llama-v3": LLAMA3,
-    "falcon3": LLAMA3,
-    "dbrx": SplitRule((LLAMA3_PATTERN,)),
-    "chatglm-bpe": SplitRule((LLAMA3_PATTERN,)),
-    "glm4": SplitRule((LLAMA3_PATTERN,)),
-    "seed-coder": SplitRule((SEED_PATTERN,)),
-    "qwen2": SplitRule((QWEN2_PATTERN,), nfc=True),
-    "deepseek-r1-qwen": SplitRule((QWEN2_PATTERN,), nfc=True),
-    "qwen35": SplitRule((QWEN35_PATTERN,), nfc=True),
-    "stablelm2": SplitRule((QWEN2_PATTERN,)),
-    "hunyuan": SplitRule((QWEN2_PATTERN,)),
-    "tekken": SplitRule((TEKKEN_PATTERN,), ignore_merges=True, adds_bos=True),
-    "gpt-4o": SplitRule((GPT4O_PATTERN,)),
-    "minimax-m2": SplitRule((GPT4O_PATTERN,)),
-    "kimi-k2": SplitRule((KIMI_PATTERN,), ignore_merges=True),
-    "deepseek-coder": SplitRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
-    "deepseek-v3": DEEPSEEK_V3,
-    "hunyuan-dense": DEEPSEEK_V3,
-    "default": SplitRule((r"[\p{P}\$\+<=>\^~\|]+", r"\p{N}+", "[0-9][0-9][0-9]"), gpt2=True),
-}
+
+SPLIT_RULES = dict(_split_rules())
 
 
 def find_split_rule(name: str) -> SplitRule:

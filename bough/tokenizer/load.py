@@ -18,14 +18,15 @@ from tokenizers import AddedToken, processors
 
 from bough.core.errors import ModelError
 from bough.tokenizer import gguf_tokenizer
-from bough.tokenizer.chat_template import ChatTemplate, given_template
-from bough.tokenizer.gguf_tokenizer import LLAMA3, SplitRule, find_split_rule
+from bough.tokenizer.chat_template import KINDS, ChatTemplate, given_template
+from bough.tokenizer.gguf_tokenizer import SplitRule, find_split_rule
 from bough.tokenizer.mistral_template import MistralTemplate
 from bough.tokenizer.python_backend import PythonBackend
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.tokenizer.vocabulary_files import Read, read_model, read_tekken
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LLAMA3 = find_split_rule("llama3")
 OWN_FILES = ("tokenizer.json", "tekken.json", "tiktoken.model", "tokenizer.model", "spiece.model")
 SLOW_FILES = ("vocab.json", "vocab.txt")
 
@@ -123,7 +124,8 @@ def _from_folder(
     backend.add_special_tokens(known)
     if config.get("add_bos_token") is True and special.get("bos_token") in known:
         _ensure_bos(backend, special["bos_token"])
-    template = _make_template(chat_template, _folder_templates(folder, config), special)
+    places = _placeholders(_read_json(folder / "config.json"), backend)
+    template = _make_template(chat_template, _folder_templates(folder, config), special, places)
     tekken = folder / "tekken.json"
     if template is None and tekken.is_file() and find_spec("mistral_common") is not None:
         template = MistralTemplate(tekken)
@@ -200,16 +202,34 @@ def _ensure_bos(backend: tokenizers.Tokenizer, bos: str) -> None:
     backend.post_processor = adds_bos if earlier is None else processors.Sequence([earlier, adds_bos])
 
 
-def _make_template(given: str | None, own: Mapping[str, str], variables: Mapping[str, str]) -> ChatTemplate | None:
+def _make_template(
+    given: str | None, own: Mapping[str, str], variables: Mapping[str, str], places: Mapping[str, str] | None = None
+) -> ChatTemplate | None:
     if given is not None:
-        return ChatTemplate(given_template(given), variables)
-    return ChatTemplate(own, variables) if own else None
+        return ChatTemplate(given_template(given), variables, places)
+    return ChatTemplate(own, variables, places) if own else None
+
+
+def _placeholders(config: Mapping[str, Any], backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """By kind of media, the text that the model's processor replaces."""
+
+    def spelt(name: str) -> str | None:
+        ids = (config.get(f"{name}_token_{suffix}") for suffix in ("id", "index"))
+        return next((backend.id_to_token(token) for token in ids if isinstance(token, int)), None)
+
+    found = {kind: spelt(kind) for kind in KINDS}
+    if config.get("model_type") == "gemma3":
+        found["image"] = spelt("boi")  # where an image begins
+    start, end = spelt("vision_start") or "", spelt("vision_end") or ""
+    around = {"image": (start, end), "video": (start, end), "audio": ("", "")}
+    return {kind: token.join(around[kind]) for kind, token in found.items() if token is not None}
 
 
 def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     file = folder / "chat_template.jinja"
     templates = _named_templates(config.get("chat_template"))
-    templates |= _named_templates(_read_json(folder / "chat_template.json").get("chat_template"))
+    for name in ("processor_config.json", "chat_template.json"):  # of models that take more than text
+        templates |= _named_templates(_read_json(folder / name).get("chat_template"))
     if file.is_file():
         templates["default"] = file.read_text(encoding="utf-8")
     return templates

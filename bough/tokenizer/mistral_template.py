@@ -39,9 +39,10 @@ class MistralTemplate(ChatTemplate):
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
         from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 
+        fitted = [self._fitted(message) for message in messages]  # which refuses media
         try:
             request = ChatCompletionRequest.from_openai(
-                list(messages),
+                fitted,
                 None if tools is None else list(tools),
                 continue_final_message=continue_final_message,
                 **(extra or {}),

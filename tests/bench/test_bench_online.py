@@ -9,11 +9,11 @@ import json
 
 import pytest
 
-from bough.bench import online
-from bough.bench.online import Timed, summary, tokens_of, w5_arrivals, w6_draw, w6_system_prompt
 from bough.cli.main import main
 from bough.core.finish import FinishAbort
+from tests.bench import online
 from tests.bench.bench_server import bench_server, letters
+from tests.bench.online import Timed, summary, tokens_of, w5_arrivals, w6_draw, w6_system_prompt
 
 
 def digest(value: object) -> str:

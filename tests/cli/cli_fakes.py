@@ -38,10 +38,16 @@ class FakeEngine:
         return self
 
     def generate(
-        self, prompt: Any = None, sampling_params: Any = None, input_ids: Any = None, *, stream: bool = False
+        self,
+        prompt: Any = None,
+        sampling_params: Any = None,
+        input_ids: Any = None,
+        *,
+        stream: bool = False,
+        **more: Any,
     ) -> Any:
         self.calls.append(
-            {"prompt": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream}
+            {"prompt": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream, **more}
         )
         if stream:
             return self._stream(next(self._answers))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import builtins
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,22 @@ def test_commands(monkeypatch: Patch, capsys: Capture) -> None:
     assert "/system TEXT  set the system message" in out
     assert "Unknown command /rest. Did you mean /reset?" in out
     assert "Unknown command /nothing. /help lists them all." in out
+
+
+def test_pictures_belong_to_the_next_message(monkeypatch: Patch, capsys: Capture, tmp_path: Path) -> None:
+    engine = FakeEngine(["A cat"], ["Yes"], [RequestError("No.")], ["Hm"], ["What?"])
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    url = "https://example.org/dog.png"
+    pictures = (f"/image {tmp_path / 'cat.png'}", f"/image {url}")
+    lines = (*pictures, "Who?", "Sure?", "/image gone.png", pictures[0], "No?", "And now?", "/reset", "Again?")
+    assert talk(monkeypatch, engine, *lines) == 0
+    out = capsys.readouterr().out
+    assert "The next message has 2 pictures." in out and "gone.png: No such file or directory. Give the file" in out
+    both = [b"cat", url]
+    assert [call.get("image_data") for call in engine.calls] == [both, both, [*both, b"cat"], both, None]
+    parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Who?"}]
+    said = "<assistant> A cat <user> Sure? <assistant> Yes <user> And now? <assistant>"
+    assert prompts(engine)[3] == f"<user> {parts} {said}", "a refused message and its picture are forgotten"
 
 
 def test_interrupt_stops_the_answer_alone_and_keeps_what_came(monkeypatch: Patch, capsys: Capture) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from bough.constrained import xgrammar_backend
 from bough.constrained.compiler import CachingCompiler
-from bough.constrained.compiler_process import CompilerPool, Hello, _CompilerProcess
+from bough.constrained.compiler_process import CompilerPool, Hello
 from bough.constrained.interface import (
     Compiled,
     GrammarCompiler,
@@ -30,6 +30,7 @@ from bough.constrained.interface import (
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError, SettingsError
+from bough.core.pipe_process import PipeProcess
 from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
 
 HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
@@ -209,7 +210,7 @@ class LateSelector(selectors.DefaultSelector):
 
 def test_whoever_waits_for_a_worker_notices_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selectors.DefaultSelector", LateSelector)
-    worker = _CompilerProcess()
+    worker = PipeProcess("bough.constrained.compiler_process")
     os.kill(worker._process.pid, signal.SIGSTOP)  # it will not answer
     threading.Timer(0.3, worker.end).start()
     with pytest.raises((EOFError, ConnectionError)):  # not a TimeoutError, long after

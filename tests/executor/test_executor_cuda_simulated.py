@@ -28,8 +28,9 @@ from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.distributed.topology import Topology
 from bough.executor import cuda_copies, cuda_executor, cuda_parts, graphs, staging
+from bough.executor.cuda_drafts import DraftedStep, DraftedSteps, drafted_sizes
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.cuda_parts import assemble, graph_sizes
+from bough.executor.cuda_parts import assemble, graph_sizes, verified_drafts
 from bough.executor.graphs import GraphSizes
 from bough.executor.load_draft import find_draft
 from bough.executor.load_model import LoadedWeights, load_model, resolve_config
@@ -54,6 +55,7 @@ from tests.executor.test_executor_mixed_inputs import CONFIG
 from tests.executor.test_executor_tiers import round_trip
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, FakeGrammars, Places, grammar
+from tests.fakes.known_answers import RightOrWrong
 from tests.fakes.one_row import tokens_of as greedy_tokens
 from tests.fakes.ranks import ThreadGroup, thread_groups
 from tests.fakes.scheduler_bench import Bench
@@ -580,3 +582,135 @@ def test_draft_models_change_nothing(kind: str, tmp_path: Path) -> None:
         executor.close()
     assert found[0] == found[1] and found[0][1] > 0
     assert drafting.held == drafting.proposed > 0 if kind == "STANDALONE" else drafting.proposed > 10
+
+
+NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_new_tokens": 10},
+    {"temperature": 0.9, "top_p": 0.8, "seed": 4, "max_new_tokens": 9},
+    {"temperature": 0.0, "frequency_penalty": 0.4, "max_new_tokens": 3},
+]
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[DraftedStep]:
+    """The steps that the device verifies."""
+    found, launch = [], DraftedSteps.launch
+
+    def watched(self: DraftedSteps, *args: Any) -> DraftedStep:
+        found.append(launch(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(DraftedSteps, "launch", watched)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "page_size"), [("graphs", 2), ("eager", 1), ("host", 1)])
+def test_drafts_of_the_host_change_nothing(
+    loaded: LoadedWeights,
+    verified: list[DraftedStep],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    page_size: int,
+) -> None:
+    """Greedy and drawn tokens, beside a row with a penalty, which the host verifies and which ends first. A step is
+    launched before what the one before it gave is read."""
+    if kind == "host":
+        monkeypatch.setattr(cuda_parts, "verified_drafts", lambda loaded, settings: 0)
+    prompts = [[5, 9, 17, 33, 2], [8, 8, 8], [3, 4]]
+    limits = replace(LIMITS, page_size=page_size, pages=(200 // page_size,))
+    answers: list[list[int]] = []
+    for flags in ({}, NGRAM):
+        sizes = GraphSizes(drafted={1: (2,), 4: (2,)} if flags and kind == "graphs" else {})
+        executor = assemble(loaded, Settings.from_flat(flags), limits, sizes)
+        while executor.idle():
+            pass
+        bench = Bench(cast(Any, executor), proposer=RightOrWrong(answers) if flags else None)
+        for handle, (prompt, asked) in enumerate(zip(prompts, KINDS, strict=True)):
+            bench.ask(handle, prompt, ignore_eos=True, **asked)
+        bench.run()
+        found = [[*prompt, *bench.out.outputs[handle]] for handle, prompt in enumerate(prompts)]
+        executor.close()
+        answers = answers or found
+        assert found == answers
+    drafting = bench.scheduler._planner.drafting
+    assert 0 < drafting.held < drafting.proposed
+    assert (4 in {step.width for step in verified}) == (kind != "host")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["EAGLE3", *(pytest.param(k, marks=pytest.mark.long) for k in ("STANDALONE", "NEXTN"))]
+)
+def test_draft_models_guess_the_same_by_graphs_and_beside_the_host(
+    kind: str, tmp_path: Path, verified: list[DraftedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_deepseek(tmp_path / "target") if kind == "NEXTN" else write_target(tmp_path / "target", layers=4)
+    path = {"STANDALONE": target, "NEXTN": None, "EAGLE3": tmp_path / "head"}[kind]
+    if kind == "EAGLE3":
+        write_eagle3(tmp_path / "head")
+    asked = {"speculative_algorithm": kind, "speculative_draft_model_path": path}
+    settings = Settings.from_flat({"dtype": "float32", "context_length": 64, **asked})
+    files = locate(str(target))
+    config = resolve_config(files, settings)
+    loaded, draft = load_model(files, settings, config, CPU), find_draft(settings, files, config)
+    assert draft is not None
+    limits = Limits(2, 2, (40,), 64, config.vocab_size, 32, "", drafts=3, adaptive_drafts=False)
+    found: list[Any] = []
+    for sizes in ({4: (2,)}, None):
+        if sizes is None:
+            monkeypatch.setattr(cuda_parts, "verified_drafts", lambda loaded, settings: 0)
+        graphs, beside = GraphSizes(drafted=sizes or {}), draft.load(settings, loaded)
+        executor = assemble(loaded, settings, limits, graphs, draft=beside)
+        while executor.idle():
+            pass
+        bench = Bench(cast(Any, executor))
+        for handle, (prompt, new) in enumerate((([20, 21, 5, 3, 7], 6), ([5, 6], 5))):
+            bench.ask(handle, prompt, temperature=0.0, max_new_tokens=new, ignore_eos=True)
+        bench.run()
+        drafting, drafter = bench.scheduler._planner.drafting, executor._drafter
+        assert drafter is not None
+        found.append((bench.out.outputs, drafting.held, drafting.proposed, drafter._first[:2].tolist()))
+        executor.close()
+    assert found[0] == found[1] and found[0][2] > 5
+    assert len(verified) > 1 and all(step.width == 4 for step in verified)
+
+
+@pytest.mark.parametrize("by_host", [True, False])
+def test_pages_for_drafts_that_fail_keep_their_places(
+    loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, by_host: bool
+) -> None:
+    """The next step was planned as if they held: the page that it brings is for a later token than its own."""
+    if by_host:
+        monkeypatch.setattr(cuda_parts, "verified_drafts", lambda loaded, settings: 0)
+    executor = assemble(loaded, Settings.from_flat(NGRAM), LIMITS, GraphSizes())
+    pages = np.arange(1, 11, dtype=np.int32)
+    executor.launch(prompt_plan(0, np.arange(4, dtype=np.int32), pages[:4]))
+    three, one = (np.array([count], dtype=np.int32) for count in (3, 1))
+    plan, wrong = decode_plan(1, 1), np.full(2, 59, dtype=np.int32)
+    drafted = replace(plan, query_lens=three, given=three - 1, tokens=wrong)
+    first = executor.launch(replace(drafted, new_pages=(pages[4:7],), new_page_counts=(three,)))
+    second = executor.launch(replace(plan, step=2, new_pages=(pages[7:8],), new_page_counts=(one,)))
+    assert bool(executor._drafted._unread) != by_host, "the second is launched before the first is read"
+    assert first.wait().counts.tolist() == second.wait().counts.tolist() == [1]
+    assert executor._inputs.page_tables[0][0, :8].tolist() == pages[:8].tolist()
+    assert int(executor._inputs.mirror.held_by(np.array([0], dtype=np.int32))[2][0]) == 6
+    executor.close()
+
+
+def test_sizes_of_steps_with_drafts_are_few() -> None:
+    assert drafted_sizes(24, 0) == {}
+    assert drafted_sizes(24, 3) == {width: [1, 2, 4, 8, 16, 24] for width in (1, 2, 3, 4)}
+    wide = drafted_sizes(512, 7)
+    assert list(wide) == [1, 2, 3, 4, 6, 8] and wide[8] == [1, 2, 4, 8, 16, 32] and wide[3][-2:] == [64, 85]
+    model: Any = None
+    weights = LoadedWeights(model, CONFIG, torch.bfloat16, CPU, Topology(), 0, torch.bfloat16)
+    shape = StepShape(64, 128, CONFIG.vocab_size, CONFIG.hidden_size, CONFIG.context_length, 1, 2, 2)
+    sizes = graph_sizes(weights, Settings.from_flat({**NGRAM, "cuda_graph_max_bs_decode": 4}), shape, 0)
+    assert sizes.drafted == drafted_sizes(4, 3) and sizes.decode[-1] == 4
+    model_path = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "x"}
+    beside = graph_sizes(weights, Settings.from_flat(model_path), shape, 0)
+    assert beside.drafted == drafted_sizes(64, 3) and not beside.decode and beside.scratch_bytes > 0
+    for flags in ({"check_ranks": True}, {"decode_attention_backend": "torch"}):
+        assert not verified_drafts(weights, Settings.from_flat(NGRAM | flags))

@@ -31,6 +31,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "pooling",
         "bootstrap",
         "adapter",
+        "media",
     )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)

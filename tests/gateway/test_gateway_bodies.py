@@ -15,7 +15,7 @@ from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import bodies as bodies_module
 from bough.gateway.bodies import MIB, MOST_OF_FIELD, STEP, TURN, WINDOW, Bodies, HeldBody, _excerpt, excerpt_of
-from bough.gateway.peek import LARGE, MOST_IDS, peek, read_response_fields
+from bough.gateway.peek import LARGE, MEDIA_MARK, MOST_IDS, peek, read_response_fields
 from bough.gateway.resume import ResumableText
 from bough.server.errors import HttpError
 from tests.fakes.gateways import desk, until
@@ -116,6 +116,46 @@ def test_others_get_their_turn_while_a_large_body_is_looked_into(kind: str) -> N
         assert looking.result().model == (None if kind == "garbage" else "m")
 
     asyncio.run(main())
+
+
+def picture(letter: str, size: int = 2 * LARGE) -> str:
+    return f"data:image/png;base64,{letter * size}"
+
+
+SHAPES: list[Any] = [
+    lambda data: {"messages": [{"role": "user", "content": [{"image_url": {"url": data}}, {"text": "Who?"}]}]},
+    lambda data: {"messages": [{"role": "user", "content": "Who?", "images": [data]}]},
+    lambda data: {"messages": [{"role": "user", "content": [{"type": "image", "source": {"data": data}}]}]},
+    lambda data: {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": data}]}]},
+    lambda data: {"messages": [{"role": "user", "content": [{"input_audio": {"data": data, "format": "wav"}}]}]},
+    lambda data: {"text": "<image> Who?", "image_data": [data]},
+    lambda data: {"input_ids": [[1, 2]], "video_data": [[{"path": data, "num_frames": 4}]]},
+    lambda data: {"prompt": "Who?", "images": [data]},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_images_are_digests_in_the_text_that_routes(shape: Any) -> None:
+    """The same digest in small and in large bodies, and what follows an image counts."""
+
+    def text(data: str) -> str:
+        body = json.dumps({"model": "m", **shape(data)}).encode()
+        routing = peek(excerpt(body), []).routing
+        assert routing.token_ids is None, "an engine has other ids in the places of media"
+        assert peek(body, []).routing.text == routing.text
+        return routing.text
+
+    for size in (200, 2 * LARGE):
+        first, second = text(picture("a", size)), text(picture("b", size))
+        assert first == text(picture("a", size)) != second
+        assert len(first) < 80 and MEDIA_MARK in first
+        assert ("Who?" in first) == ("Who?" in json.dumps(shape("")))
+    assert text("https://example.org/a.png") != text("https://example.org/b.png")
+
+
+def test_long_words_are_no_files() -> None:
+    prose = "word " * LARGE
+    assert peek(excerpt(json.dumps({"prompt": prose}).encode()), []).routing.text.startswith("word word ")
 
 
 def test_large_bodies_are_looked_into_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,5 +306,25 @@ def test_what_the_gateway_holds_goes_with_the_request() -> None:
             assert (await d.post("/v1/completions", body))[0] == 200
             assert (await d.post("/workers", {"url": "x" * 2 * MIB}))[0] == 413
             assert (await d.call("GET", "/health", data=b" " * 2 * MIB))[0] == 413
+
+    asyncio.run(main())
+
+
+def test_bodies_with_images_pass_unchanged_and_equal_images_go_together() -> None:
+    paths = ("/v1/chat/completions", "/api/chat", "/v1/messages", "/v1/responses", "/v1/chat/completions", "/generate")
+    pictures = [picture(letter, 3000) for letter in "abcdef"]
+
+    async def main() -> None:
+        fakes = [FakeWorker(), FakeWorker()]
+        async with workers(*fakes), desk(*fakes, policy="cache_aware") as d:
+            for path, shape in zip(paths, SHAPES, strict=False):
+                for fake in fakes:
+                    fake.requests.clear()
+                sent = [{"model": "tiny", "max_tokens": 2, **shape(data)} for data in pictures * 3]
+                for body in sent:
+                    assert (await d.post(path, body))[0] == 200
+                got = [[json.dumps(body) for _, _, body in fake.requests] for fake in fakes]
+                assert sorted(got[0] + got[1]) == sorted(map(json.dumps, sent))
+                assert not set(got[0]) & set(got[1]), "an image has one worker"
 
     asyncio.run(main())

@@ -12,6 +12,7 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.breaker import Breaker
 from bough.gateway.cache_watch import ENOUGH_REFUSALS, PromptLearner, tokenize_body
 from bough.gateway.http_client import Upstream
+from bough.gateway.peek import MEDIA_MARK
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.gateway.worker import Worker
 from tests.fakes.routing import request
@@ -77,6 +78,12 @@ def test_a_prompt_is_learned_once() -> None:
     learn(worker, policy, "Once upon a time", "Once upon a time", "Another")
     assert worker.asked == ["http://w"] * 2
     assert not policy.curious(request("Once upon a time"))
+
+
+def test_a_prompt_with_media_is_not_learned() -> None:
+    worker = Tokenizer()
+    learn(worker, KVEventsPolicy(), f"{MEDIA_MARK}ab12\nWho?")
+    assert worker.asked == [], "a tokenizer does not know what stands in the places of media"
 
 
 def test_a_body_that_is_no_json_teaches_nothing() -> None:

@@ -34,6 +34,7 @@ from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_inputs.triton import decode_inputs_
+from bough.kernels.drafted_decode.triton import count_held_, drafted_inputs_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import tiling as expert_cuts
 from bough.kernels.experts.fp4 import Fp4Rows
@@ -366,6 +367,9 @@ def launch_states(dtype: torch.dtype, arch: str) -> None:
 def launch_step(dtype: torch.dtype) -> None:
     small, long = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int64)
     decode_inputs_(small, small, small, torch.zeros(8, 16, dtype=torch.int32), long, long, long, long, 1)
+    drafted, of_rows, tables = torch.zeros(ROWS, 11, dtype=torch.int32), (small, small, long), torch.zeros(1, 8, 16)
+    drafted_inputs_(drafted, of_rows, tables.int(), small.repeat(2, 1), long.repeat(3, 1), 1)
+    count_held_(drafted, of_rows, long, long, long, long.bool(), long.repeat(2), long)
     state = SamplingState(ROWS, VOCABULARY, "cpu")
     parameters, lines = state.parameters, state.penalty_lines(np.arange(ROWS), np.arange(ROWS, dtype=np.int32))
     logits = torch.zeros(ROWS, VOCABULARY, dtype=dtype)

@@ -236,3 +236,15 @@ def test_a_captured_step_draws_on(filtered: bool) -> None:
     for step in range(1, 4):
         graph.replay()
         check_tokens(logits, [{**line, "generated": line["generated"] + step} for line in lines], tokens.tolist())
+
+
+def test_lines_in_columns_are_those_of_further_output_positions(device: torch.device) -> None:
+    """Three columns of four rows: the tokens that three steps would give, and nothing is counted."""
+    kinds = [*PLAIN[:2], *FILTERED[:2]]
+    lines = [{**line, "seed": number, "generated": 5} for number, line in enumerate(kinds)]
+    logits, rows = randn(12, 300, torch.float32, device), torch.arange(4, device=device)
+    alone, together = (make_parameters(lines, 300, device) for _ in range(2))
+    wanted = [triton_kernels.sample_rows(logits[at : at + 4], rows, alone, True, config=SMALL)[0] for at in (0, 4, 8)]
+    tokens, bad = triton_kernels.sample_rows(logits, rows.repeat(3), together, True, config=SMALL, batch=4)
+    assert tokens.tolist() == torch.cat(wanted).tolist() and not bad.any()
+    assert together.generated.tolist() == [5] * 4 and alone.generated.tolist() == [8] * 4

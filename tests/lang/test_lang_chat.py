@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.chat import FORMATS, ChatFormat, Document, NoChat, TemplateFormat, format_by_name, format_by_path
+from bough.lang.chat import (
+    FORMATS,
+    ChatFormat,
+    Document,
+    NoChat,
+    TemplateFormat,
+    format_by_name,
+    format_by_path,
+    place_of,
+)
 from bough.tokenizer.chat_template import ChatTemplate
 
 CHATML = (
@@ -112,12 +121,27 @@ def test_pictures_are_parts_of_their_message() -> None:
     document = Document(FORMATS["default"])
     document.begin("user", generated=False)
     document.text += "Look: "
-    document.add_image("cat.png", placed=True)
+    document.add_media({"type": "image", "image": "cat.png"}, placed=True)
     document.text += " what?"
+    film = {"type": "video", "video": "film.mp4", "num_frames": 4}
+    document.add_media(film, placed=True)
     document.end("user")
     assert document.messages[0]["content"] == [
         {"type": "text", "text": "Look: "},
         {"type": "image", "image": "cat.png"},
         {"type": "text", "text": " what?"},
+        film,
     ]
-    assert document.text == "USER:Look: <image> what?\n"
+    assert document.text == "USER:Look: <image> what?<video>\n"
+
+
+def test_pictures_have_the_models_own_place() -> None:
+    template = "{% for m in messages %}{% for p in m.content %}{{ p.text or '[IMG]' }}{% endfor %}|{% endfor %}"
+    document = Document(TemplateFormat(ChatTemplate(template, placeholders={"video": "[VID]"})))
+    document.begin("user", generated=False)
+    document.add_media({"type": "image", "image": "cat.png"}, placed=True)
+    document.text += "what?"
+    document.end("user")
+    assert document.text == "[IMG]what?|"
+    plain = TemplateFormat(ChatTemplate("{{ messages[0].content }}", placeholders={"video": "[VID]"}))
+    assert (place_of(plain, "video"), place_of(plain, "image")) == ("[VID]", "<image>")

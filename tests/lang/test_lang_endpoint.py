@@ -175,18 +175,29 @@ def test_a_runtime_can_be_asked_directly(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_pictures_travel_as_their_bytes(tmp_path: Path) -> None:
     png = b"\x89PNG..."
     (tmp_path / "cat.png").write_bytes(png)
+    (tmp_path / "film.mp4").write_bytes(b"....ftyp....")
     written = base64.b64encode(png).decode()
 
     @sgl.function
     def look(s: Any) -> None:
         s += sgl.image(png) + sgl.image(str(tmp_path / "cat.png")) + sgl.image(written)
-        s += sgl.image("https://example.org/a.png") + sgl.video("film.mp4", 4) + sgl.gen("x")
+        s += sgl.image("https://example.org/a.png") + sgl.video(str(tmp_path / "film.mp4"), 4) + sgl.gen("x")
 
     with native() as server:
         assert look.run(backend=sgl.RuntimeEndpoint(server.url)).text().startswith("<image>" * 4)
         body = server.asked[-1][1]
     assert body["image_data"] == [f"data:image/png;base64,{written}"] * 3 + ["https://example.org/a.png"]
-    assert body["video_data"] == [{"path": "film.mp4", "num_frames": 4}]
+    film = base64.b64encode(b"....ftyp....").decode()
+    assert body["video_data"] == [{"url": f"data:video/mp4;base64,{film}", "num_frames": 4}]
+
+
+def test_choices_are_not_scored_after_a_picture() -> None:
+    @sgl.function
+    def choose(s: Any) -> None:
+        s += sgl.image(b"\x89PNG...") + sgl.select("x", choices=["cat", "dog"])
+
+    with native() as server, pytest.raises(sgl.ProgramError, match=r"use gen\(\) with a regex"):
+        choose.run(backend=sgl.RuntimeEndpoint(server.url))
 
 
 def test_other_servers_templates_are_known_by_name() -> None:

@@ -260,6 +260,23 @@ def test_openai_pictures_and_speculation(tmp_path: Path) -> None:
 
 
 @sgl.function
+def watch(s: Any, film: str) -> None:
+    s += sgl.user(sgl.video(film, 4) + "Who?") + sgl.assistant(sgl.gen("x"))
+
+
+def test_films_are_for_servers_that_know_them(tmp_path: Path) -> None:
+    (tmp_path / "film.mp4").write_bytes(b"....ftyp....")
+    with vendor(openai_reply) as server:
+        watch.run(str(tmp_path / "film.mp4"), backend=openai(server))
+        film, words = server.bodies[0]["messages"][0]["content"]
+    assert film["video_url"]["url"].startswith("data:video/mp4;base64,") and film["video_url"]["num_frames"] == 4
+    assert film["type"] == "video_url" and words["text"] == "Who?"
+    with vendor(anthropic_reply) as server, pytest.raises(sgl.ProgramError, match=r"takes no video\(\)"):
+        claude = sgl.Anthropic(model="claude", base_url=server.url, api_key="k", max_retries=0)
+        watch.run(str(tmp_path / "film.mp4"), backend=claude)
+
+
+@sgl.function
 def look_at_nothing(s: Any) -> None:
     s += sgl.user(sgl.image("gone.png")) + sgl.assistant(sgl.gen("x"))
 

@@ -12,8 +12,10 @@ import pytest
 import zmq
 
 from bough.core.control import ProfileStart, ProfileStop, ReadWeight, SetVersion, Sleep, SwapWeights, TakeTensors, Wake
+from bough.core.media import Feature
 from bough.core.plan import (
     BatchPlan,
+    Encode,
     InputLogprobs,
     LogprobSpec,
     PageSwap,
@@ -56,6 +58,7 @@ SETUP = RowSetup(
     stop_ids=(1, 2),
     processor="code",
     adapter=3,
+    delta=-5,
 )
 PLAN = BatchPlan(
     step=17,
@@ -74,6 +77,10 @@ PLAN = BatchPlan(
     spare=ints(1, 0),
     common=ints(0),
     next_tokens=ints(3, 4),
+    dropped=(4,),
+    encodes=(Encode(7, "image", 3, (Feature("pixel_values", "float32", (1, 3, 4, 4), 64),), "file"),),
+    media=ints(1, 7, 0, 3).reshape(1, 4),
+    positions=np.arange(12, dtype=np.int32).reshape(3, 4),
 )
 MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [

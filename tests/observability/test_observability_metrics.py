@@ -15,7 +15,7 @@ from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from bough.messages.requests import GetState
-from bough.observability.metrics import ALL_METRICS, INTER_TOKEN_LATENCY, STATE_METRICS, state_figures
+from bough.observability.metrics import ALL_METRICS, BY_NAME, STATE_METRICS, state_figures
 from bough.observability.metrics_page import metrics_page
 from bough.observability.processes import cpu_seconds
 from bough.observability.request_meter import Counts, RequestMeter, slices
@@ -123,7 +123,7 @@ def test_the_progress_line(caplog: pytest.LogCaptureFixture) -> None:
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(0.0, 60.0)), max_size=20))
 def test_a_histogram_is_what_prometheus_makes_of_the_same(chunks: list[tuple[int, float]]) -> None:
-    theirs = Histogram("theirs", "", buckets=INTER_TOKEN_LATENCY.buckets, registry=None)
+    theirs = Histogram("theirs", "", buckets=BY_NAME["inter_token_latency_seconds"].buckets, registry=None)
     meter = RequestMeter()
     for count, seconds in chunks:
         meter.more_tokens(count, seconds)

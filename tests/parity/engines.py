@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import bough
+from bough.core.media import MediaPrompt
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.loader.locate import locate
@@ -50,15 +51,19 @@ class LocalEngine:
         self._handles, self._new = 0, new
 
     def ask(
-        self, *prompts: list[int], logprobs: LogprobRequest | None = None, adapters: Sequence[str] = ()
+        self,
+        *prompts: list[int],
+        logprobs: LogprobRequest | None = None,
+        adapters: Sequence[str] = (),
+        media: Sequence[MediaPrompt | None] = (),
     ) -> list[tuple[list[int], int]]:
-        """`adapters` are those of the prompts, by name; none have any when left out."""
+        """`adapters` and `media` are those of the prompts; none have any when left out."""
         handles = range(self._handles, self._handles + len(prompts))
         self._handles += len(prompts)
         options = {"max_new_tokens": self._new, "temperature": 0.0, "ignore_eos": True, "logprobs": logprobs}
         chosen = adapters or [""] * len(prompts)
-        given = zip(handles, prompts, chosen, strict=True)
-        self.inbox.pending += [generate(handle, prompt, adapter=name, **options) for handle, prompt, name in given]
+        given = zip(handles, prompts, chosen, media or [None] * len(prompts), strict=True)
+        self.inbox.pending += [generate(h, prompt, adapter=name, media=m, **options) for h, prompt, name, m in given]
         while not all(handle in self.out.ended for handle in handles):
             self.scheduler.turn()
             assert not self.scheduler._batch.audit().problems

@@ -26,10 +26,11 @@ from bough.loader.config import read_config
 from bough.loader.load import check_ends, load_weights, open_source
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
-from bough.models.registry import BUILT_IN, build_model
+from bough.models.registry import FAMILIES, build_model, find_family
 from tests.fakes.forward import CPU, Forward
 from tests.fakes.ranks import on_ranks
 from tests.parity.engines import LocalEngine
+from tests.parity.test_media import CASES as IMAGES
 
 VOCAB, NEW, TOLERANCE = 97, 6, 1e-4
 SIZES = {
@@ -558,6 +559,7 @@ def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
         assert why_not_recorded(model.config) is not None
         return
     device = {"device": "cuda" if backend == "triton" else "cpu", "attention_backend": backend, "cpu_threads": 1}
+    device["enable_multimodal"] = backend != "native"  # the kernels take no images
     sizes = {"context_length": None, "page_size": 4, "max_total_tokens": 400, "max_running_requests": 4}
     engine = LocalEngine(model.folder, new=NEW, dtype="float32", quantization="none", **device, **sizes)
     first = prompt(40, seed=3)
@@ -594,11 +596,13 @@ def test_the_page_tells_what_was_compared() -> None:
 
 def lines() -> Iterator[str]:
     """The page's table."""
-    for family in BUILT_IN:
+    for family in map(find_family, FAMILIES):
         cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
         if family.model_types[0] in ELSEWHERE + ENCODERS:
             cases = [Case({}, native=family.model_types[0] not in (*SPARSE, "modernbert"))]
         on_gpus = "tokens" if family.model_types == ("llama",) else "interpreted"  # of SmolLM2, in test_golden_gpu.py
+        if not cases and family.model_types[0] in IMAGES:
+            cases, on_gpus = [Case({}, native=False)], "interpreted" if "qwen2_vl" in family.model_types else "–"
         assert cases, f"{family.architectures} are not compared"
         columns = (
             ", ".join(f"`{name}`" for name in family.model_types),

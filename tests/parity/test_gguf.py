@@ -24,7 +24,7 @@ from bough.loader.config import read_config
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import locate
 from bough.models.base import CausalLM
-from bough.models.registry import BUILT_IN, build_model
+from bough.models.registry import FAMILIES, build_model, find_family
 from bough.native.library import load_library
 from tests.fakes.forward import CPU, Forward
 from tests.fakes.native_forward import NativeForward
@@ -439,7 +439,7 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 def test_every_family_with_a_gguf_architecture_is_compared() -> None:
     compared = {(FILES[name].case or name).partition("-")[0] for name in FILES}
-    for family in BUILT_IN:
+    for family in map(find_family, FAMILIES):
         assert bool(family.gguf_architecture) == any(kind in compared for kind in family.model_types), family
 
 

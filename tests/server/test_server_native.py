@@ -302,7 +302,7 @@ def test_nested_ids_are_for_many_prompts() -> None:
         ({"text": "a", "sampling_params": {"custom_params": 5}}, "custom_params", "must be an object"),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf", "give one of them"),
         ({"text": "a", "lora_path": 3}, "lora_path", "str"),
-        ({"text": "a", "image_data": ["x"]}, "image_data", "not supported"),
+        ({"text": "a", "image_data": ["x"]}, "image_data", "takes no images; leave image_data out"),
         ({"input_ids": [1, "a"]}, "input_ids", "int"),
         ({"text": ["a"], "rid": ["x", "y"]}, "rid", "2 entries for 1"),
         ({"text": "a", "sampling_params": {"stop_regex": "(" * 2000 + ")" * 2000}}, "stop_regex", "less deeply"),

@@ -117,3 +117,88 @@ def test_named_templates_are_chosen_by_tools() -> None:
 
 def test_the_client_cannot_replace_the_conversation(smollm2: Tokenizer) -> None:
     assert "Hi" in smollm2.apply_chat_template([{"role": "user", "content": "Hi"}], messages=[])
+
+
+# Media ----------------------------------------------------------------------------------------------------------------
+
+# Each reads contents in its own way: lists, images first; strings or lists (two); lists, with a look at the first part.
+MEDIA_TEMPLATES = {
+    "llava": (
+        "{% for m in messages %}{{ m['role'].upper() + ': ' }}"
+        "{% for part in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+        "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
+    "qwen2_vl": (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}"
+        "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' or 'image' in part %}"
+        "<|vision_start|><|image_pad|><|vision_end|>{% elif part['type'] == 'video' %}"
+        "<|vision_start|><|video_pad|><|vision_end|>{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}"
+        "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "gemma3": (
+        "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m['role'] | replace('assistant', 'model') }}\n"
+        "{% if m['content'] is string %}{{ m['content'] | trim }}{% elif m['content'] is iterable %}"
+        "{% for part in m['content'] %}{% if part['type'] == 'image' %}{{ '<start_of_image>' }}"
+        "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}<end_of_turn>\n"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    ),
+    "smolvlm": (
+        "<|im_start|>{% for m in messages %}{{ m['role'] | capitalize }}"
+        "{% if m['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+        "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+        "{% elif part['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+    ),
+}
+PLACES = {
+    "llava": "<image>\n",
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "gemma3": "<start_of_image>",
+    "smolvlm": "<image>",
+}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize("family", MEDIA_TEMPLATES)
+def test_prompts_with_images_are_those_of_transformers(family: str) -> None:
+    source = MEDIA_TEMPLATES[family]
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    image, talk = {"type": "image"}, [text_part("Who"), {"type": "image"}, text_part("is this? "), {"type": "image"}]
+    for content in ([image, text_part("What?")], [image], talk, [text_part("Only words.")]):
+        turns = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": [text_part("A cat.")]},
+            {"role": "user", "content": [text_part("And now?")]},
+        ]
+        # What the server knows of an image beside its kind is not the template's; words alone come as a string.
+        sent = [{**m, "content": m["content"][0]["text"] if m is not turns[0] else m["content"]} for m in turns]
+        sent[0] = {**turns[0], "content": [{**part, "media": b""} if part is image else part for part in content]}
+        assert template.render(sent) == reference(source, turns, add_generation_prompt=True)
+    assert template.place_of("image") == PLACES[family]
+    assert template.place_of("audio") is None
+
+
+def test_a_message_with_an_image_can_be_continued() -> None:
+    source = MEDIA_TEMPLATES["llava"]
+    turns = [{"role": "user", "content": [{"type": "image"}, text_part("Who?")]}, {"role": "assistant", "content": "A"}]
+    rendered = ChatTemplate(source).render(turns, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == "USER: <image>\nWho? ASSISTANT: A"
+
+
+@pytest.mark.parametrize("template", [TEMPLATES["plain"], TRIMMING, MEDIA_TEMPLATES["gemma3"]])
+def test_media_that_a_template_knows_nothing_of_stand_before_the_text(template: str) -> None:
+    given = ChatTemplate(template, placeholders={"image": "<img>", "video": "<clip>"})
+    content = [text_part("Look:"), {"type": "video"}, {"type": "image"}, text_part("well")]
+    image = given.place_of("image")
+    assert f"<clip>\n{image}\nLook:\nwell" in given.render([{"role": "user", "content": content}])
+    with pytest.raises(RequestError, match="no place for audio"):
+        given.render([{"role": "user", "content": [{"type": "audio"}]}])
+
+
+def test_a_template_that_refuses_the_trial_message_reads_text() -> None:
+    picky = "{% if messages | length < 2 %}{{ raise_exception('two!') }}{% endif %}{{ messages[1].content }}"
+    assert ChatTemplate(picky).render(TALK) == "Grüße 😀"

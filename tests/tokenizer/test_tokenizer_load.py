@@ -112,6 +112,8 @@ def test_templates_come_from_the_most_specific_place(folder: Path, tmp_path: Pat
     assert prompt(load_tokenizer(folder)) == "list <s>"
     configure(folder, chat_template="string {{ eos_token }}")
     assert prompt(load_tokenizer(folder)) == "string </s>"
+    write(folder, "processor_config.json", {"chat_template": "processor"})
+    assert prompt(load_tokenizer(folder)) == "processor"
     write(folder, "chat_template.json", {"chat_template": "json"})
     assert prompt(load_tokenizer(folder)) == "json"
     write(folder, "chat_template.jinja", "file")
@@ -119,6 +121,24 @@ def test_templates_come_from_the_most_specific_place(folder: Path, tmp_path: Pat
     assert prompt(load_tokenizer(folder, chat_template="{{ 'inline' }}")) == "inline"
     write(tmp_path, "mine.jinja", "mine")
     assert prompt(load_tokenizer(folder, chat_template=str(tmp_path / "mine.jinja"))) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "place"),
+    [
+        ({"image_token_index": 258}, "image", "<tool>"),
+        ({"video_token_id": 258, "vision_start_token_id": 256, "vision_end_token_id": 257}, "video", "<s><tool></s>"),
+        ({"audio_token_id": 258, "vision_start_token_id": 256, "vision_end_token_id": 257}, "audio", "<tool>"),
+        ({"model_type": "gemma3", "boi_token_index": 256, "image_token_index": 258}, "image", "<s>"),
+        ({"image_token_id": None}, "image", None),
+    ],
+)
+def test_the_configuration_names_the_places_of_media(
+    folder: Path, config: dict[str, Any], kind: Any, place: str | None
+) -> None:
+    write(folder, "config.json", config)
+    template = load_tokenizer(folder, chat_template="{{ messages[0].content }}").chat_template
+    assert template is not None and template.place_of(kind) == place
 
 
 def test_without_a_template_the_error_says_how_to_give_one(folder: Path) -> None:

@@ -18,11 +18,14 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from bough.core.errors import ModelError, RequestError
-from bough.tokenizer.gguf_tokenizer import KIMI_PATTERN, LLAMA3_PATTERN, TEKKEN_PATTERN
+from bough.tokenizer.gguf_tokenizer import find_split_rule
 from bough.tokenizer.incremental import BYTE_OF_CHAR
 from bough.tokenizer.load import load_tokenizer
 from bough.tokenizer.tokenizer import Tokenizer
 
+(KIMI_PATTERN,), (LLAMA3_PATTERN,), (TEKKEN_PATTERN,) = (
+    find_split_rule(name).patterns for name in ("kimi-k2", "llama3", "tekken")
+)
 CORPUS = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 # But "▁", which means a space, and marks on letters: where a vocabulary replaces a letter, `tokenizers` drops its mark.
 ANYWHERE = [
@@ -331,6 +334,8 @@ def test_mistrals_library_writes_prompts_where_no_template_is(tmp_path: Path, ra
     for wrong in ([], [{"role": "user"}], [{"role": "nobody", "content": "x"}], answered):
         with pytest.raises(RequestError, match="mistral-common refused the messages"):
             tokenizer.apply_chat_template(wrong)
+    with pytest.raises(RequestError, match="no place for image"):
+        tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}])
 
 
 BAD_PATTERN = (

@@ -57,11 +57,12 @@ def sample_rows(
     tokens: Tensor | None = None,  # [n] int64, written
     bad: Tensor | None = None,  # [n] bool, written
     config: SamplingConfig | None = None,
+    batch: int = 0,  # lines stand in columns of so many rows: the second is one output position further, and so on
 ) -> tuple[Tensor, Tensor]:
     """One token per row, and which rows had none because of NaN, +inf or nothing but -inf; those get token 0.
 
     `filtered` promises that some row may have a filter; without it none is applied. Each row's `generated` grows by
-    one. Returns (tokens, bad).
+    one, unless lines stand in columns: the caller counts those that hold. Returns (tokens, bad).
     """
     n, vocab_size = logits.shape
     if vocab_size > MAX_VOCAB_SIZE or logits.stride(1) != 1:
@@ -69,7 +70,7 @@ def sample_rows(
     tokens = torch.empty(n, dtype=torch.int64, device=logits.device) if tokens is None else tokens
     bad = torch.empty(n, dtype=torch.bool, device=logits.device) if bad is None else bad
     if n:
-        _Step(logits, rows, parameters, config or config_for(n, vocab_size)).launch(filtered, tokens, bad)
+        _Step(logits, rows, parameters, config or config_for(n, vocab_size)).launch(filtered, tokens, bad, batch)
     return tokens, bad
 
 
@@ -87,11 +88,11 @@ class _Step:
         self._groups = triton.cdiv(self._vocab_size, config.group)
         self._tile_stats = (self._scratch(torch.float32, self._tiles), self._scratch(torch.float32, self._tiles))
 
-    def launch(self, filtered: bool, tokens: Tensor, bad: Tensor) -> None:
+    def launch(self, filtered: bool, tokens: Tensor, bad: Tensor, batch: int) -> None:
         self._scan()
         # Without filters the last kernel is compiled without the parts that would read these.
         gathered = self._gather() if filtered else (tokens, tokens, self._input[0], tokens)
-        self._pick(filtered, gathered, tokens, bad)
+        self._pick(filtered, gathered, tokens, bad, batch)
 
     def _scratch(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty((self._n, *shape), dtype=dtype, device=self._input[0].device)
@@ -124,12 +125,12 @@ class _Step:
         return gathered
 
     def _pick(
-        self, filtered: bool, gathered: tuple[Tensor, Tensor, Tensor, Tensor], tokens: Tensor, bad: Tensor
+        self, filtered: bool, gathered: tuple[Tensor, Tensor, Tensor, Tensor], tokens: Tensor, bad: Tensor, batch: int
     ) -> None:
         config = self._config
         pick_kernel[self._n,](
             *self._input, *self._filters, *self._draws, *self._tile_stats, *gathered, tokens, bad, self._vocab_size,
-            self._tiles, self._groups,
+            self._tiles, self._groups, batch,
             FILTERED=filtered, SHIFT=self._shift, TILES=triton.next_power_of_2(self._tiles), TILE=config.tile,
             GROUPS=triton.next_power_of_2(self._groups), SEGMENT=config.segment, BLOCK=config.block,
             num_warps=config.pick_warps,

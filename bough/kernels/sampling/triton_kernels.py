@@ -69,13 +69,14 @@ def draw_any(line, masses, number, peak, scale, vocab_size, TILES: tl.constexpr,
     return tl.minimum(tile * TILE + inside, tl.max(tl.where(weights > 0.0, at, 0), 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["rows"])
 def pick_kernel(
     logits, stride, rows, random, temperature, top_k, top_p, min_p, seed, generated, tile_max, tile_sum, floors, counts,
     found, found_ids,
     tokens,  # [n] int64
     bad,  # [n] bool
     vocab_size, tiles, groups,
+    batch,  # of lines in columns: how many a column has; 0: all are of rows of their own
     FILTERED: tl.constexpr, SHIFT: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, GROUPS: tl.constexpr,
     SEGMENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +87,10 @@ def pick_kernel(
     tops, masses, peak = load_tiles(tile_max + place * tiles, tile_sum + place * tiles, tiles, scale, TILES)
     usable = tl.abs(peak) < float("inf")
     position = tl.load(generated + row)
-    tl.store(generated + row, position + 1)
+    if batch:
+        position += place // batch
+    else:
+        tl.store(generated + row, position + 1)
     token = tl.full((), 0, tl.int32)
     if usable:
         if tl.load(random + row):

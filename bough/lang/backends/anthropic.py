@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from bough.core.errors import RequestError
 from bough.lang.backends.base import GenOutput, GenRequest, image_data
-from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_images
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_media
 
 
 class Anthropic(ChatApiBackend):
@@ -60,11 +61,14 @@ class Anthropic(ChatApiBackend):
             **arguments,
             "model": self.model,
             "max_tokens": fields["max_new_tokens"],
-            "messages": [{"role": m["role"], "content": with_images(m["content"], _image_block)} for m in shown],
+            "messages": [{"role": m["role"], "content": with_media(m["content"], _image_block)} for m in shown],
         }
 
 
-def _image_block(source: str | bytes) -> dict[str, Any]:
+def _image_block(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] != "image":
+        raise RequestError("Anthropic's API takes no video().")
+    source = part["image"]
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         return {"type": "image", "source": {"type": "url", "url": source}}
     media_type, data = image_data(source)

@@ -122,7 +122,8 @@ MARKS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image
 ADDRESSES = ("http://", "https://", "data:")
 
 
-def image_url(source: str | bytes) -> str:
+def media_url(source: str | bytes) -> str:
+    """The address of a picture or film; one that has none is in it."""
     if isinstance(source, str) and source.startswith(ADDRESSES):
         return source
     media_type, data = image_data(source)
@@ -143,9 +144,9 @@ def _read(source: str) -> bytes:
             raw = base64.b64decode(source, validate=True)
             if _media_type(raw) is not None:
                 return raw
-        raise RequestError(f"The picture {source!r:.80} cannot be read: {error.strerror}.") from None
+        raise RequestError(f"The file {source!r:.80} cannot be read: {error.strerror}.") from None
 
 
 def _media_type(raw: bytes) -> str | None:
     found = next((kind for mark, kind in MARKS.items() if raw.startswith(mark)), None)
-    return found or ("image/webp" if raw[8:12] == b"WEBP" else None)
+    return found or ("image/webp" if raw[8:12] == b"WEBP" else "video/mp4" if raw[4:8] == b"ftyp" else None)

@@ -73,8 +73,6 @@ class ChatApiBackend(Backend):
             if name not in self._warned:
                 self._warned.add(name)
                 logger.warning("%s has no %s; it is left out", self.service, name)
-        if request.videos:
-            raise RequestError(f"{self.service} takes no video().")
         return {name: value for name, value in fields.items() if name in self.known}
 
     def conversation(self, request: GenRequest) -> list[Mapping[str, Any]]:
@@ -92,11 +90,11 @@ def stops_of(fields: Mapping[str, Any]) -> list[str]:
     return [stop] if isinstance(stop, str) else list(stop)
 
 
-def with_images(content: Any, block: Callable[[str | bytes], dict[str, Any]]) -> Any:
-    """The content of a message, its pictures in the form that an API asks for."""
+def with_media(content: Any, block: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+    """The content of a message, its pictures and films in the form that an API asks for."""
     if isinstance(content, str):
         return content
-    return [block(part["image"]) if part["type"] == "image" else part for part in content]
+    return [part if part["type"] == "text" else block(part) for part in content]
 
 
 def meta_of(identity: str | None, reason: str | None, usage: Sequence[int | None]) -> dict[str, Any]:

@@ -151,4 +151,5 @@ def _format_of(info: dict[str, Any]) -> ChatFormat:
     template = info["chat_template"]
     if template is None:
         return NoChat()
-    return TemplateFormat(ChatTemplate(template["sources"], template["variables"]), template["first_token"])
+    own = ChatTemplate(template["sources"], template["variables"], template.get("placeholders"))
+    return TemplateFormat(own, template["first_token"])

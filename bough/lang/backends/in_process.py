@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.backends.base import Backend, GenOutput, GenRequest, image_url
+from bough.lang.backends.base import Backend, GenOutput, GenRequest, media_url
 from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
 from bough.lang.choices import Scores, plan_scoring
 
@@ -79,7 +79,7 @@ def output_of(answer: Any) -> GenOutput:
 def options_of(request: GenRequest) -> dict[str, Any]:
     options = dict(request.options)
     if request.images:
-        options["image_data"] = [image_url(source) for source in request.images]
+        options["image_data"] = [media_url(source) for source in request.images]
     if request.videos:
-        options["video_data"] = [{"path": path, "num_frames": frames} for path, frames in request.videos]
+        options["video_data"] = [{"url": media_url(path), "num_frames": frames} for path, frames in request.videos]
     return options

@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import GenOutput, GenRequest, image_url
-from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_images
+from bough.lang.backends.base import GenOutput, GenRequest, media_url
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_media
 from bough.lang.chat import ChatFormat, format_by_name
 from bough.lang.choices import Scores
 from bough.lang.primitives import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
@@ -123,7 +123,7 @@ class OpenAI(ChatApiBackend):
         arguments |= {"model": self.model, self.limit_name: fields["max_new_tokens"]}
         if self.chat_only:
             messages = self.conversation(request)
-            arguments["messages"] = [{**m, "content": with_images(m["content"], _image_block)} for m in messages]
+            arguments["messages"] = [{**m, "content": with_media(m["content"], _media_block)} for m in messages]
         else:
             arguments["prompt"] = request.text
         if "stop" in fields:
@@ -198,8 +198,11 @@ def _wrapped(request: GenRequest, value: Mapping[str, str]) -> GenRequest:
     return dataclasses.replace(request, sampling=sampling)
 
 
-def _image_block(source: str | bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": image_url(source)}}
+def _media_block(part: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI itself takes no video; servers that speak its protocol know it by this name."""
+    if part["type"] == "image":
+        return {"type": "image_url", "image_url": {"url": media_url(part["image"])}}
+    return {"type": "video_url", "video_url": {"url": media_url(part["video"]), "num_frames": part["num_frames"]}}
 
 
 def usage_of(usage: Any) -> tuple[int | None, int | None, int | None]:

@@ -69,6 +69,7 @@ class IntegerTensor(QuantizedTensor):
     """A matrix of small integers, each row in groups of equal size with a scale and a zero point."""
 
     bits: int
+    _index = ""  # the tensor that has the group of each input, where there may be one
 
     @abstractmethod
     def integers(self, index: Index) -> IntegerRows:
@@ -81,7 +82,11 @@ class IntegerTensor(QuantizedTensor):
     @cached_property
     def input_groups(self) -> torch.Tensor | None:
         """The group of each input; None: groups stand one after the other."""
-        return None
+        if self._index not in self.files:
+            return None
+        groups = self.files.read(self._index).long()
+        regular = torch.arange(self.shape[1]) // self.group_size
+        return None if torch.equal(groups, regular) or (groups < 0).any() else groups  # -1: not in use
 
     @property
     @abstractmethod

@@ -5,8 +5,6 @@ With act-order (`desc_act`) inputs were quantised by their weight: `g_idx` says 
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 
 from bough.kernels.w4_linear.reference import IntegerRows
@@ -32,13 +30,6 @@ class GptqTensor(IntegerTensor):
     @property
     def groups(self) -> int:
         return self.files.shape(self._scales)[0]
-
-    @cached_property
-    def input_groups(self) -> torch.Tensor | None:
-        if self._index not in self.files:
-            return None
-        groups = self.files.read(self._index).long()
-        return None if torch.equal(groups, torch.arange(self.shape[1]) // self.group_size) else groups
 
     def integers(self, index: Index) -> IntegerRows:
         rows, inputs, groups = self._cut(index, self.group_size)

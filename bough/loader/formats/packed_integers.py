@@ -36,14 +36,6 @@ class PackedIntegers(IntegerTensor):
     def symmetric(self) -> bool:
         return self._zero_points not in self.files
 
-    @cached_property
-    def input_groups(self) -> torch.Tensor | None:
-        if self._index not in self.files:
-            return None
-        groups = self.files.read(self._index).long()
-        regular = torch.arange(self.shape[1]) // self.group_size
-        return None if torch.equal(groups, regular) or (groups < 0).any() else groups  # -1: not in use
-
     def integers(self, index: Index) -> IntegerRows:
         rows, inputs, groups = self._cut(index, self.group_size)
         words = self.files.read(self._packed, (rows, words_of(inputs, self.bits)))

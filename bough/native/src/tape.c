@@ -15,8 +15,17 @@ typedef struct {
     const bough_ops *ops;
 } running;
 
-static void run_embedding(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->embedding) o = &op->embedding;
+/* The head of the function that runs one kind of operation: `o` are its arguments. */
+#define RUN(name)                                                                                                      \
+    static void run_##name(const bough_operation *op, const __typeof__(op->name) *o, int64_t rows, const running *r,   \
+                           bough_thread *thread);                                                                      \
+    static void start_##name(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {        \
+        run_##name(op, &op->name, rows, r, thread);                                                                    \
+    }                                                                                                                  \
+    static void run_##name(const bough_operation *op, const __typeof__(op->name) *o, int64_t rows, const running *r,   \
+                           bough_thread *thread)
+
+RUN(embedding) {
     int64_t size = o->table->k;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         float *out = o->out + row * size;
@@ -27,8 +36,7 @@ static void run_embedding(const bough_operation *op, int64_t rows, const running
     bough_barrier(thread);
 }
 
-static void run_rms_norm(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->rms_norm) o = &op->rms_norm;
+RUN(rms_norm) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         int64_t at = row * o->size;
         r->ops->rms_norm(o->x + row * o->x_stride, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
@@ -37,20 +45,18 @@ static void run_rms_norm(const bough_operation *op, int64_t rows, const running 
     bough_barrier(thread);
 }
 
-static void run_linear(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->linear) o = &op->linear;
+RUN(linear) {
     bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows,
                  op->on_logits ? r->step->logits_prompts : r->step->prompts, r->linear_scratch, thread);
 }
 
-static void run_layer_norm(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->layer_norm) o = &op->layer_norm;
+RUN(layer_norm) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         r->ops->layer_norm(o->x + row * o->size, o->weight, o->bias, o->eps, o->size, o->out + row * o->size);
     bough_barrier(thread);
 }
 
-static void norm_heads(__typeof__(&((bough_operation *)0)->norm_rope_store) o, float *token, const bough_ops *ops) {
+static void norm_heads(const __typeof__(((bough_operation *)0)->norm_rope_store) *o, float *token, const bough_ops *ops) {
     const float *norms[] = {o->q_norm, o->k_norm};
     int64_t sizes[] = {(int64_t)o->heads * o->dim, (int64_t)o->kv_heads * o->dim};
     for (int part = 0; part < 2; token += sizes[part++]) {
@@ -60,8 +66,7 @@ static void norm_heads(__typeof__(&((bough_operation *)0)->norm_rope_store) o, f
     }
 }
 
-static void run_norm_rope_store(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->norm_rope_store) o = &op->norm_rope_store;
+RUN(norm_rope_store) {
     int64_t half = o->half, stored = (int64_t)o->kv_heads * o->dim;
     const int64_t *slots = r->step->slots + o->group * r->step->slots_stride;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
@@ -81,9 +86,7 @@ static void run_norm_rope_store(const bough_operation *op, int64_t rows, const r
     bough_barrier(thread);
 }
 
-static void run_attention(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->attention) o = &op->attention;
-    (void)rows;
+RUN(attention) {
     bough_step step = *r->step;
     step.page_table += o->group * step.page_table_stride;
     if (o->group > 0)
@@ -92,8 +95,7 @@ static void run_attention(const bough_operation *op, int64_t rows, const running
                     r->attention_scratch, r->ops, thread);
 }
 
-static void run_activate(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->activate) o = &op->activate;
+RUN(activate) {
     enum { PIECE = 1024 };
     int64_t pieces = (o->size + PIECE - 1) / PIECE;
     for (int64_t tile; (tile = bough_tile(thread, rows * pieces)) < rows * pieces;) {
@@ -109,33 +111,28 @@ static void run_activate(const bough_operation *op, int64_t rows, const running 
     bough_barrier(thread);
 }
 
-static void run_take_rows(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->take_rows) o = &op->take_rows;
+RUN(take_rows) {
     const int64_t *places = o->by_position ? r->step->positions : r->step->logits_indices;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         memcpy(o->out + row * o->size, o->x + places[row] * o->x_stride, (size_t)o->size * sizeof(float));
     bough_barrier(thread);
 }
 
-static void run_softcap(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->softcap) o = &op->softcap;
+RUN(softcap) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         r->ops->softcap(o->x + row * o->size, o->size, o->cap);
     bough_barrier(thread);
 }
 
-static void run_route(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->route) o = &op->route;
+RUN(route) {
     bough_route(&o->routing, o->x, rows, o->scores, o->ids, o->weights, r->ops, thread);
 }
 
-static void run_experts(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->experts) o = &op->experts;
+RUN(experts) {
     bough_run_experts(&o->experts, o->x, rows, o->ids, o->weights, o->out, r->linear_scratch, r->ops, thread);
 }
 
-static void run_add_gated(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->add_gated) o = &op->add_gated;
+RUN(add_gated) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         int64_t at = row * o->size;
         float scale = o->gate == NULL ? 1.0f : 1.0f / (1.0f + expf(-r->ops->dot(o->x + at, o->gate, o->size)));
@@ -145,17 +142,14 @@ static void run_add_gated(const bough_operation *op, int64_t rows, const running
     bough_barrier(thread);
 }
 
-static void run_scale_shift(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->scale_shift) o = &op->scale_shift;
-    (void)r;
+RUN(scale_shift) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         for (int64_t i = 0, at = row * o->size; i < o->size; i++)
             o->out[at + i] = o->x[at + i] * o->scale + (o->shift == NULL ? 0.0f : o->shift[i]);
     bough_barrier(thread);
 }
 
-static void run_grow_queries(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->grow_queries) o = &op->grow_queries;
+RUN(grow_queries) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         float factor = 1.0f + o->rate * log1pf((float)((r->step->positions[row] + o->offset) / o->span));
         for (int64_t i = row * o->stride; i < row * o->stride + o->size; i++)
@@ -164,8 +158,7 @@ static void run_grow_queries(const bough_operation *op, int64_t rows, const runn
     bough_barrier(thread);
 }
 
-static void run_latent_store(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->latent_store) o = &op->latent_store;
+RUN(latent_store) {
     int64_t half = o->rope_dim / 2, width = o->rank + o->rope_dim;
     const int64_t *slots = r->step->slots + o->group * r->step->slots_stride;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
@@ -183,8 +176,7 @@ static void run_latent_store(const bough_operation *op, int64_t rows, const runn
 
 /* Some tokens of one head, and some of its outputs: weights are read once for them. Each output is summed in the same
  * order whatever else is computed. */
-static void run_by_head(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {
-    __typeof__(&op->by_head) o = &op->by_head;
+RUN(by_head) {
     enum { TOKENS = 16, OUTPUTS = 64 };
     int64_t blocks = ceil_div(rows, TOKENS), pieces = ceil_div(o->outputs, OUTPUTS), tiles = o->heads * pieces * blocks;
     for (int64_t tile; (tile = bough_tile(thread, tiles)) < tiles;) {
@@ -210,24 +202,9 @@ static void run_by_head(const bough_operation *op, int64_t rows, const running *
     bough_barrier(thread);
 }
 
+#define RUNNER(name) [bough_kind_##name] = start_##name,
 static void (*const RUNNERS[])(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) = {
-    [BOUGH_EMBEDDING] = run_embedding,
-    [BOUGH_RMS_NORM] = run_rms_norm,
-    [BOUGH_LINEAR] = run_linear,
-    [BOUGH_NORM_ROPE_STORE] = run_norm_rope_store,
-    [BOUGH_ATTENTION] = run_attention,
-    [BOUGH_ACTIVATE] = run_activate,
-    [BOUGH_TAKE_ROWS] = run_take_rows,
-    [BOUGH_SOFTCAP] = run_softcap,
-    [BOUGH_ROUTE] = run_route,
-    [BOUGH_EXPERTS] = run_experts,
-    [BOUGH_ADD_GATED] = run_add_gated,
-    [BOUGH_LAYER_NORM] = run_layer_norm,
-    [BOUGH_SCALE_SHIFT] = run_scale_shift,
-    [BOUGH_GROW_QUERIES] = run_grow_queries,
-    [BOUGH_LATENT_STORE] = run_latent_store,
-    [BOUGH_BY_HEAD] = run_by_head,
-};
+    BOUGH_KINDS(RUNNER)};
 
 static void run_all(bough_thread *thread, void *argument) {
     const running *r = argument;
@@ -241,7 +218,7 @@ static void run_all(bough_thread *thread, void *argument) {
 static size_t attention_scratch(const bough_operation *operations, int64_t count, int threads) {
     int64_t most = 0;
     for (const bough_operation *op = operations; op < operations + count; op++)
-        if (op->kind == BOUGH_ATTENTION)
+        if (op->kind == bough_kind_attention)
             most = at_least(most, (int64_t)bough_attention_scratch(&op->attention.spec, threads));
     return (size_t)align(most);
 }
@@ -249,9 +226,9 @@ static size_t attention_scratch(const bough_operation *operations, int64_t count
 size_t bough_tape_scratch(const bough_operation *operations, int64_t count, int64_t tokens, int threads) {
     int64_t most = 0;
     for (const bough_operation *op = operations; op < operations + count; op++) {
-        if (op->kind == BOUGH_LINEAR)
+        if (op->kind == bough_kind_linear)
             most = at_least(most, (int64_t)bough_linear_scratch(op->linear.parts, op->linear.count, tokens, threads));
-        if (op->kind == BOUGH_EXPERTS)
+        if (op->kind == bough_kind_experts)
             most = at_least(most, (int64_t)bough_experts_scratch(&op->experts.experts, tokens, threads));
     }
     return (size_t)most + attention_scratch(operations, count, threads);

@@ -14,24 +14,13 @@
 #include "step.h"
 #include "thread_pool.h"
 
-enum bough_kind {
-    BOUGH_EMBEDDING,
-    BOUGH_RMS_NORM,
-    BOUGH_LINEAR,
-    BOUGH_NORM_ROPE_STORE,
-    BOUGH_ATTENTION,
-    BOUGH_ACTIVATE,
-    BOUGH_TAKE_ROWS,
-    BOUGH_SOFTCAP,
-    BOUGH_ROUTE,
-    BOUGH_EXPERTS,
-    BOUGH_ADD_GATED,
-    BOUGH_LAYER_NORM,
-    BOUGH_SCALE_SHIFT,
-    BOUGH_GROW_QUERIES,
-    BOUGH_LATENT_STORE,
-    BOUGH_BY_HEAD,
-};
+/* Every kind of operation, in the order of their numbers (`KINDS` of tape.py): X(name in the union below). */
+#define BOUGH_KINDS(X)                                                                                                 \
+    X(embedding) X(rms_norm) X(linear) X(norm_rope_store) X(attention) X(activate) X(take_rows) X(softcap) X(route)    \
+    X(experts) X(add_gated) X(layer_norm) X(scale_shift) X(grow_queries) X(latent_store) X(by_head)
+
+#define BOUGH_KIND(name) bough_kind_##name,
+enum bough_kind { BOUGH_KINDS(BOUGH_KIND) };
 
 typedef struct {
     int kind;       /* enum bough_kind */

@@ -24,7 +24,7 @@ from bough.server.anthropic.writing import Message, MessageWriter, TokensCount
 from bough.server.context import Rendered, ServerContext
 from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
 from bough.server.errors import set_field_names
-from bough.server.messages import continues
+from bough.server.messages import continues, text_of
 from bough.server.parsing import AnswerPlan, plan_answers
 from bough.server.streaming import respond
 
@@ -56,7 +56,12 @@ class Anthropic:
 
     async def count_tokens(self, request: Request, body: CountTokensRequest) -> Response:
         prompt, _ = await self._prompt(body, self._plan(body))
-        return json_response(TokensCount(len(prompt.ids)))
+        if not prompt.media:
+            return json_response(TokensCount(len(prompt.ids)))
+        nothing = {"max_new_tokens": 0}  # how many tokens an image has, the engine finds out
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, media=prompt.media, sampling_params=nothing)
+        (answer,) = await self._context.client.answers(inputs)
+        return json_response(TokensCount(answer.prompt_tokens))
 
     def _plan(self, body: CountTokensRequest) -> AnswerPlan:
         check_request(body)
@@ -72,4 +77,4 @@ class Anthropic:
             continue_final_message=continues(turns),
             whole=not isinstance(body, MessagesRequest),  # a count is one of all tokens
         )
-        return prompt, turns[-1]["content"] if continues(turns) else ""
+        return prompt, text_of(turns[-1]["content"]) if continues(turns) else ""

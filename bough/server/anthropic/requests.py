@@ -14,13 +14,17 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import INT32_MAX
+from bough.core.sampling_params import INT32_MAX, require_utf8
 from bough.core.settings import Settings
 from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, refuse_unsupported
 from bough.server.messages import (
+    Content,
     Message,
+    as_content,
     check_size,
+    decode_base64,
     joined_turns,
+    media_part,
     read_content,
     read_message,
     read_messages,
@@ -32,7 +36,7 @@ from bough.server.streaming import Resume, read_resumption
 Messages = Annotated[
     list[dict[str, Any]],
     msgspec.Meta(
-        description="The conversation. A content is a string or a list of text blocks.",
+        description="The conversation. A content is a string or a list of blocks of text and images.",
         examples=[[{"role": "user", "content": "Hello"}]],
     ),
 ]
@@ -111,7 +115,7 @@ class _Reader:
             read = read_message(message, where, ROLES)
             return [{"role": read["role"], "content": read["content"]}]
         role = read_message({**message, "content": ""}, where, ROLES)["role"]
-        texts: list[str] = []
+        parts: list[str | Message] = []
         calls: list[Message] = []
         thoughts: list[str] = []
         results: list[Message] = []
@@ -125,13 +129,13 @@ class _Reader:
             elif kind == "thinking" and role == "assistant":
                 thoughts.append(str(block.get("thinking") or ""))
             elif kind != "redacted_thinking":
-                texts.append(read_content([block], place) if kind == "text" else read_part(block, place))
-        turn: Message = {"role": role, "content": "\n".join(texts)}
+                parts.append(_read_block(block, place, role))
+        turn: Message = {"role": role, "content": as_content(parts)}
         if thoughts:
             turn["reasoning_content"] = "\n".join(thoughts)
         if calls:
             turn["tool_calls"] = calls
-        return [*results, turn] if texts or calls or thoughts or not results else results
+        return [*results, turn] if parts or calls or thoughts or not results else results
 
     def _call(self, block: Mapping[str, Any], where: str) -> Message:
         id, name, given = block.get("id"), block.get("name"), block.get("input")
@@ -144,8 +148,35 @@ class _Reader:
         id = block.get("tool_use_id")
         if not isinstance(id, str):
             raise RequestError(f"{where}.tool_use_id must be the id of a call.", field=where)
-        content = read_content(block.get("content"), f"{where}.content", optional=True)
+        content: Content
+        if isinstance(given := block.get("content"), list):
+            content = as_content([_read_block(each, f"{where}.content[{i}]") for i, each in enumerate(given)])
+        else:
+            content = read_content(given, f"{where}.content", optional=True)
         return {"role": "tool", "tool_call_id": id, "name": self._names.get(id, ""), "content": content}
+
+
+def _read_block(block: Any, where: str, role: str = "user") -> str | Message:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if kind == "image" and role == "user":
+        return _read_image(block.get("source"), where)
+    if kind == "document":
+        raise RequestError(f"{where}: documents are not read by this server; send their text or images.", field=where)
+    text = read_part(block, where)
+    require_utf8(str(text), where)
+    return text
+
+
+def _read_image(source: Any, where: str) -> Message:
+    given = source if isinstance(source, Mapping) else {}
+    if given.get("type") == "base64":
+        return media_part("image", decode_base64(given.get("data"), f"{where}.source.data"), where)
+    if given.get("type") == "url" and isinstance(url := given.get("url"), str) and url:
+        require_utf8(url, f"{where}.source.url")
+        return media_part("image", url, where)
+    raise RequestError(
+        f'{where}.source must be of type "base64", with data, or of type "url", with a url.', field=where
+    )
 
 
 THINKING = ("enabled", "adaptive", "disabled")

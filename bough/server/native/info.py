@@ -199,6 +199,7 @@ def describe_template(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     return {
         "sources": template.sources,
         "variables": template.variables,
+        "placeholders": template.placeholders,
         "first_token": tokenizer.first_token_text,
     }
 

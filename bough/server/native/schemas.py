@@ -64,8 +64,8 @@ class Timings(msgspec.Struct):
 
 # Fields whose feature this engine does not have: accepted when they ask for nothing.
 NOT_HERE = (
-    "input_embeds", "positional_embed_overrides", "multi_item_delimiter_indices", "image_data", "video_data",
-    "audio_data", "mm_hashes", "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
+    "input_embeds", "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes",
+    "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
     "session_params", "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
     "return_hidden_states", "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
@@ -84,6 +84,9 @@ if TYPE_CHECKING:
 else:
     _NOT_HERE = [(name, Annotated[Any, UNSUPPORTED], None) for name in NOT_HERE]
     OtherFields = msgspec.defstruct("OtherFields", [*_NOT_HERE, *((name, Any, None) for name in IDLE)], kw_only=True)
+
+
+Media = str | dict[str, Any] | list[Any]  # a URL, data URL, base64 or file; a list of them; a list for each prompt
 
 
 class GenerateBody(OtherFields, kw_only=True):
@@ -107,6 +110,9 @@ class GenerateBody(OtherFields, kw_only=True):
     extra_key: str | list[str | None] | None = None
     cache_salt: str | list[str | None] | None = None
     lora_path: str | list[str | None] | None = None  # the name of an adapter
+    image_data: Media | None = None
+    video_data: Media | None = None
+    audio_data: Media | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
     routed_dp_rank: int | None = None  # the replica that gets it

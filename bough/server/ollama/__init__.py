@@ -15,7 +15,7 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import GET, OLLAMA, Endpoint, json_response
 from bough.server.errors import set_field_names
 from bough.server.grammars import ollama_format
-from bough.server.messages import Message, continues
+from bough.server.messages import Message, continues, read_media, text_of
 from bough.server.model_info import ModelInfo
 from bough.server.ollama.requests import (
     NAMES,
@@ -122,7 +122,8 @@ class Ollama:
         if not body.prompt:
             return json_response(self._writer(body, form, chat=False).loaded())
         if self._is_plain(body):
-            inputs = await self._context.read_inputs(prompt=body.prompt, sampling_params=sampling)
+            media = read_media(read_prompt(body), self._context.client.media_kinds, "images")
+            inputs = await self._context.read_inputs(prompt=body.prompt, media=media, sampling_params=sampling)
         else:
             plan = plan_answers(self._context.settings)
             inputs, form = await self._templated(read_prompt(body), body, sampling, plan)
@@ -151,7 +152,7 @@ class Ollama:
         prompt = await self._context.render(
             turns, tools=plan.tools.shown, variables=template_variables(body), continue_final_message=goes_on
         )
-        continued = turns[-1]["content"] if goes_on else ""
+        continued = text_of(turns[-1]["content"]) if goes_on else ""
         return await self._context.plan_inputs(plan, prompt, {"sampling_params": sampling}, continued)
 
     async def _answer(self, request: Request, body: AnswerFields, inputs: Inputs, writer: LineWriter) -> Response:

@@ -22,7 +22,7 @@ from bough.server.bodies import (
     unsupported,
     unsupported_fields,
 )
-from bough.server.messages import Message, read_messages
+from bough.server.messages import Content, Message, as_content, decode_base64, media_part, read_messages
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -86,7 +86,7 @@ class GenerateRequest(AnswerFields, kw_only=True):
     raw: bool | None = None  # the prompt as it is, without the model's template
     template: str | None = None
     suffix: Annotated[str | None, UNSUPPORTED] = None
-    images: Annotated[list[str] | None, UNSUPPORTED] = None
+    images: list[str] | None = None  # in base64
     context: Annotated[list[int] | None, UNSUPPORTED] = None
 
 
@@ -153,9 +153,7 @@ def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
 def read_chat(request: ChatRequest) -> list[Message]:
     turns = read_messages(request.messages, roles=ROLES)
     for i, message in enumerate(turns):
-        if message.get("images"):
-            where = f"messages[{i}].images"
-            raise RequestError(f"{where}: images are not supported by this server; send text only.", field=where)
+        message["content"] = _with_images(message["content"], message.pop("images", None), f"messages[{i}].images")
         if "tool_name" in message:  # which templates know by another name
             message.setdefault("name", message["tool_name"])
     return turns
@@ -164,7 +162,19 @@ def read_chat(request: ChatRequest) -> list[Message]:
 def read_prompt(request: GenerateRequest) -> list[Message]:
     """A prompt for the model's template: a conversation of one turn."""
     system = [{"role": "system", "content": request.system}] if request.system else []
-    return read_messages([*system, {"role": "user", "content": request.prompt}], "prompt")
+    turns = read_messages([*system, {"role": "user", "content": request.prompt}], "prompt")
+    return [*turns[:-1], {**turns[-1], "content": _with_images(request.prompt or "", request.images)}]
+
+
+def _with_images(text: Content, images: Any, where: str = "images") -> Content:
+    """Images come before the text."""
+    if not images:
+        return text
+    if not isinstance(images, list):
+        raise RequestError(f"{where} must be a list of images in base64.", field=where)
+    places = [(image, f"{where}[{i}]") for i, image in enumerate(images)]
+    parts = [media_part("image", decode_base64(image, place), place) for image, place in places]
+    return as_content([*parts, *([text] if isinstance(text, str) else text)])
 
 
 def template_variables(request: AnswerFields) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.context import Rendered, ServerContext
-from bough.server.messages import read_messages
+from bough.server.messages import read_messages, text_of
 from bough.server.openai.objects import (
     CalledFunction,
     ChatChoice,
@@ -247,4 +247,4 @@ class Chats:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
         )
-        return prompt, messages[-1]["content"] if body.continue_final_message else ""
+        return prompt, text_of(messages[-1]["content"]) if body.continue_final_message else ""

@@ -48,7 +48,7 @@ TopLogprobs = Annotated[int | None, between(0, MAX_LOGPROBS)]  # OpenAI itself s
 Messages = Annotated[
     list[dict[str, Any]] | None,
     msgspec.Meta(
-        description="The conversation. A content is a string or a list of text parts.",
+        description="The conversation. A content is a string or a list of parts: text, images, videos, recordings.",
         examples=[[{"role": "user", "content": "Hello"}]],
     ),
 ]

@@ -177,7 +177,7 @@ def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) ->
         id = item.get("call_id")
         if not isinstance(id, str):
             raise RequestError(f"{where}.call_id must be the id of a call.", field=where)
-        content = read_content(item.get("output"), f"{where}.output")
+        content = read_content(item.get("output"), f"{where}.output", media=True)
         return {"role": "tool", "tool_call_id": id, "name": names.get(id) or "", "content": content}
     if kind == "reasoning":
         parts = item.get("content") or ()

@@ -1,0 +1,107 @@
+"""Processes of this package's own that answer messages over one connection each: a process can be ended when it is
+stuck, and a thread cannot.
+
+Each is given the number of its end as an argument, and ends when the other end is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing import Pipe
+
+from bough.core.child_environment import child_environment
+
+START_TIMEOUT_S = 120.0  # importing libraries on a busy machine
+
+
+class PipeProcess:
+    def __init__(self, module: str) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that its children can be ended with it
+                env=child_environment(),
+            )
+        self._asked = threading.Lock()
+
+    def ask(self, message: bytes, timeout_s: float) -> bytes:
+        """Raises `TimeoutError`, or `EOFError` or `ConnectionError` where the process has ended."""
+        with self._asked:
+            self._connection.send_bytes(message)
+            if not self._connection.poll(timeout_s):
+                raise TimeoutError
+            return self._connection.recv_bytes()
+
+    def end(self) -> None:
+        """Kills the process. The connection is closed only after a waiting `ask` has noticed."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with self._asked:
+            self._connection.close()
+
+
+class ProcessPool:
+    """Called from threads, each of which waits for its own answer. A process starts when it is first needed, with a
+    hello that it answers, and another takes its place when it does not answer in time, or ends."""
+
+    def __init__(self, module: str, hello: bytes, size: int) -> None:
+        self._module = module
+        self._hello = hello
+        self._free: queue.LifoQueue[PipeProcess | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._free.put(None)  # a place without a process yet
+        self._running: set[PipeProcess] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def exchange(self, message: bytes, timeout_s: float) -> bytes | None:
+        """None where there is no answer."""
+        process = self._free.get()
+        try:
+            if process is None:
+                process = self._start()
+            return process.ask(message, timeout_s)
+        except (TimeoutError, EOFError, ConnectionError):
+            self._end(process)
+            process = None
+            return None
+        finally:
+            self._free.put(process)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            running, self._running = self._running, set()
+        for process in running:
+            process.end()
+
+    def _start(self) -> PipeProcess:
+        process = PipeProcess(self._module)
+        with self._lock:
+            if self._closed:
+                process.end()
+                raise EOFError("the engine is closing")
+            self._running.add(process)
+        try:
+            process.ask(self._hello, START_TIMEOUT_S)
+        except (TimeoutError, EOFError, ConnectionError):
+            self._end(process)
+            if self._closed:
+                raise
+            raise ChildProcessError(f"a process of {self._module} did not start") from None
+        return process
+
+    def _end(self, process: PipeProcess | None) -> None:
+        if process is not None:
+            process.end()
+            with self._lock:
+                self._running.discard(process)

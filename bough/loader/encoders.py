@@ -1,0 +1,56 @@
+"""The encoders of a multi-modal checkpoint, as Transformers' modules: vision towers and what projects their output.
+
+Transformers builds and fills them by its own rules, which know every layout that such checkpoints have had. It is
+given the tensors of encoders alone, and a language model without layers, which is then dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bough.core.errors import ModelError
+from bough.core.model_config import MediaConfig
+from bough.loader.locate import ModelFiles
+from bough.loader.source import SafetensorsSource
+
+# How the tensors of language models begin.
+TEXT = ("language_model.", "model.language_model.", "model.text_model.", "lm_head.", "model.layers.", "model.norm.")
+EMBEDDINGS = ("model.embed_tokens.",)
+
+
+def load_encoder(
+    files: ModelFiles, media: MediaConfig, dtype: torch.dtype, device: torch.device, *, dummy: bool
+) -> Any:
+    """A `…ForConditionalGeneration` that has encoders alone."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # it would tell that the language model is missing
+    transformers.logging.disable_progress_bar()
+    config = transformers.AutoConfig.from_pretrained(files.folder)
+    text = config.get_text_config()
+    for name, value in {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None}.items():
+        if hasattr(text, name):
+            setattr(text, name, value)
+    kind = getattr(transformers, media.architecture)
+    if dummy:
+        model = kind._from_config(config, dtype=dtype)
+    else:
+        source = SafetensorsSource(files.safetensors)
+        names = [name for name in source.names() if not name.startswith((*TEXT, *EMBEDDINGS))]
+        state = {name: source.read(name) for name in names}
+        options = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
+        model, told = kind.from_pretrained(None, **options)
+        missing = [name for name in told["missing_keys"] if not _of_text(name)]
+        if missing:
+            raise ModelError(f"{files.folder}: tensors of its encoder are missing, such as {sorted(missing)[0]}.")
+    model.lm_head = None
+    for name in ("language_model", "text_model"):
+        if hasattr(model.model, name):
+            setattr(model.model, name, None)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _of_text(name: str) -> bool:
+    return "language_model." in name or name.startswith((*TEXT, *EMBEDDINGS))

@@ -1,0 +1,262 @@
+"""What each family makes of decoded media: the arrays of its encoder, and the text that stands for an item.
+
+Both are Transformers' own, in a worker process: the image processors that compute with Pillow, and the arithmetic of
+the processors, which are made without their constructors: those want a tokenizer of Transformers, and torchvision.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bough.core.errors import RequestError
+from bough.core.media import Feature, MediaKind
+from bough.core.plan import IntArray
+from bough.multimodal.decoding import Array, Limits, decode_audio, decode_image, decode_video
+from bough.tokenizer.load import load_tokenizer
+
+UNUSED = {"rows", "cols", "num_crops", "num_patches"}  # of what image processors return: no encoder takes them
+ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
+ALIGNMENT = 64  # of an array in its file, in bytes
+
+
+class Hello(msgspec.Struct, frozen=True):
+    folder: str  # of the checkpoint
+    tokenizer: str
+    options: dict[str, dict[str, Any]]  # by kind
+    limits: Limits
+    timeout_s: float
+
+
+class Task(msgspec.Struct, frozen=True):
+    kind: MediaKind
+    content: bytes
+    detail: str | None
+    num_frames: int | None
+    alone: bool  # there is no other image in the prompt, which matters to LLaVA-OneVision
+    file: str = ""  # that gets the arrays
+    digest: bytes = b""
+
+
+class Prepared(msgspec.Struct, frozen=True, weakref=True):
+    """An item as its prompt needs it. `tokens` are without line breaks around them: tokenizers join those to others."""
+
+    kind: MediaKind
+    digest: bytes
+    file: str
+    features: tuple[Feature, ...]
+    nbytes: int
+    tokens: bytes  # int32
+    place: int  # the token that stands for an item in a prompt
+    row: int  # the one that stands for a row of the encoder
+    before: str
+    after: str
+    grid: tuple[int, int, int] | None  # of the rows, in time, height and width (M-RoPE)
+    interval: float  # between two steps of time
+
+    @property
+    def ids(self) -> IntArray:
+        return np.frombuffer(self.tokens, dtype=np.int32)
+
+
+Grid = tuple[int, int, int] | None
+Result = tuple[dict[str, Array], str, Grid, float]  # arrays by the names of the encoder's arguments, text, ...
+
+
+class Family:
+    def __init__(self, hello: Hello) -> None:
+        import transformers
+        from transformers.models.auto import feature_extraction_auto, image_processing_auto, processing_auto
+
+        folder, options = Path(hello.folder), hello.options
+        self._limits, self._tokenizer = hello.limits, load_tokenizer(Path(hello.tokenizer))
+
+        def read(name: str) -> dict[str, Any]:
+            path = folder / name
+            return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+        def token(name: str, text: str = "") -> str:
+            """As the configuration numbers it, else by its usual text."""
+            ids = (getattr(config, f"{name}_token_{suffix}", None) for suffix in ("id", "index"))
+            number = next((number for number in ids if number is not None), None)
+            return text if number is None else self._tokenizer.token_text(number)
+
+        self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        self.type: str = config.model_type
+        self._is_qwen = self.type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+        vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
+        cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
+        if self.type != "mistral3":
+            cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[self.type])
+        default = feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES.get(self.type)
+        default = default or image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES[self.type]["pil"]
+        given = read("processor_config.json")
+        said = given.get("image_processor") or given.get("feature_extractor") or read("preprocessor_config.json")
+        name = str(said.pop("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil") + "Pil"
+        names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+        patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._is_qwen else {}
+        usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
+        usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
+        self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
+        self._clips = given.get("video_processor") or read("video_preprocessor_config.json")
+        self._clips |= options.get("video", {})
+        # The text that stands for a row of the encoder, and the one that stands for an item in a prompt.
+        self._rows = {kind: token(kind) for kind in ("image", "video", "audio")}
+        self._places = {**self._rows, **({"image": token("boi")} if self.type == "gemma3" else {})}
+        counts = _counts(config, vision)
+        counts |= {key: value for key, value in given.items() if key in counts and value is not None}
+        seats = self._rows["image"] * counts["image_seq_length"]
+        self._processor = cls.__new__(cls)
+        self._processor.__dict__.update(
+            counts,
+            image_processor=self._processed,
+            video_processor=SimpleNamespace(**patches),
+            image_token=self._rows["image"],
+            video_token=self._rows["video"],
+            fake_image_token="<fake_token_around_image>",
+            global_image_tag="<global-img>",
+            global_image_token="<global-img>",
+            start_image_token="<img>",
+            end_image_token="</img>",
+            vision_start_token=token("vision_start", "<|vision_start|>"),
+            vision_end_token=token("vision_end", "<|vision_end|>"),
+            full_image_sequence=f"\n\n{token('boi')}{seats}{token('eoi')}\n\n",
+        )
+        self._defaults = dict(getattr(cls, "images_kwargs", {}))
+        if self.type == "mistral3":
+            self._defaults["patch_size"] = counts["patch_size"] * config.spatial_merge_size
+
+    def prepare(self, task: Task) -> Prepared:
+        arrays, given, grid, interval = getattr(self, f"_{task.kind}")(task)
+        features, nbytes = write_features(task.file, arrays)
+        text = given.strip("\n")
+        before, _, after = given.partition(text)
+        ids, (place,), (row,) = map(self._encode, (text, self._places[task.kind], self._rows[task.kind]))
+        tokens = np.array(ids, dtype=np.int32).tobytes()
+        item = (task.kind, task.digest, task.file, features, nbytes)
+        return Prepared(*item, tokens, place, row, before, after, grid, interval)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _image(self, task: Task) -> Result:
+        image = decode_image(task.content, self._limits, task.detail)
+        several = self.type == "llava_onevision" and not task.alone
+        inputs = self._processed([[image, image]] if several else [image], return_tensors="np", **self._defaults)
+        if self.type == "mistral3":
+            height, width = (int(n) // self._defaults["patch_size"] for n in inputs["image_sizes"][0])
+            text = ROW_END.join([self._rows["image"] * width] * height) + END
+        else:
+            text = self._processor.replace_image_token(inputs, 0)
+        arrays = {name: np.asarray(value) for name, value in inputs.items() if name not in UNUSED}
+        if several:
+            arrays = {name: value if name == "batch_num_images" else value[:1] for name, value in arrays.items()}
+        return arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._is_qwen else None, 1.0
+
+    def choose_frames(self, total: int, fps: float, asked: int | None) -> list[int]:
+        """Which of so many frames are looked at, as Transformers samples them."""
+        video, step = self._clips, 1 if self.type == "qwen3_vl" else 2
+        count = asked or video.get("num_frames")
+        if count is None:
+            most = min(video.get("max_frames", 768), total) // step * step
+            count = min(max(total / fps * (video.get("fps") or 2), video.get("min_frames", 4)), most)
+        count = max(int(min(count, total)) // step * step, 1)
+        if self.type == "qwen3_vl":
+            return [int(i) for i in np.linspace(0, total - 1, count).round()]
+        return [int(i * total / count) for i in range(count)]
+
+    def fit_frame(self, count: int, height: int, width: int) -> tuple[int, int]:
+        """The height and width in which so many frames are looked at."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+        from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
+
+        factor, step = self._processed.patch_size * self._processed.merge_size, self._processed.temporal_patch_size
+        size = {
+            "shortest_edge": 128 * factor**2,
+            "longest_edge": 768 * factor**2,
+            **(self._clips.get("size") or {}),
+        }
+        low, high = (self._clips.get(name) for name in ("min_pixels", "max_pixels"))
+        low, high = low or size["shortest_edge"], high or size["longest_edge"]
+        if self.type == "qwen3_vl":
+            fitted = resize_all(max(count, step), height, width, step, factor, low, high)
+        else:
+            fitted = smart_resize(height, width, factor, low, high)
+        return int(fitted[0]), int(fitted[1])
+
+    def _video(self, task: Task) -> Result:
+        """The image processor repeats each picture over a patch of time; here each frame gets its own part of it."""
+        from transformers.video_utils import VideoMetadata
+
+        choose = partial(self.choose_frames, asked=task.num_frames)
+        clip = decode_video(task.content, self._limits, choose, self.fit_frame)
+        step, size = self._processed.temporal_patch_size, self._processed.patch_size**2
+        frames = clip.frames + clip.frames[-1:] * (-len(clip.frames) % step)
+        inputs = self._processed(frames, do_resize=False, return_tensors="np")
+        _, height, width = inputs["image_grid_thw"][0]
+        patches = inputs["pixel_values"].reshape(-1, step, height * width, 3, step, size)[..., 0, :]
+        values = patches.transpose(0, 2, 3, 1, 4).reshape(-1, 3 * step * size)
+        grid = np.array([[len(patches), height, width]])
+        metadata = VideoMetadata(clip.total, clip.fps, frames_indices=list(clip.indices))
+        text = self._processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
+        interval = 1.0
+        if self.type == "qwen2_5_vl":
+            interval = self.config.vision_config.tokens_per_second * step / metadata.sampled_fps
+        seen = [1, height, width] if self.type == "qwen3_vl" else grid[0]  # timestamps stand between its frames
+        return {"pixel_values_videos": values, "video_grid_thw": grid}, text, self._merged(seen), interval
+
+    def _audio(self, task: Task) -> Result:
+        prepare, most = self._processed, self._processed.n_samples
+        samples = decode_audio(task.content, self._limits, prepare.sampling_rate)
+        if not 0 < len(samples) <= most:
+            seconds = most // prepare.sampling_rate
+            raise RequestError(f"This model hears at most {seconds} s of sound at a time; cut the recording.")
+        options = {"sampling_rate": prepare.sampling_rate, "return_attention_mask": True, "padding": "max_length"}
+        inputs = prepare(samples, return_tensors="np", **options)
+        values, mask = inputs["input_features"], inputs["attention_mask"]
+        count = ((int(mask.sum()) - 1) // 2 - 1) // 2 + 1
+        return {"input_features": values, "feature_attention_mask": mask}, self._rows["audio"] * count, None, 1.0
+
+    def _merged(self, grid: Any) -> tuple[int, int, int]:
+        time, height, width = (int(n) for n in grid)
+        return time, height // self._processed.merge_size, width // self._processed.merge_size
+
+
+def _counts(config: Any, vision: Any) -> dict[str, Any]:
+    """How many rows an image has, where the processor's own configuration does not say."""
+
+    def first(size: Any) -> int:
+        return int(size if isinstance(size, int) else size[0])
+
+    patch, shrink = first(vision.patch_size), getattr(config, "downsample_ratio", 1)
+    side = first(getattr(vision, "image_size", 0)) // patch
+    return {
+        "patch_size": patch,
+        "vision_feature_select_strategy": getattr(config, "vision_feature_select_strategy", "full"),
+        "num_additional_image_tokens": int(vision.model_type == "clip_vision_model"),
+        "num_image_tokens": side**2,
+        "vision_aspect_ratio": getattr(config, "vision_aspect_ratio", "anyres_max_9"),
+        "image_seq_len": (side // getattr(config, "scale_factor", 1)) ** 2,
+        "image_seq_length": getattr(config, "mm_tokens_per_image", int((side * shrink) ** 2)),
+    }
+
+
+def write_features(path: str, arrays: dict[str, Any]) -> tuple[tuple[Feature, ...], int]:
+    """One behind the other, in a file that nobody else can read."""
+    features, offset = [], 0
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+        for name, value in arrays.items():
+            array = np.ascontiguousarray(value)
+            file.seek(offset)
+            file.write(array.data)
+            features.append(Feature(name, array.dtype.name, array.shape, offset))
+            offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        file.truncate(offset)
+    return tuple(features), offset

@@ -1,0 +1,62 @@
+"""The process in which media are decoded and prepared: what comes from outside meets its decoders here, with limits on
+memory and time, and no other request suffers when they fail. It answers one task after the other, as msgpack.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from bough.core.errors import BoughError, RequestError
+from bough.multimodal.families import Family, Hello, Prepared, Task
+
+MEMORY_BYTES = 4 << 30  # beyond what the libraries themselves occupy
+
+
+def outcome_of(family: Family, task: Task) -> Prepared | str:
+    """What came of it, or why nothing did."""
+    try:
+        return family.prepare(task)
+    except RequestError as error:
+        return str(error)
+    except MemoryError:
+        return f"The {task.kind} needs too much memory to prepare; send a smaller one."
+    except OSError as error:
+        advice = "make /dev/shm larger, or lower --mm-preprocess-cache-size-mb"
+        return f"There is no room for prepared media ({error.strerror}); {advice}."
+    except Exception as error:  # noqa: BLE001  (processors refuse sizes and shapes with errors of many kinds)
+        traceback.print_exc()
+        return f"The model's processor does not take this {task.kind}: {error}"
+
+
+def main() -> None:
+    connection = Connection(int(sys.argv[1]))
+    hello = msgspec.msgpack.decode(connection.recv_bytes(), type=Hello)
+    os.nice(5)  # the model goes first
+    os.environ["OMP_NUM_THREADS"] = "1"  # there are several workers
+    family = Family(hello)
+    with open("/proc/self/statm") as file:
+        limit = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    connection.send_bytes(b"")
+    while True:
+        task = msgspec.msgpack.decode(connection.recv_bytes(), type=Task)
+        signal.setitimer(signal.ITIMER_REAL, hello.timeout_s)  # ends the process
+        outcome = outcome_of(family, task)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        connection.send_bytes(msgspec.msgpack.encode(outcome))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except EOFError:
+        pass  # the engine has ended
+    except (BoughError, ImportError, OSError) as error:
+        raise SystemExit(f"Media cannot be prepared: {error}") from None

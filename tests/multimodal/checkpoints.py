@@ -1,0 +1,215 @@
+"""Folders of tiny checkpoints: a configuration, a tokenizer and an image processor, without weights; and Transformers'
+own processor of each."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import tokenizers
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+}
+QWEN |= {"vision_end_token_id": "<|vision_end|>"}
+
+
+class Spec(msgspec.Struct, frozen=True):
+    config: str
+    processor: str
+    image_processor: str
+    tokens: dict[str, str]  # of the configuration, by their text
+    settings: dict[str, Any] = {}
+    vision: dict[str, Any] = {}
+    image: dict[str, Any] = {}
+    given: dict[str, Any] = {}  # of the processor
+    named: dict[str, str] = {}  # tokens that the tokenizer has names for
+    place: str = "<image>"
+
+
+CLIP = {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14}
+SIGLIP = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
+SQUARE = {"size": {"height": 28, "width": 28}}
+PINPOINTS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
+IMAGE = {"image_token_index": "<image>"}
+FAKE = "<fake_token_around_image>"
+SPECS = {
+    "llava": Spec(
+        "LlavaConfig",
+        "LlavaProcessor",
+        "CLIPImageProcessorPil",
+        IMAGE,
+        vision=CLIP,
+        image={"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+        given={"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava_next": Spec(
+        "LlavaNextConfig",
+        "LlavaNextProcessor",
+        "LlavaNextImageProcessorPil",
+        IMAGE,
+        {"image_grid_pinpoints": PINPOINTS},
+        CLIP,
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS},
+        {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava_onevision": Spec(
+        "LlavaOnevisionConfig",
+        "LlavaOnevisionProcessor",
+        "LlavaOnevisionImageProcessorPil",
+        {**IMAGE, "video_token_index": "<video>"},
+        {"image_grid_pinpoints": PINPOINTS},
+        SIGLIP,
+        {**SQUARE, "image_grid_pinpoints": PINPOINTS},
+        {"num_image_tokens": 4, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"},
+    ),
+    "qwen2_vl": Spec(
+        "Qwen2VLConfig",
+        "Qwen2VLProcessor",
+        "Qwen2VLImageProcessorPil",
+        QWEN,
+        vision={"patch_size": 14, "spatial_merge_size": 2},
+        image={"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 12},
+        place="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    "qwen2_5_vl": Spec(
+        "Qwen2_5_VLConfig",
+        "Qwen2_5_VLProcessor",
+        "Qwen2VLImageProcessorPil",
+        QWEN,
+        vision={"patch_size": 14, "spatial_merge_size": 2, "tokens_per_second": 2},
+        image={"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 12},
+        place="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    "qwen3_vl": Spec(
+        "Qwen3VLConfig",
+        "Qwen3VLProcessor",
+        "Qwen2VLImageProcessorPil",
+        QWEN,
+        vision={"patch_size": 16, "spatial_merge_size": 2},
+        image={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 12}},
+        place="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    "gemma3": Spec(
+        "Gemma3Config",
+        "Gemma3Processor",
+        "Gemma3ImageProcessorPil",
+        {"image_token_index": "<soft>", "boi_token_index": "<boi>", "eoi_token_index": "<eoi>"},
+        {"mm_tokens_per_image": 4},
+        SIGLIP,
+        SQUARE,
+        {"image_seq_length": 4},
+        {"image_token": "<soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
+        "<boi>",
+    ),
+    "idefics3": Spec(
+        "Idefics3Config",
+        "Idefics3Processor",
+        "Idefics3ImageProcessorPil",
+        {"image_token_id": "<image>"},
+        {"scale_factor": 1},
+        {"image_size": 28, "patch_size": 14},
+        {"size": {"longest_edge": 84}, "max_image_size": {"longest_edge": 28}},
+        {"image_seq_len": 4},
+    ),
+    "smolvlm": Spec(
+        "SmolVLMConfig",
+        "SmolVLMProcessor",
+        "SmolVLMImageProcessorPil",
+        {"image_token_id": "<image>"},
+        {"scale_factor": 1},
+        {"image_size": 28, "patch_size": 14},
+        {"size": {"longest_edge": 84}, "max_image_size": {"longest_edge": 28}},
+        {"image_seq_len": 4},
+    ),
+    "internvl": Spec(
+        "InternVLConfig",
+        "InternVLProcessor",
+        "GotOcr2ImageProcessorPil",
+        {"image_token_id": "<IMG_CONTEXT>"},
+        {"downsample_ratio": 0.5},
+        {"image_size": [28, 28], "patch_size": [14, 14]},
+        {**SQUARE, "min_patches": 1, "max_patches": 6},
+        {"image_seq_length": 1},
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        "<IMG_CONTEXT>",
+    ),
+    "mistral3": Spec(
+        "Mistral3Config",
+        "PixtralProcessor",
+        "PixtralImageProcessorPil",
+        {"image_token_index": "[IMG]"},
+        {"spatial_merge_size": 2},
+        {"model_type": "pixtral", "image_size": 112, "patch_size": 14},
+        {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
+        {"patch_size": 14, "spatial_merge_size": 2},
+        place="[IMG]",
+    ),
+}
+WORDS = [
+    *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
+    "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+    "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
+    *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)),
+]  # fmt: skip
+
+
+def write_tokenizer(folder: Path, named: dict[str, str] | None = None) -> transformers.PreTrainedTokenizerFast:
+    """Bytes are tokens, and so are up to four line breaks together, as Gemma has them."""
+    alphabet = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = tokenizers.Tokenizer(models.BPE(alphabet, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken(word, special=True, normalized=False) for word in WORDS])
+    backend.add_tokens([tokenizers.AddedToken("\n" * n, normalized=False) for n in (4, 3, 2)])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=named or {})
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def write_checkpoint(folder: Path, family: str, *, processor_config: bool = True) -> Any:
+    """Transformers' processor of the checkpoint in the folder."""
+    spec = SPECS[family]
+    tokenizer = write_tokenizer(folder, spec.named)
+    ids = {name: tokenizer.convert_tokens_to_ids(text) for name, text in spec.tokens.items()}
+    vision = {**VISION, **spec.vision}
+    config = getattr(transformers, spec.config)(vision_config=vision, **ids, **spec.settings)
+    config.save_pretrained(folder)
+    image_processor = getattr(transformers, spec.image_processor)(**spec.image)
+    image_processor.save_pretrained(folder)
+    if processor_config:
+        (folder / "processor_config.json").write_text(json.dumps(spec.given))
+    cls = processor_class(spec.processor)
+    cls.check_argument_for_proper_class = lambda self, name, argument: None  # there is no torchvision for video
+    given = {"video_processor": None} if "video_processor" in cls.__init__.__code__.co_varnames else {}
+    return cls(image_processor=image_processor, tokenizer=tokenizer, **given, **spec.given)
+
+
+def processor_class(name: str) -> Any:
+    """Some classes ask for packages at their import that they need for video alone."""
+    if name == "SmolVLMProcessor":
+        module = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
+        module.num2words = module.num2words or str
+    if name == "PixtralProcessor":
+        path = "transformers.models.pixtral.image_processing_pixtral"
+        stub = ModuleType(path)
+        stub.get_resize_output_image_size = None  # type: ignore[attr-defined]
+        sys.modules.setdefault(path, stub)
+        return importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
+    return getattr(transformers, name)

@@ -1,0 +1,260 @@
+"""What a worker makes of images, beside Transformers' own processor of the same checkpoint."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from bough.core.errors import RequestError
+from bough.core.media import MEDIA_ID
+from bough.multimodal.decoding import Limits
+from bough.multimodal.expansion import expand
+from bough.multimodal.families import Family, Hello, Prepared, Task
+from bough.tokenizer.load import load_tokenizer
+from tests.multimodal.checkpoints import SPECS, write_checkpoint, write_tokenizer
+
+SIZES = [(40, 60), (90, 33), (28, 28)]  # width, height
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def as_png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def worker_of(folder: Path, **options: Any) -> Family:
+    return Family(Hello(str(folder), str(folder), options, Limits(10**7, 60.0), 60.0))
+
+
+def prepare(worker: Family, folder: Path, contents: Sequence[bytes], kind: Any = "image") -> list[Prepared]:
+    items = []
+    for number, content in enumerate(contents):
+        alone, file = len(contents) == 1, str(folder / f"features{number}")
+        items.append(worker.prepare(Task(kind, content, None, None, alone, file, bytes([number]) * 16)))
+    return items
+
+
+def read_features(item: Prepared) -> dict[str, Any]:
+    data = Path(item.file).read_bytes()
+    return {
+        f.name: np.frombuffer(data, f.dtype, int(np.prod(f.shape)), f.offset).reshape(f.shape) for f in item.features
+    }
+
+
+def restored(ids: Any, media: Any, items: Sequence[Prepared]) -> list[int]:
+    """The prompt with the tokens that stand for rows in the place of their numbers."""
+    plain = ids.copy()
+    for placed, item in zip(media.items, items, strict=True):
+        for start, count in placed.spans:
+            assert (ids[start : start + count] >= MEDIA_ID).all()
+            plain[start : start + count] = item.row
+    return plain.tolist()
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["with processor_config.json", "without"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("family", SPECS)
+def test_prompt_and_arrays_are_those_of_transformers(family: str, count: int, said: bool, tmp_path: Path) -> None:
+    processor = write_checkpoint(tmp_path, family, processor_config=said)
+    images = [picture(*size, seed) for seed, size in enumerate(SIZES[:count])]
+    place = SPECS[family].place
+    text = "user\n" + "\n".join(place for _ in images) + "\nWhat is this?"
+    nested = family in ("gemma3", "idefics3", "smolvlm") or (family == "llava_onevision" and count > 1)
+    expected = processor(text=text, images=[images] if nested else images, return_tensors="np")
+    worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
+    items = prepare(worker, tmp_path, [as_png(image) for image in images])
+    ids, media = expand(np.array(tokenizer.encode(text), dtype=np.int32), items, tokenizer)
+    assert restored(ids, media, items) == expected["input_ids"][0].tolist()
+    ours = [read_features(item) for item in items]
+    assert "pixel_values" in ours[0]
+    for name in ours[0].keys() - {"batch_num_images"}:
+        theirs = np.asarray(expected[name])
+        if theirs.shape[0] == count != 1:
+            for array, other in zip((each[name][0] for each in ours), theirs, strict=True):
+                cut = other[tuple(slice(0, n) for n in array.shape)]  # a batch is padded to its largest
+                np.testing.assert_array_equal(array, cut)
+        elif theirs.ndim > 1 and family in ("idefics3", "smolvlm"):
+            parts = [each[name][0] for each in ours]
+            np.testing.assert_array_equal(np.concatenate(parts), theirs[0])
+        else:
+            np.testing.assert_array_equal(np.concatenate([each[name] for each in ours]), theirs)
+    whole = np.array(expected["input_ids"][0], dtype=np.int32)
+    again, same = expand(whole, items, tokenizer)
+    assert restored(again, same, items) == whole.tolist() and same == media
+
+
+def clip_of(frames: int, width: int, height: int, *, still: bool = False) -> bytes:
+    """As NumPy's file, which a worker reads as a clip of 24 frames a second."""
+    shape = (1 if still else frames, height, width, 3)
+    array = np.random.default_rng(5).integers(0, 255, shape, dtype=np.uint8)
+    file = io.BytesIO()
+    np.save(file, np.broadcast_to(array, (frames, height, width, 3)))
+    return file.getvalue()
+
+
+QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.mark.parametrize("family", QWENS)
+def test_positions_are_those_of_get_rope_index(family: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, family)
+    worker, tokenizer = worker_of(tmp_path, video={"max_pixels": 32 * 32 * 20}), load_tokenizer(tmp_path)
+    images = prepare(worker, tmp_path, [as_png(picture(40, 60)), as_png(picture(90, 33))])
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    clips = prepare(worker, folder, [clip_of(60, 64, 90)], "video")
+    place = SPECS[family].place
+    film = place.replace("image_pad", "video_pad")
+    text = f"Compare {place}{film} and\n{place}."
+    items = [images[0], clips[0], images[1]]
+    ids, media = expand(np.array(tokenizer.encode(text), dtype=np.int32), [*images, *clips], tokenizer)
+    plain = restored(ids, media, items)
+    kinds = np.zeros(len(plain), dtype=np.int64)
+    kinds[np.array(plain) == images[0].row] = 1
+    kinds[np.array(plain) == clips[0].row] = 2
+    config = worker.config
+    name = type(config).__name__.removesuffix("Config") + "Model"
+    cls = getattr(transformers, name)
+    model = cls.__new__(cls)
+    torch.nn.Module.__init__(model)
+    model.config = config
+    features = [read_features(item) for item in items]
+    pictures = np.concatenate([features[i]["image_grid_thw"] for i in (0, 2)])
+    grids: dict[str, Any] = {"image_grid_thw": torch.tensor(pictures)}
+    grids["video_grid_thw"] = torch.tensor(features[1]["video_grid_thw"].copy())
+    if family == "qwen2_5_vl":
+        # 60 frames at 24 a second, of which 5 are wanted at 2 a second: 4, as pairs
+        fps = 4 / 60 * 24
+        grids["second_per_grid_ts"] = [2 / fps]
+    expected, delta = model.get_rope_index(torch.tensor([plain]), torch.tensor(kinds[None]), **grids)
+    positions = np.frombuffer(media.positions, dtype=np.int32).reshape(3, -1)
+    np.testing.assert_array_equal(positions, expected[:, 0].numpy())
+    assert media.delta == int(delta)
+
+
+def patchified(frames: Any, step: int, patch: int, merge: int) -> Any:
+    """The layout of a clip's patches, as Transformers' video processors write it down."""
+    count, channels, height, width = frames.shape
+    rows, columns = height // patch, width // patch
+    parts = (count // step, step, channels, rows // merge, merge, patch, columns // merge, merge, patch)
+    return frames.reshape(parts).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, channels * step * patch * patch)
+
+
+@pytest.mark.parametrize("family", QWENS)
+def test_each_frame_has_its_own_part_of_a_patch(family: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, family)
+    side = 64 if family == "qwen3_vl" else 56
+    options = {
+        "num_frames": 4,
+        "min_pixels": side * side,
+        "max_pixels": side * side * (4 if family == "qwen3_vl" else 1),
+    }
+    worker = worker_of(tmp_path, video=options)
+    content = clip_of(4, side, side)
+    (clip,) = prepare(worker, tmp_path, [content], "video")
+    found = read_features(clip)
+    image = worker._processed
+    frames = np.load(io.BytesIO(content)).transpose(0, 3, 1, 2).astype(np.float32) / 255
+    mean, std = (np.array(each, dtype=np.float32).reshape(1, 3, 1, 1) for each in (image.image_mean, image.image_std))
+    expected = patchified((frames - mean) / std, 2, image.patch_size, 2)
+    np.testing.assert_allclose(found["pixel_values_videos"], expected, atol=1e-5)
+    assert found["video_grid_thw"].tolist() == [[2, side // image.patch_size, side // image.patch_size]]
+
+
+def test_a_still_clip_is_the_picture_repeated(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen2_vl")
+    limits = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 12}
+    worker = worker_of(tmp_path, video={**limits, "num_frames": 2})
+    content = clip_of(2, 70, 50, still=True)
+    (clip,) = prepare(worker, tmp_path, [content], "video")
+    folder = tmp_path / "image"
+    folder.mkdir()
+    (image,) = prepare(worker, folder, [as_png(Image.fromarray(np.load(io.BytesIO(content))[0]))])
+    np.testing.assert_array_equal(read_features(clip)["pixel_values_videos"], read_features(image)["pixel_values"])
+
+
+def test_qwen3_writes_the_time_of_each_pair_of_frames(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen3_vl")
+    worker, tokenizer = worker_of(tmp_path, video={"max_pixels": 32 * 32 * 20}), load_tokenizer(tmp_path)
+    (clip,) = prepare(worker, tmp_path, [clip_of(96, 64, 64)], "video")  # four seconds
+    text = tokenizer.decode(clip.ids.tolist(), skip_special_tokens=False)
+    times = re.findall(r"<([\d.]+) seconds><\|vision_start\|>(?:<\|video_pad\|>)+<\|vision_end\|>", text)
+    # Eight of the frames 0 to 95, evenly: 0, 14, 27, 41, ... at 24 a second, in pairs.
+    indices = [0, 14, 27, 41, 54, 68, 81, 95]
+    assert times == [f"{(a + b) / 48:.1f}" for a, b in zip(indices[::2], indices[1::2], strict=True)]
+
+
+@pytest.mark.parametrize(("total", "fps"), [(1, 24.0), (3, 30.0), (50, 10.0), (97, 29.97), (3000, 25.0), (10**5, 25.0)])
+def test_frames_are_sampled_as_in_transformers(total: int, fps: float, tmp_path: Path) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    write_checkpoint(tmp_path, "qwen3_vl")
+    theirs = Qwen3VLVideoProcessor.__new__(Qwen3VLVideoProcessor)
+    expected = theirs.sample_frames(VideoMetadata(total, fps)).tolist()
+    assert worker_of(tmp_path).choose_frames(total, fps, None) == expected
+    write_checkpoint(tmp_path / "older", "qwen2_vl")
+    chosen = worker_of(tmp_path / "older").choose_frames(total, fps, None)
+    assert len(chosen) == max(min(max(total / fps * 2, 4), 768, total) // 2 * 2, 1)
+    assert chosen == torch.arange(0, total, total / len(chosen), dtype=torch.float64).int().tolist()
+
+
+def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=16)
+    extractor.save_pretrained(tmp_path)
+    audio = {"num_mel_bins": 16, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+    number = tokenizer.convert_tokens_to_ids("<|AUDIO|>")
+    transformers.Qwen2AudioConfig(audio_config=audio, audio_token_index=number).save_pretrained(tmp_path)
+    processor = transformers.Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=tokenizer)
+    worker, own = worker_of(tmp_path), load_tokenizer(tmp_path)
+    text = "<|audio_bos|><|AUDIO|><|audio_eos|> What is said?"
+    for seconds in (0.5, 3.7, 30.0):
+        samples = np.random.default_rng(0).normal(0, 0.1, int(16000 * seconds)).astype(np.float32)
+        file = io.BytesIO()
+        np.save(file, samples)
+        expected = processor(text=text, audio=[samples], sampling_rate=16000, return_tensors="np")
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        (item,) = prepare(worker, folder, [file.getvalue()], "audio")
+        ids, media = expand(np.array(own.encode(text), dtype=np.int32), [item], own)
+        assert restored(ids, media, [item]) == expected["input_ids"][0].tolist()
+        for name, array in read_features(item).items():
+            np.testing.assert_array_equal(array, np.asarray(expected[name]))
+    file = io.BytesIO()
+    np.save(file, np.zeros(16000 * 31, dtype=np.float32))
+    with pytest.raises(RequestError, match="at most 30 s"):
+        prepare(worker, tmp_path, [file.getvalue()], "audio")
+
+
+def test_numbers_do_not_match_is_said_with_the_counts(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "llava")
+    worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
+    items = prepare(worker, tmp_path, [as_png(picture(30, 30)), as_png(picture(40, 40))])
+    for text, count in (("<image> only", 1), ("<image><image><image>", 3), ("none", 0)):
+        with pytest.raises(RequestError, match=rf"2 images, {count} placeholders"):
+            expand(np.array(tokenizer.encode(text), dtype=np.int32), items, tokenizer)
+
+
+def test_equal_contents_have_equal_numbers_and_others_do_not(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "llava")
+    worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
+    first, second = prepare(worker, tmp_path, [as_png(picture(30, 30)), as_png(picture(40, 40))])
+    prompt = np.array(tokenizer.encode("<image> <image> <image>"), dtype=np.int32)
+    ids, media = expand(prompt, [first, second, first], tokenizer)
+    rows = [ids[start : start + count].tolist() for item in media.items for start, count in item.spans]
+    assert rows[0] == rows[2] != rows[1] and len(set(rows[0])) == len(rows[0])

@@ -1,0 +1,392 @@
+"""Every multi-modal family against transformers, on tiny random checkpoints as `save_pretrained` writes them: greedy
+tokens and their logprobs with two images of different sizes, with prompts in chunks, cached prefixes and a text beside
+them. What an image becomes is transformers' own: here only what encoders make of it is at stake."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from bough.core.errors import ModelError
+from bough.core.media import Feature, MediaItem, MediaKind, MediaPrompt, media_ids
+from bough.messages.requests import LogprobRequest
+from tests.parity.engines import LocalEngine
+
+VOCAB, NEW, TOLERANCE = 97, 5, 1e-4
+IMAGE, VIDEO = 96, 95  # placeholders
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """The arrays of one image or clip; text stands between so many parts of it."""
+
+    arrays: dict[str, torch.Tensor]
+    parts: int = 1
+    kind: MediaKind = "image"
+
+    @property
+    def token(self) -> int:
+        return IMAGE if self.kind == "image" else VIDEO
+
+
+@dataclass(frozen=True)
+class Case:
+    fields: dict[str, Any]
+    images: list[Image]  # two
+    kinds: str = ""  # the argument by which transformers tells images from text
+    positions: bool = False  # several for each token
+    text_type: str = "llama"
+    token: str = "image_token_id"
+
+
+def pixels(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tiles(height: int, width: int, count: int, seed: int) -> Image:
+    """An image of this size cut into tiles, with the whole before them."""
+    return Image(
+        {"pixel_values": pixels(1, count, 3, 16, 16, seed=seed), "image_sizes": torch.tensor([[height, width]])}
+    )
+
+
+def patches(*grid: int, seed: int) -> Image:
+    """An image of so many patches in time, height and width."""
+    values = pixels(math.prod(grid), 3 * 2 * 4 * 4, seed=seed)
+    return Image({"pixel_values": values, "image_grid_thw": torch.tensor([grid])})
+
+
+SQUARES = [Image({"pixel_values": pixels(1, 3, 16, 16, seed=seed)}) for seed in (1, 2)]
+TILED = [tiles(14, 30, 3, seed=1), tiles(32, 32, 5, seed=2)]
+GRIDS = [patches(1, 4, 6, seed=1), patches(1, 8, 4, seed=2)]
+SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
+PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+CROPS = [
+    Image({"pixel_values": pixels(1, 2, 3, 16, 16, seed=1)}, parts=2),
+    Image({"pixel_values": pixels(1, 3, 3, 16, 16, seed=2)}, parts=3),
+]
+CASES: dict[str, Case] = {
+    "llava": Case({"vision_config": CLIP}, SQUARES),
+    "qwen2_vl": Case(
+        {"text_config": MROPE, "vision_config": {**QWEN, "embed_dim": 32, "hidden_size": 64}},
+        *(GRIDS, "mm_token_type_ids", True, "qwen2_vl_text"),
+    ),
+    "qwen2_5_vl": Case(
+        {
+            "text_config": MROPE,
+            "vision_config": {
+                **QWEN,
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        *(GRIDS, "mm_token_type_ids", True, "qwen2_5_vl_text"),
+    ),
+    "llava_next": Case({"vision_config": CLIP, **PINPOINTS}, TILED, token="image_token_index", text_type="mistral"),
+    "llava_onevision": Case(
+        {"vision_config": SIGLIP, **PINPOINTS}, TILED, token="image_token_index", text_type="qwen2"
+    ),
+    "qwen3_vl": Case(
+        {
+            "text_config": {**MROPE, "head_dim": 16},
+            "vision_config": {
+                **QWEN,
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_text"),
+    ),
+    "qwen3_5": Case(
+        {
+            "text_config": {
+                "head_dim": 16,
+                "rope_parameters": {
+                    **MROPE["rope_parameters"],
+                    "mrope_section": [2, 1, 1],
+                    "partial_rotary_factor": 0.5,
+                },
+                "layer_types": ["linear_attention", "full_attention", "full_attention"],
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 12,
+            },
+            "vision_config": {
+                **QWEN,
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "num_position_embeddings": 64,
+            },
+        },
+        *(GRIDS, "mm_token_type_ids", True, "qwen3_5_text"),
+    ),
+    "gemma3": Case(
+        {
+            "text_config": {"head_dim": 16, **WINDOWS},
+            "vision_config": {**SIGLIP, "image_size": 32},
+            "mm_tokens_per_image": 16,
+        },
+        [Image({"pixel_values": pixels(1, 3, 32, 32, seed=seed)}) for seed in (1, 2)],
+        *("token_type_ids", False, "gemma3_text", "image_token_index"),
+    ),
+    "idefics3": Case({"vision_config": {**CLIP, "model_type": "idefics3_vision"}}, CROPS),
+    "smolvlm": Case({"vision_config": {**CLIP, "model_type": "smolvlm_vision"}}, CROPS),
+    "internvl": Case(
+        {"vision_config": {**CLIP, "model_type": "internvl_vision", "image_size": [16, 16], "patch_size": [4, 4]}},
+        [Image({"pixel_values": pixels(count, 3, 16, 16, seed=count)}) for count in (1, 3)],
+        text_type="qwen2",
+    ),
+    "mistral3": Case(
+        {
+            "text_config": {"head_dim": 16, "sliding_window": None},
+            "vision_config": {**CLIP, "model_type": "pixtral", "head_dim": 16, "image_size": 32},
+        },
+        [
+            Image({"pixel_values": pixels(1, 3, *size, seed=1), "image_sizes": torch.tensor([size])})
+            for size in ((16, 24), (24, 16))
+        ],
+        text_type="mistral",
+        token="image_token_index",
+    ),
+}
+
+
+@dataclass
+class Model:
+    folder: Path
+    theirs: Any
+    case: Case
+
+    def prompt(self, text: list[int], images: list[Image]) -> tuple[list[int], list[list[tuple[int, int]]]]:
+        """A text with images behind its third token, and where they stand."""
+        ids, spans = text[:3], []
+        for number, image in enumerate(images):
+            own, part = [], self.rows(image) // image.parts
+            for _ in range(image.parts):
+                own.append((len(ids), part))
+                ids = [*ids, *[image.token] * part, 5 + number]
+            spans.append(own)
+        return [*ids, *text[3:]], spans
+
+    def inputs(self, ids: list[int], images: list[Image]) -> dict[str, Any]:
+        given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+        for name in {name: None for image in images for name in image.arrays}:
+            arrays = [image.arrays[name] for image in images if name in image.arrays]
+            widest = np.max([array.shape[1:] for array in arrays], axis=0)
+            given[name] = torch.cat([padded(array, widest.tolist()) for array in arrays])
+        if self.case.kinds:
+            given[self.case.kinds] = (given["input_ids"] == IMAGE).int() + 2 * (given["input_ids"] == VIDEO).int()
+        return given
+
+    @torch.inference_mode()
+    def rows(self, image: Image) -> int:
+        found = getattr(self.theirs, f"get_{image.kind}_features")(**image.arrays, return_dict=True).pooler_output
+        return sum(part.numel() for part in found) // found[0].shape[-1]
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int], images: list[Image]) -> torch.Tensor:
+        if self.case.positions:
+            self.theirs.model.rope_deltas = None
+        return self.theirs(**self.inputs(ids, images), use_cache=False).logits[0]
+
+    def continued(self, ids: list[int], images: list[Image]) -> tuple[list[int], torch.Tensor]:
+        """The most likely tokens, each of a pass over all that is before it, and their logprobs."""
+        tokens, scores = list(ids), []
+        for _ in range(NEW):
+            logprobs = self.logits(tokens, images)[-1].log_softmax(-1)
+            tokens.append(int(logprobs.argmax()))
+            scores.append(logprobs.max())
+        return tokens[len(ids) :], torch.stack(scores)
+
+    def media(
+        self, folder: Path, ids: list[int], spans: list[list[tuple[int, int]]], images: list[Image]
+    ) -> tuple[list[int], MediaPrompt]:
+        """The prompt as the edge sends it."""
+        tokens, items = np.array(ids, dtype=np.int32), []
+        for places, image in zip(spans, images, strict=True):
+            item = item_of(folder, image.kind, image.arrays, places)
+            rows = media_ids(item.digest, item.count)
+            for begin, size in places:
+                tokens[begin : begin + size], rows = rows[:size], rows[size:]
+            items.append(item)
+        if not self.case.positions:
+            return tokens.tolist(), MediaPrompt(tuple(items))
+        inputs = self.inputs(ids, images)
+        arrays = {name: value for name, value in inputs.items() if name.endswith("grid_thw")}
+        kinds = {"mm_token_type_ids": inputs["mm_token_type_ids"]}
+        positions, delta = self.theirs.model.get_rope_index(inputs["input_ids"], **kinds, **arrays)
+        packed = positions[:, 0].to(torch.int32).contiguous().numpy().tobytes()
+        return tokens.tolist(), MediaPrompt(tuple(items), packed, int(delta))
+
+
+def padded(array: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    ends = [(0, wide - own) for wide, own in zip(sizes, array.shape[1:], strict=True)]
+    return torch.nn.functional.pad(array, [each for pair in ends[::-1] for each in pair])
+
+
+def item_of(folder: Path, kind: MediaKind, arrays: dict[str, torch.Tensor], spans: list[tuple[int, int]]) -> MediaItem:
+    """Writes what an encoder takes to a file."""
+    features, content = [], b""
+    for name, value in arrays.items():
+        array = value.numpy()
+        features.append(Feature(name, str(array.dtype), array.shape, len(content)))
+        content += array.tobytes()
+    digest = hashlib.sha256(content).digest()[:16]
+    path = folder / digest.hex()
+    path.write_bytes(content)
+    return MediaItem(kind, digest, tuple(spans), tuple(features), str(path))
+
+
+def make(name: str, folder: Path) -> Model:
+    case = CASES[name]
+    torch.manual_seed(1)
+    text_config = {**TEXT, "model_type": case.text_type, **case.fields.get("text_config", {})}
+    fields = {**case.fields, "text_config": text_config, case.token: IMAGE, case.token.replace("image", "video"): VIDEO}
+    config = transformers.AutoConfig.for_model(name, **fields)
+    kind = transformers.AutoModelForImageTextToText
+    theirs = kind.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
+        for weight in theirs.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+        theirs.get_output_embeddings().weight[VIDEO : IMAGE + 1] = 0.0  # never the most likely tokens
+    theirs.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return Model(folder, theirs, case)
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return make(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def text(length: int, seed: int) -> list[int]:
+    return torch.randint(10, IMAGE - 1, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def engine_of(model: Model, **flags: object) -> LocalEngine:
+    sizes = {"max_total_tokens": 1200, "max_running_requests": 4, "cpu_threads": 1, "device": "cpu"}
+    return LocalEngine(model.folder, new=NEW, dtype="float32", **{**sizes, **flags})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path, device: str) -> None:
+    engine, images = engine_of(model, device=device), model.case.images
+    cases = [(text(9, 1), images), (text(7, 2), images[::-1]), (text(12, 3), []), (text(8, 4), images[:1])]
+    prompts = [model.prompt(words, shown) for words, shown in cases]
+    asked = [
+        model.media(tmp_path, ids, spans, shown) if shown else (ids, None)
+        for (ids, spans), (_, shown) in zip(prompts, cases, strict=True)
+    ]
+    truth = [model.continued(ids, shown) for (ids, _), (_, shown) in zip(prompts, cases, strict=True)]
+    found = engine.ask(*(ids for ids, _ in asked), media=[m for _, m in asked], logprobs=LogprobRequest())
+    assert [output for output, _ in found] == [output for output, _ in truth]
+    for number, (_, scores) in enumerate(truth):
+        torch.testing.assert_close(torch.tensor(engine.out.scores[number]), scores, atol=TOLERANCE, rtol=TOLERANCE)
+    figures = engine.scheduler._planner.media.figures
+    assert figures["mm_encoded_items_total"] == len(images)
+    # The first prompt again, with another end: all of its images come from the cache of prefixes.
+    words = [*cases[0][0], 11, 12]
+    ids, spans = model.prompt(words, images)
+    tokens, media = model.media(tmp_path, ids, spans, images)
+    output, cached = engine.ask(tokens, media=[media])[0]
+    assert output == model.continued(ids, images)[0]
+    # A state is kept where a chunk ended, which may be before an image.
+    assert cached >= sum(spans[-1][-1]) or engine.limits.groups[-1].kind == "state"
+    assert engine.scheduler._planner.media.figures["mm_encoded_items_total"] == len(images)
+
+
+def clip(*grid: int, parts: int) -> Image:
+    arrays = patches(*grid, seed=7).arrays
+    names = {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"}
+    return Image({names[name]: array for name, array in arrays.items()}, parts, "video")
+
+
+CLIPS = {
+    "qwen2_vl": clip(2, 4, 4, parts=1),
+    "qwen2_5_vl": Image({**clip(2, 4, 4, parts=1).arrays}, 1, "video"),
+    "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them
+    "llava_onevision": Image({"pixel_values_videos": pixels(1, 2, 3, 16, 16)}, 1, "video"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIPS)
+def test_clips_beside_images_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
+    model, shown = make(name, tmp_path), [CASES[name].images[0], CLIPS[name]]
+    ids, spans = model.prompt(text(9, 1), shown)
+    tokens, media = model.media(tmp_path, ids, spans, shown)
+    output, scores = model.continued(ids, shown)
+    engine = engine_of(model)
+    assert engine.ask(tokens, media=[media], logprobs=LogprobRequest())[0][0] == output
+    torch.testing.assert_close(torch.tensor(engine.out.scores[0]), scores, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+LAYOUT = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "vision_tower.": "model.vision_tower.vision_model.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
+
+
+@pytest.mark.slow
+def test_layouts_of_other_transformers_are_read_and_what_is_missing_is_told(tmp_path: Path) -> None:
+    model = make("llava", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    begins = {name: next(old for old in LAYOUT if name.startswith(old)) for name in weights}
+    moved = {LAYOUT[old] + name.removeprefix(old): weights[name] for name, old in begins.items()}
+    save_file(moved, tmp_path / "model.safetensors")
+    ids, spans = model.prompt(text(9, 1), model.case.images)
+    tokens, media = model.media(tmp_path, ids, spans, model.case.images)
+    assert engine_of(model).ask(tokens, media=[media])[0][0] == model.continued(ids, model.case.images)[0]
+    del moved["model.multi_modal_projector.linear_2.bias"]
+    save_file(moved, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"encoder are missing, such as model.multi_modal_projector.linear_2.bias"):
+        engine_of(model)
+    save_file(
+        {name: value for name, value in moved.items() if "language" in name or "lm_head" in name},
+        tmp_path / "model.safetensors",
+    )
+    assert engine_of(model, enable_multimodal=False).limits.media is None

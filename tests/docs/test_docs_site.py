@@ -31,7 +31,9 @@ def test_the_navigation_has_every_page_once() -> None:
     docs = site.ROOT / "docs"
     written = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
     named = pages_of(yaml.safe_load(CONFIG)["nav"])
-    assert sorted(named) == sorted(written | {*site.PAGES.values(), *site.GENERATED})
+    there = written | {*site.PAGES.values(), *site.GENERATED}
+    assert not there - set(named), "these pages are not in the navigation of mkdocs.yml"
+    assert sorted(named) == sorted(there), "mkdocs.yml names these twice, or they are not there"
 
 
 def test_links_that_leave_the_docs_become_pages_or_text_and_never_lead_nowhere() -> None:

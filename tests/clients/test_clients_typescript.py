@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bough.gateway.launching import free_ports
 from bough.version import __version__
 from tests.system.gateways import running_gateway
 from tests.system.serving import running
@@ -50,13 +51,15 @@ def test_the_types_are_as_they_were_generated(tmp_path: Path) -> None:
 @pytest.mark.slow
 @with_npm
 def test_its_own_tests_pass_against_real_processes() -> None:
-    keys = ("--api-key", "user-key", "--admin-api-key", "admin-key")
+    (grpc_port,) = free_ports(1)
+    flags = ("--api-key", "user-key", "--admin-api-key", "admin-key", "--grpc-port", str(grpc_port))
     with (
         running("--max-total-tokens", "20000") as model,
         running("all-MiniLM-L6-v2") as vectors,
-        running_gateway("--worker-urls", model.url, *keys) as gateway,
+        running_gateway("--worker-urls", model.url, *flags) as gateway,
     ):
-        said = call("npm", "test", BOUGH_URL=model.url, BOUGH_VECTORS_URL=vectors.url, BOUGH_GATEWAY_URL=gateway.url)
+        addresses = {"BOUGH_URL": model.url, "BOUGH_VECTORS_URL": vectors.url, "BOUGH_GATEWAY_URL": gateway.url}
+        said = call("npm", "test", **addresses, BOUGH_GRPC_ADDRESS=f"127.0.0.1:{grpc_port}")
     assert "# fail 0" in said and "# skipped 0" in said, said
 
 

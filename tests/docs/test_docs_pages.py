@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,12 @@ def test_the_flags_and_variables_that_a_page_names_exist(page: str) -> None:
     assert not flags_of(text) - known_flags() - GATEWAY_FLAGS - OTHER_FLAGS
     variables = set(re.findall(r"\bBOUGH_[A-Z_]+", text)) - OTHER_VARIABLES
     assert not {name for name in variables if name.removeprefix("BOUGH_").lower() not in SETTINGS}
+
+
+def test_every_extra_is_on_the_page_on_installing() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    users = extras - {"bench", "dev", "docs"}  # the others are for developers
+    assert not [extra for extra in users if f"`{extra}`" not in text_of("install")]
 
 
 def test_the_targets_of_make_that_pages_name_exist() -> None:

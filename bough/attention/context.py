@@ -10,6 +10,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.memory.pools.kv_pool import KVPool
 
+Heard = tuple[torch.Tensor, ...]  # of each layer [2, heads, positions, head_dim]: keys and values of a recording
 Segments = tuple[tuple[int, torch.Tensor], ...]
 
 
@@ -49,3 +50,4 @@ class ForwardContext:
     tapped: dict[int, torch.Tensor | None] | None = None
     adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights
     media: MediaRows | None = None
+    heard: tuple[Heard, ...] = ()  # of each row of the batch, of a model that hears

@@ -44,7 +44,8 @@ class MediaItem(msgspec.Struct, frozen=True):
 
     kind: MediaKind
     digest: bytes  # 16 bytes: of the content and of how it was prepared
-    spans: tuple[tuple[int, int], ...]  # first position in the prompt and count: where the encoder's rows go, in order
+    # First position in the prompt and count: where the encoder's rows go, in order. None: every token attends to them.
+    spans: tuple[tuple[int, int], ...]
     features: tuple[Feature, ...]
     file: str  # whoever made it keeps it until the request has ended
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bough.core.pooling import VectorConfig
+from bough.core.speech import SpeechConfig
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # gated MLPs have the first two
 
@@ -233,6 +234,7 @@ class ModelConfig:
     embedding_norm: bool = False
     final_norm: bool = True
     vectors: VectorConfig | None = None  # what comes of a sequence in the place of tokens
+    speech: SpeechConfig | None = None  # each layer attends to what an encoder has heard, too
     norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

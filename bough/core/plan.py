@@ -28,10 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.control import Command, Ticket
-from bough.core.media import Feature, MediaKind
+from bough.core.media import Feature, MediaItem, MediaKind
 from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.pooling import Pooling, VectorConfig
 from bough.core.sampling_params import SamplingParams
+from bough.core.speech import SpeechConfig
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
@@ -65,13 +66,14 @@ class RowSetup:
     pages: tuple[IntArray, ...]
     length: int  # tokens those pages hold
     generated: int  # output tokens so far: > 0 after a retraction or forced tokens, and of a resumed request
-    history: IntArray | None  # prompt + output so far, only for rows with penalties
+    history: IntArray | None  # prompt + output so far, only for rows with penalties or sound
     prompt_len: int  # how much of `history` is prompt
     logprobs: LogprobSpec | None
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
     processor: str | None = None  # the user's own code over its logits, as its text
     pooling: Pooling | None = None  # the row ends with a vector, which the last chunk of its prompt gives
     adapter: int = 0  # the slot of the adapter that it computes with (`PlaceAdapter`); 0: none
+    audio: MediaItem | None = None  # what the row hears; such a row has a `history`, too
     delta: int = 0  # what is added to the places of its tokens where they rotate (`MediaPrompt.delta`)
 
 
@@ -252,6 +254,7 @@ class Limits:
     ranks: int = 1
     stages: int = 1  # of a pipeline: as many steps are in flight, and a row decodes once the host knows its token
     vectors: VectorConfig | None = None  # what requests end with; None: with tokens
+    speech: SpeechConfig | None = None  # requests bring a recording each; None: they bring none
     whole_prompts: bool = False  # prompts are computed in one step, and nothing is kept of them: an encoder's
     media: MediaLimits | None = None  # None: prompts are text alone
     in_step: bool = False  # with other attention groups: all do a command or none, so one that refuses tells the others

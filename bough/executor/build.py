@@ -114,8 +114,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
         return _build_cpu(files, settings, names, group)
-    if (config := resolve_config(files, settings)).vectors is not None:
-        raise SettingsError("Models that give vectors run on a CPU here; add --device cpu.")
+    if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
+        raise SettingsError("Models that give vectors or hear run on a CPU here; add --device cpu.")
     from bough.executor.cuda_build import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers
 
@@ -225,6 +225,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         drafts=0 if beside is None else settings.speculative.most_drafts,
         adaptive_drafts=settings.speculative.speculative_adaptive,
         vectors=config.vectors,
+        speech=config.speech,
         whole_prompts=not config.causal,
         media=loaded.media_limits,
     )

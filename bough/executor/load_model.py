@@ -100,6 +100,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
             f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
         )
     _check_vectors(config, settings)
+    unfit = settings.speculative.speculative_algorithm or settings.lora.enable_lora or settings.parallel.simulate_tp > 1
+    unfit = unfit or settings.parallel.replica_ranks > 1 or settings.model.quantization not in ("auto", "none")
+    if config.speech is not None and unfit:
+        raise SettingsError("Models that hear run on one rank, without drafts, adapters and --quantization.")
     if config.media is not None and not _has_encoder(config, config.media, settings):
         config = replace(config, media=None)
     if runs_transformers(config):

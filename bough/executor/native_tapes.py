@@ -35,8 +35,8 @@ def why_not_recorded(config: ModelConfig) -> str | None:
     """What the tapes lack for such a model; None: it can be recorded. Records it once, without its weights."""
     if runs_transformers(config):
         return "they do not run transformers' modules"
-    if config.states is not None:
-        return "they have no recurrent layers"
+    if config.states is not None or config.speech is not None:
+        return "they have no recurrent layers, and do not hear"
     recorder, device = Recorder(tokens=1, logits=1), torch.device("cpu")
     small = replace(config, context_length=1)
     model = build_model(small, Topology(), torch.float32, device, packed_ops=recorder.ops)

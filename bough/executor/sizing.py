@@ -20,6 +20,7 @@ from bough.sampling.logprobs import INPUT_BLOCK
 
 CPU_POOL_SHARE = 0.25  # of the free memory: several engines live side by side on one machine
 CPU_POOL_CONTEXTS = 32
+HEARING_ROWS = 32  # recordings at a time: each holds much, and none is faster for company
 GPU_FRACTION = 0.9
 GPU_ROWS = 512
 GPU_CHUNK_TOKENS = 8192
@@ -112,6 +113,9 @@ class CacheSize:
 def default_rows(config: ModelConfig, most: int, cache_bytes: int) -> int:
     """Requests at a time, where the user does not say: of recurrent models so many that their states leave half of the
     cache's memory to attention."""
+    if config.speech is not None:
+        heard = 2 * 4 * config.num_layers * config.speech.positions * config.hidden_size  # keys and values of a row
+        return max(1, min(most, HEARING_ROWS, cache_bytes // heard))
     if config.states is None:
         return most
     return max(1, min(most, cache_bytes // (2 * ROW_STATES * config.states.page_bytes)))

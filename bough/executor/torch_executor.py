@@ -23,15 +23,17 @@ from bough.executor.adapters import AdapterStore, adapter_rows
 from bough.executor.control import ModelControl
 from bough.executor.drafter import Drafter, draft_places, with_drafts
 from bough.executor.encoder import Encoder
+from bough.executor.hearing import Hearing
 from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
 from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
 from bough.executor.states import StateCopies
-from bough.executor.verification import HostRows, draw_by_torch, prompt_logprobs
+from bough.executor.verification import Draw, HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
+from bough.models.whisper_model import WhisperModel
 
 
 class TorchExecutor:
@@ -58,6 +60,7 @@ class TorchExecutor:
         self._check = check
         self._drafter, self._encoder = drafter, encoder
         self._pooler = Pooler(model)
+        self._hearing = Hearing(model) if isinstance(model, WhisperModel) else None
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
         self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
@@ -82,7 +85,7 @@ class TorchExecutor:
         pooled = self._pooler.wanted(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
-        drafter, taps = self._drafter, None
+        drafter, taps, hearing = self._drafter, None, self._hearing
         if drafter is not None:
             plan, taps = self._guess(drafter, plan, layout), drafter.taps()
         batch = AttentionBatch(
@@ -108,6 +111,8 @@ class TorchExecutor:
         last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
         whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
         context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters, media)
+        if hearing is not None:
+            context = replace(context, heard=hearing.begin(plan, context))
         token_ids = torch.from_numpy(layout.token_ids)
         hidden = self._model.forward(token_ids, batch.positions, context)
         self._states.keep(plan)
@@ -119,7 +124,9 @@ class TorchExecutor:
         vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
         asked = hidden.index_select(0, last) if whole else hidden
         logits = self._model.logits(asked).float() if plan.sample.any() else asked  # which is then not looked at
-        result = self._rows.finish(plan, logits, partial(draw_by_torch, sampling), masks, inputs, vectors)
+        draw: Draw = partial(draw_by_torch, sampling)
+        draw = draw if hearing is None else hearing.ruled(draw)
+        result = self._rows.finish(plan, logits, draw, masks, inputs, vectors)
         if drafter is not None:
             drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
         if self._encoder is not None and plan.encodes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import zmq
 
 from bough.core.garbage import settle_garbage
@@ -183,6 +184,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
             "architecture": loaded.config.architecture,
             "is_embedding": limits.vectors is not None,
             "labels": [] if limits.vectors is None else list(limits.vectors.labels),
+            "speech": None if limits.speech is None else msgspec.to_builtins(limits.speech),
             "memory_note": limits.note,
             "import_time_s": round(imported - began, 3),
             "load_time_s": round(time.monotonic() - imported, 3),

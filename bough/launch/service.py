@@ -271,8 +271,8 @@ class MainServer(Serving):
 
     def on_ready(self, context: ServerContext) -> None:
         seconds = time.monotonic() - self._began
-        embeds = context.model.limits.get("is_embedding", False)
-        print(welcome_text(context.model.name, self._url, self._settings.server, seconds, embeds=embeds), flush=True)
+        model, server = context.model, self._settings.server
+        print(welcome_text(model.name, self._url, server, seconds, model.limits), flush=True)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings

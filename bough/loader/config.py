@@ -30,6 +30,7 @@ PARAMS_DEFAULTS = {
     "max_position_embeddings": 32_768,
     "rope_theta": 10_000.0,
 }
+SPEECH_FIELDS = ("suppress_tokens", "begin_suppress_tokens")
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -49,10 +50,16 @@ def read_config(
         # scalings. Another scaling can only come from the overrides, and takes that one's place.
         rope = replace(config.rope, factors=freq_factors) if config.rope.kind == "default" else config.rope
         return replace(config, norm_plus_one=False, rope=rope)
+    if files.ctranslate2 is not None:
+        from bough.loader.ctranslate2 import config_of  # needs numpy
+
+        return _build(str(files.ctranslate2), config_of(files.ctranslate2), overrides or {}, ())
     if files.config is None:
         raise ModelError(f"{files.folder} has no config.json, so the model's shape is unknown.")
     quantization_of(files)  # raises what cannot be read
     stated = _stated(files.config)
+    if files.generation_config is not None:  # newer checkpoints say there what must not be written
+        stated |= {name: ids for name, ids in read_json(files.generation_config).items() if name in SPEECH_FIELDS}
     config = _build(str(files.config), stated, overrides or {}, _generation_eos(files), impl)
     fields = Fields(str(files.config), {**find_family(config.architecture).defaults, **stated, **(overrides or {})})
     vectors = read_vectors(files.folder, fields, encoder=not config.causal, asked=embeds)

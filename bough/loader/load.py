@@ -20,6 +20,7 @@ from bough.kernels.quant_linear.filling import FillingWeight, format_for, of_tab
 from bough.kernels.quant_linear.packed import Format, packed_bytes
 from bough.layers.weights import Form, WeightSlot
 from bough.loader.catalogue import home
+from bough.loader.ctranslate2 import read_tensors
 from bough.loader.gguf_file import GgufFile
 from bough.loader.locate import ModelFiles, gguf_parts
 from bough.loader.packed_cache import PackedCache, cache_path
@@ -57,6 +58,10 @@ def open_source(
         tensors = find_tensors(family.gguf_names(config), file.tensors, keep_others=False)
         _refuse_unknown(file, tensors.values(), config.num_layers)
         return NamedSource(GgufSource(file), tensors)
+    if files.ctranslate2 is not None and load_format == "auto":
+        mapped = {name: torch.from_numpy(tensor) for name, tensor in read_tensors(files.ctranslate2).items()}
+        stands = find_family(config.architecture).names(config)
+        return NamedSource(TensorSource(mapped), find_tensors(stands, mapped, keep_others=False))
     if files.safetensors and load_format in ("auto", "safetensors", "mistral"):
         stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
         source: WeightSource = stored

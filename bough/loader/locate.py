@@ -34,7 +34,7 @@ MISTRAL_UNWANTED = ["model*.safetensors", *OTHER_LAYOUTS]
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of one model. Weights are either `gguf` or `safetensors`; both are absent for a bare configuration."""
+    """The files of one model. Weights are `gguf`, `safetensors` or `ctranslate2`; a bare configuration has none."""
 
     name: str  # for display
     folder: Path
@@ -43,6 +43,7 @@ class ModelFiles:
     config: Path | None = None
     tokenizer: Path | None = None  # a folder with tokenizer files; None: the GGUF carries its own
     generation_config: Path | None = None
+    ctranslate2: Path | None = None  # a model.bin: weights and shape
 
 
 def find_files(settings: ModelSettings) -> ModelFiles:
@@ -108,6 +109,9 @@ def _in_folder(folder: Path, name: str, load_format: str = "auto") -> ModelFiles
             names = ", ".join(path.name for path in ggufs)
             raise ModelError(f"{folder} holds {len(ggufs)} GGUF files ({names}); give the path of one of them.")
         return ModelFiles(name, folder, gguf=ggufs[0], tokenizer=tokenizer, generation_config=generation_config)
+    binary = _if_file(folder / "model.bin")
+    if binary is not None and not safetensors and "model_type" not in read_json(folder / "config.json"):
+        return ModelFiles(name, folder, tokenizer=tokenizer, ctranslate2=binary)
     if config is None:
         raise ModelError(f"{folder} holds no model: there is neither a config.json nor a .gguf file in it.")
     return ModelFiles(name, folder, None, safetensors, config, tokenizer, generation_config)
@@ -197,6 +201,7 @@ def fingerprint(files: ModelFiles) -> str:
     """Of the configuration and of each file of weights: its size, its beginning and a piece of its middle, because
     models of one family differ in the numbers alone."""
     weights = files.safetensors if files.gguf is None else gguf_parts(files.gguf)
+    weights = weights if files.ctranslate2 is None else (files.ctranslate2,)
     found = hashlib.sha256()
     for path in (*([files.config] if files.config else []), *weights):
         with open(path, "rb") as file:

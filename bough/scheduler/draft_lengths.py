@@ -21,6 +21,7 @@ PROBE = 32  # decisions for drafts, or against them, after which one goes the ot
 MEMORY = 0.8  # of a step's time that was known, when a further one is taken into account
 SURPRISE = 2.0  # times what was known: one step that took longer counts as this, as it may have waited for something
 TRIALS = 3  # of a size before its time is believed: the first touches memory and code that later ones find ready
+PAUSE = 4.0  # times a step: a device that did nothing for longer had nothing to do
 EXACT = 16  # steps of more tokens than this share what is known with those of nearly as many
 FINE = 8  # parts of a doubling
 
@@ -77,6 +78,7 @@ class DraftLengths:
         self._times = StepTimes()
         self._hold = np.full(len(table.requests), PRIOR)
         self._handles = np.full(len(table.requests), -1, dtype=np.int64)
+        self._ended = 0.0  # the last step
         self._drafted, self._alike = False, 0  # the last decision, and how many were like it
 
     def knows_cost(self, rows: int) -> bool:
@@ -120,6 +122,15 @@ class DraftLengths:
         self._hold[rows] = np.where(proposed > 0, (WEIGHT * known + held) / (WEIGHT + held + failed), known)
 
     def ran(self, tokens: int, span: tuple[float, float] | None) -> None:
-        """A step of decodes alone computed so many tokens."""
-        if span is not None:
-            self._times.observe(tokens, span[1] - span[0])
+        """A step of decodes alone computed so many tokens. What the device waited for it belongs to its time: the host
+        was slower. A long pause is one between requests."""
+        if span is None:
+            return
+        begun, ended = span
+        waited, self._ended = begun - self._ended, ended
+        self._times.observe(tokens, ended - begun + (waited if 0.0 < waited < PAUSE * (ended - begun) else 0.0))
+
+    def searches_per_step(self, rows: int, seconds: float) -> float:
+        """How many searches that take so long are as long as a step of so many rows, where that is known."""
+        step = float(self._times.of(np.array([rows]))[0]) if self._times.believes(rows) else 0.0
+        return step / seconds if step else np.inf

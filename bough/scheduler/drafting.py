@@ -10,6 +10,7 @@ brings spare tokens, and the executor passes over as many as the row has got.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex, RowTable
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
+VAIN = 0.01  # of a step's time that searches may take which find nothing
 MOST_ROWS = 64  # a step of more has tokens enough to fill a device without drafts
 
 
@@ -70,9 +72,14 @@ class Drafting:
                 return self.without(rows)
             guessed = self._lengths.choose(rows, np.where(table.constrained[rows], 0, largest - 1).astype(np.int32))
             return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))
+        began = time.perf_counter()
         drafts = self._propose(self._proposer, rows, largest)
-        self._longest = 1 if drafts.some else min(len(rows), 2 * self._longest)
-        self._pause = 0 if drafts.some else self._longest // 2  # a search costs time by the row
+        if drafts.some:
+            self._longest, self._pause = 1, 0
+        else:  # searches in vain may take a small share of the time, and at most every row's
+            worth = self._lengths.searches_per_step(len(rows), time.perf_counter() - began)
+            self._longest = min(max(len(rows), int(1.0 / (VAIN * worth))), 2 * self._longest)
+            self._pause = self._longest // 2
         return drafts
 
     def _propose(self, proposer: Proposer, rows: RowIndex, largest: IntArray) -> Drafts:

@@ -145,6 +145,8 @@ class Intake:
         """What the request wants of a model that gives vectors; raises where it wants tokens of that, or a vector of
         one that gives tokens."""
         wanted, vectors = message.pooling, self._limits.vectors
+        if self._limits.speech is not None and message.media is None:
+            raise RequestError("This model writes down recordings alone (/v1/audio/transcriptions).", field="model")
         if wanted is None and vectors is not None:
             gives = "scores of labels (/v1/classify, /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
             raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")

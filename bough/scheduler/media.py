@@ -64,7 +64,7 @@ class Media:
         """Where the request's prefixes are cached; a `RequestError` if what it has beside text cannot be served."""
         items = () if message.media is None else message.media.items
         places = np.flatnonzero(tokens >= MEDIA_ID)
-        if not items and not len(places):
+        if self._limits.speech is not None or (not items and not len(places)):
             return message.namespace
         if (media := self._limits.media) is None:
             raise RequestError("This engine reads text alone: it has no encoder for images, video or sound.")

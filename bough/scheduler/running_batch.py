@@ -114,6 +114,7 @@ class RunningBatch:
                 pages.append(np.array([of_group[row, 0], next(begin_with)], dtype=np.int32))
             else:
                 pages.append(of_group[row, :count].copy())
+        audio = None if request.media is None or request.media.items[0].spans else request.media.items[0]
         return RowSetup(
             row=row,
             sampling=request.sampling,
@@ -121,7 +122,7 @@ class RunningBatch:
             pages=tuple(pages),
             length=int(table.length[row]),
             generated=known - request.prompt_len,
-            history=table.tokens[row, :known].copy() if request.sampling.penalised else None,
+            history=table.tokens[row, :known].copy() if request.sampling.penalised or audio else None,
             prompt_len=request.prompt_len,
             logprobs=request.logprobs,
             # A grammar's mask knows when the end may come.
@@ -129,6 +130,7 @@ class RunningBatch:
             processor=request.processor,
             adapter=request.slot,
             pooling=request.pooling,
+            audio=audio,
             delta=0 if request.media is None else request.media.delta,
         )
 

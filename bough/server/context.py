@@ -143,6 +143,8 @@ class ServerContext:
         client's own for the template. `whole`: a prompt that is too long is not cut, whatever the server's settings."""
         if self.model.limits.get("is_embedding"):
             raise RequestError("This model gives vectors or scores; it does not generate text.", field="model")
+        if self.model.limits.get("speech") is not None:
+            raise RequestError("This model writes down recordings alone (/v1/audio/transcriptions).", field="model")
         tokenizer, given = self.require_tokenizer(field), variables or {}
         for name in TEMPLATE_ARGUMENTS:
             if name in given:

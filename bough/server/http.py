@@ -15,7 +15,7 @@ import shlex
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import uvicorn
@@ -175,10 +175,12 @@ def _require_readable(flag: str, path: str) -> None:
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"max_new_tokens": 16, "temperature": 0}}'
 
 
-def welcome_text(model: str, url: str, settings: ServerSettings, seconds: float, *, embeds: bool = False) -> str:
+def welcome_text(model: str, url: str, settings: ServerSettings, seconds: float, facts: Mapping[str, object]) -> str:
     call = curl_text(url, settings)
-    if embeds:
+    if facts.get("is_embedding"):
         call = call.replace("/generate", "/encode").replace(EXAMPLE, '{"text": "The capital of France"}')
+    if facts.get("speech"):
+        call = call.replace("/generate", "/v1/audio/transcriptions").split(" -H 'C")[0] + " -F file=@FILE.wav"
     return f"{model} is served at {url} (ready after {seconds:.1f} s). Try:\n  {call}"
 
 

@@ -18,6 +18,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+NAMES = f"{DEFAULT.name}, all-MiniLM-L6-v2, whisper-tiny.en"
+
+
 def put_model() -> Path:
     path = catalogue.home() / "models" / DEFAULT.name / DEFAULT.source.file_name
     path.parent.mkdir(parents=True)
@@ -29,10 +32,11 @@ def put_model() -> Path:
 @pytest.mark.parametrize("argv", [["models"], ["models", "list"]])
 def test_the_table_shows_what_is_not_fetched(argv: list[str], home: Path, capsys: Capture) -> None:
     assert main(argv) == 0
-    head, row, vectors, _, foot = capsys.readouterr().out.splitlines()
+    head, row, vectors, sound, _, foot = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "SIZE", "LICENCE", "ON", "DISK"]
     assert row.split() == [DEFAULT.name, "(default)", "98", "MB", "Apache-2.0", "not", "fetched"]
     assert vectors.split() == ["all-MiniLM-L6-v2", "91", "MB", "MIT", "not", "fetched"]
+    assert sound.split() == ["whisper-tiny.en", "76", "MB", "MIT", "not", "fetched"]
     assert str(home / "models") in foot
 
 
@@ -80,9 +84,13 @@ def test_what_can_be_served_is_listed_by_class(capsys: Capture) -> None:
         (
             ["pull", "smolm2"],
             1,
-            f"The catalogue has no model 'smolm2' (it has: {DEFAULT.name}, all-MiniLM-L6-v2). Did you mean smollm2?",
+            f"The catalogue has no model 'smolm2' (it has: {NAMES}). Did you mean smollm2?",
         ),
-        (["rm", "zzz"], 1, f"The catalogue has no model 'zzz' (it has: {DEFAULT.name}, all-MiniLM-L6-v2)."),
+        (
+            ["rm", "zzz"],
+            1,
+            f"The catalogue has no model 'zzz' (it has: {NAMES}).",
+        ),
         (["pul", "smollm2"], 2, "unknown action 'pul'. Did you mean pull?"),
         (["pull"], 2, f"Say which model: `bough models pull {DEFAULT.name}`."),
         (["list", "smollm2"], 2, "`bough models list` takes no name; it shows all models."),

@@ -11,6 +11,7 @@ import torch
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RopeConfig
+from bough.core.speech import SpeechConfig
 from bough.distributed.topology import Topology
 from bough.models.base import CausalLM
 from bough.models.names import find_tensors
@@ -52,7 +53,8 @@ def test_unknown_architecture_lists_the_supported_ones() -> None:
 
 @pytest.mark.parametrize("name", supported_architectures())
 def test_every_architecture_builds(name: str) -> None:
-    model = build(replace(CONFIG, architecture=name))
+    sizes = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 8, "max_source_positions": 4}
+    model = build(replace(CONFIG, architecture=name, speech=SpeechConfig(sizes, 0, 1, 2)))
     assert model.config.architecture == name
     assert len({slot.name for slot in model.slots()}) > 2 * 5
 

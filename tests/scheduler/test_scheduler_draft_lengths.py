@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -127,3 +128,30 @@ def test_drafts_of_the_device_that_never_hold_are_given_up() -> None:
         drafting.ran(widths[-1], (0.0, 1.0 + 0.3 * widths[-1]))
     assert widths[:TRIALS] == [1] * TRIALS, "first it learns what steps without drafts take"
     assert widths[TRIALS] == 4 and widths[20:].count(1) > 30
+
+
+def test_what_a_device_waits_for_is_part_of_a_step_and_a_pause_is_not() -> None:
+    drafting = device_drafting(1)
+    for step in range(TRIALS):
+        drafting.ran(1, (step + 0.5, step + 1.0))  # half a second of waiting before each, and of computing
+    times = drafting._lengths._times
+    assert times.of(np.array([1]))[0] == 1.0
+    drafting.ran(1, (100.0, 100.5))
+    assert times.of(np.array([1]))[0] == 0.5
+
+
+def test_searches_in_vain_are_made_less_often_where_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for step_s, most in ((1e-3, 60), (10.0, 1)):
+        drafting, clock, searches = device_drafting(1), iter(range(10_000)), 0
+        monkeypatch.setattr(time, "perf_counter", lambda clock=clock: 1e-3 * next(clock))
+        proposer: Any = SimpleNamespace(propose=lambda *_: (ints(), 0), most=3, adaptive=True)
+        drafting._proposer = proposer
+        table: Any = drafting._table
+        table.known, table.prompt_len = np.full(1, 20), np.full(1, 10)
+        table.tokens = np.zeros((1, 30), dtype=np.int32)
+        table.requests[0].namespace = ""
+        for step in range(600):
+            searches += drafting._pause == 0
+            assert not drafting.decide(rows(0)).some
+            drafting.ran(1, (step * step_s, (step + 1) * step_s))
+        assert searches == 600 if most == 1 else 600 / most <= searches <= 20

@@ -1,7 +1,8 @@
 """OpenAI's protocol: completions, chats, models and responses, with SGLang's extra fields.
 
 `requests` is what clients send and what the engine makes of it, `objects` and `response_items` are what they get;
-`completions`, `chat` and `responses` connect both ends. `vectors` is all of embeddings and scores.
+`completions`, `chat` and `responses` connect both ends. `vectors` is all of embeddings and scores, `audio` that of
+recordings.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
 from bough.server.errors import HttpError
+from bough.server.openai.audio import audio_routes
 from bough.server.openai.chat import Chats
 from bough.server.openai.completions import Completions
 from bough.server.openai.objects import ChatChunk, ChatCompletion, Completion, ModelCard, ModelList
@@ -60,6 +62,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
         Endpoint("/v1/responses/{id}", responses.retrieve, "A response that was stored", methods=GET, **STORED),
         Endpoint("/v1/responses/{id}/cancel", responses.cancel, "End a response that still runs", **STORED),
         *vector_routes(context),
+        *audio_routes(context),
         Endpoint("/v1/models", list_models, "The model that is served, and its adapters", answer=ModelList, **SHOWN),
         Endpoint("/v1/models/{model:path}", show_model, "One model by its name", answer=ModelCard, **SHOWN),
     ]

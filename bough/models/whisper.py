@@ -1,0 +1,49 @@
+"""Whisper: a decoder whose layers attend to what an encoder has heard, too. It writes down a window of sound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bough import layers
+from bough.core.errors import ModelError
+from bough.core.model_config import NO_ROPE, ModelConfig
+from bough.core.speech import SpeechConfig
+from bough.models.family import PLAIN, ModelFamily, layer_norms
+from bough.models.fields import Fields
+from bough.models.names import Names, Piece
+
+if TYPE_CHECKING:
+    from bough.models.base import CausalLM
+
+ENCODER = ("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins", "max_source_positions")
+
+
+class Whisper(ModelFamily):
+    activation_field = "activation_function"
+    activations = PLAIN
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.boolean("scale_embedding"):
+            raise ModelError(f"{config.where}: scale_embedding is not supported; no model of OpenAI's has it.")
+        encoder = {name: config.integer(name) for name in ENCODER}
+        (start, *_), (end, *_) = map(config.token_ids, ("decoder_start_token_id", "eos_token_id"))
+        timestamps = config.integer("vocab_size") - encoder["max_source_positions"] - 1  # one more for the end
+        rules = map(config.token_ids, ("suppress_tokens", "begin_suppress_tokens"))
+        return {
+            **layer_norms(config),
+            "rope": NO_ROPE,
+            "learned_positions": True,
+            "context_length": config.integer("max_position_embeddings"),
+            "mlp": "plain",
+            "mlp_bias": True,
+            "speech": SpeechConfig(encoder, start, end, timestamps, *rules),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        positions = Piece("model.embed_positions", slice(0, config.context_length))
+        return {"model.decoder.embed_positions": positions, **self.stated_names}
+
+    def build(self, config: ModelConfig, placement: layers.Placement) -> CausalLM:
+        from bough.models.whisper_model import WhisperModel
+
+        return WhisperModel(config, placement)

@@ -1,0 +1,100 @@
+"""Whisper's modules: the encoder is Transformers'; the decoder's layers are ours, with one more that attends to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from bough.attention.context import ForwardContext, Heard
+from bough.core.model_config import ModelConfig
+from bough.layers.blocks import PreNormBlock
+from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.norm import NO_NORM, NormLayer, make_norm
+from bough.layers.placement import Placement
+from bough.layers.weights import WeightSlot, slots_of
+from bough.models.decoder import Decoder
+
+
+class CrossAttention:
+    """Attends to what each row has heard."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        width, self._heads, self._layer = config.hidden_size, config.num_heads, layer
+        query, key, value = (Columns(f"{part}_proj", slice(0, width)) for part in "qkv")
+        self._query = ColumnLinear(width, (query,), True, placement)
+        self._heard = ColumnLinear(width, (key, value), True, placement)
+        self._output = RowLinear("out_proj", slice(0, width), width, True, placement)
+
+    def hear(self, encoded: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """Keys and values [2, heads, positions, head_dim] of the encoder's output [positions, hidden_size]."""
+        both = self._heard.after(NO_NORM, encoded, None, ctx)[0]
+        return both.view(len(encoded), 2, self._heads, -1).permute(1, 2, 0, 3).contiguous()
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, total = self._query.after(norm, x, residual, ctx)
+        starts = ctx.batch.query_starts.tolist()
+        if ctx.logits_indices is not None:  # only those tokens are left
+            starts = np.searchsorted(ctx.logits_indices.numpy(), starts).tolist()
+        heads = queries.view(len(queries), self._heads, -1).transpose(0, 1)
+        found = torch.empty_like(heads)
+        for heard, first, end in zip(ctx.heard, starts[:-1], starts[1:], strict=True):
+            if first < end:
+                key, value = heard[self._layer]
+                found[:, first:end] = F.scaled_dot_product_attention(heads[None, :, first:end], key[None], value[None])
+        return self._output(found.transpose(0, 1).flatten(1), ctx), total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part in (self._query, self._heard, self._output):
+            yield from part.slots(prefix)
+
+
+class HearingBlock(PreNormBlock):
+    """With attention to what was heard between that to the tokens before and the MLP."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        super().__init__(config, layer, placement)
+        self._cross_norm, self.cross = make_norm(config, placement), CrossAttention(config, layer, placement)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self._attention(x, residual, self._input_norm, positions, ctx)
+        x, residual = self.cross(x, residual, self._cross_norm, ctx)
+        return self._mlp(x, residual, self._mlp_norm, ctx)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""
+        own = slots_of(prefix, encoder_attn_layer_norm=self._cross_norm, encoder_attn=self.cross)
+        for slot in (*super().slots(prefix), *own):
+            if slot.name.endswith("k_proj.bias"):
+                slot.target.zero_()
+            else:
+                yield slot
+
+
+class WhisperModel(Decoder):
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        from transformers import WhisperConfig  # which takes seconds, and other models do without
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+        assert config.speech is not None
+        super().__init__(config, placement, HearingBlock)
+        sizes = {"d_model": config.hidden_size, **config.speech.encoder}
+        with torch.device("meta"):
+            encoder = WhisperEncoder(WhisperConfig(**sizes, activation_function=config.activation))
+        self._encoder = encoder.to(placement.dtype).to_empty(device=placement.device).eval().requires_grad_(False)
+
+    def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
+        """What the decoder's layers attend to, of features [mel_bins, frames]."""
+        encoded = self._encoder(features[None].to(self._placement.dtype)).last_hidden_state[0]
+        return tuple(cast(HearingBlock, block).cross.hear(encoded, ctx) for block in self._blocks)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from super().slots()
+        yield from (WeightSlot(f"encoder.{name}", each.data) for name, each in self._encoder.named_parameters())

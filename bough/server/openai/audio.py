@@ -1,0 +1,130 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: a recording to text, subtitles or a stream of text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from bough.core.errors import RequestError
+from bough.core.speech import SAMPLE_RATE, SpeechConfig
+from bough.server.bodies import read_bytes
+from bough.server.context import ServerContext
+from bough.server.endpoint import EVENTS, OPENAI, Endpoint, json_response
+from bough.server.errors import openai_shape
+from bough.server.streaming import EventStream, json_event, while_connected
+from bough.speech.sound import FloatArray, decode
+from bough.speech.transcriber import Segment, Task, Transcriber
+
+MAX_PARTS = 64  # of a form
+NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
+BOUNDARY = re.compile(r'boundary=("[^"]+"|[^\s;]+)', re.IGNORECASE)
+
+
+def read_form(content_type: str, body: bytes) -> dict[str, list[bytes]]:
+    """The parts of a multipart form, by name."""
+    given = BOUNDARY.search(content_type)
+    if not content_type.lower().startswith("multipart/form-data") or given is None:
+        raise RequestError("Send a form (multipart/form-data) with the recording as its part `file`.", field="file")
+    parts = (b"\r\n" + body).split(b"\r\n--" + given[1].strip('"').encode(), MAX_PARTS)
+    if not parts[-1].startswith(b"--"):
+        raise RequestError(f"The form is cut short, or has more than {MAX_PARTS} parts.", field="file")
+    fields: dict[str, list[bytes]] = {}
+    for head, _, content in (part.partition(b"\r\n\r\n") for part in parts[1:-1]):
+        if (name := NAME.search(head)) is not None:
+            fields.setdefault(name[1].decode(errors="replace").removesuffix("[]"), []).append(content)
+    return fields
+
+
+def read_task(form: dict[str, list[bytes]], *, translate: bool) -> Task:
+    texts = {name: [each.decode(errors="replace") for each in values] for name, values in form.items() if any(values)}
+    times = texts.pop("timestamp_granularities", [])
+    given = {name: values[-1] for name, values in texts.items()} | {"timestamp_granularities": times}
+    task = msgspec.convert({**given, "translate": translate}, Task, strict=False)
+    if task.stream and task.response_format not in ("json", "text"):
+        raise RequestError(f"stream gives text, which {task.response_format} is not.", field="response_format")
+    return task
+
+
+def audio_routes(context: ServerContext) -> list[Endpoint]:
+    answers: dict[str, Any] = {**OPENAI, "answer": dict[str, Any], "other_types": (EVENTS,)}
+    given, name = context.model.limits.get("speech"), context.model.name
+    speech = None if given is None else msgspec.convert(given, SpeechConfig)
+
+    async def answer(request: Request, translate: bool = False) -> Response:
+        if speech is None:
+            raise RequestError(f"{name} does not hear; serve a Whisper model, such as whisper-tiny.en.", field="model")
+        if translate and speech.english_only:
+            raise RequestError(f"{name} knows English only: it cannot translate; serve another Whisper.", field="model")
+        form = read_form(request.headers.get("content-type", ""), await read_bytes(request))
+        file = form.pop("file", [b""])[-1]
+        task = read_task(form, translate=translate)
+        if speech.english_only and task.language not in ("", "en"):
+            raise RequestError(f"{name} knows English only; leave language out.", field="language")
+        if not file:
+            raise RequestError("file is missing: send the recording as a part of the form.", field="file")
+        sound = await asyncio.to_thread(decode, file)
+        transcriber = Transcriber(context.client, context.read_inputs, context.require_tokenizer(), speech)
+        task = msgspec.structs.replace(task, language=task.language or await transcriber.language(sound))
+        if task.stream:
+            return EventStream(_events(transcriber, sound, task), lambda each: json_event(openai_shape(each)))
+        return await while_connected(request, _whole(transcriber, sound, task))
+
+    return [
+        Endpoint("/v1/audio/transcriptions", answer, "A recording to its text", **answers),
+        Endpoint("/v1/audio/translations", partial(answer, translate=True), "A recording to English text", **answers),
+    ]
+
+
+async def _whole(transcriber: Transcriber, sound: FloatArray, task: Task) -> Response:
+    segments = [each async for each in transcriber.pieces(sound, task) if isinstance(each, Segment)]
+    text = "".join(each.text for each in segments).strip()
+    plain = {"text": f"{text}\n", "srt": srt(segments), "vtt": vtt(segments)}
+    if task.response_format in plain:
+        return PlainTextResponse(plain[task.response_format])
+    shown: dict[str, Any] = {"text": text, "usage": _usage(sound)}
+    if task.response_format == "verbose_json":
+        shown |= {"task": "translate" if task.translate else "transcribe", "language": task.language}
+        shown |= {"duration": len(sound) / SAMPLE_RATE, "segments": segments}
+    return json_response(shown)
+
+
+async def _events(transcriber: Transcriber, sound: FloatArray, task: Task) -> AsyncGenerator[bytes, None]:
+    whole = ""
+    async with contextlib.aclosing(transcriber.pieces(sound, task)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, str):
+                delta = piece if whole else piece.lstrip()
+                whole += delta
+                yield json_event({"type": "transcript.text.delta", "delta": delta})
+    yield json_event({"type": "transcript.text.done", "text": whole, "usage": _usage(sound)})
+
+
+def _usage(sound: FloatArray) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(len(sound) / SAMPLE_RATE)}
+
+
+def srt(segments: Sequence[Segment]) -> str:
+    return "".join(f"{number}\n{_cue(each, ',')}" for number, each in enumerate(segments, 1))
+
+
+def vtt(segments: Sequence[Segment]) -> str:
+    return "WEBVTT\n\n" + "".join(_cue(each, ".") for each in segments)
+
+
+def _cue(segment: Segment, mark: str) -> str:
+    line = segment.text.strip().replace("-->", "->")  # which would begin a cue
+    return f"{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{line}\n\n"
+
+
+def _clock(time: float, mark: str) -> str:
+    whole, thousandths = divmod(round(time * 1000), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{thousandths:03}"

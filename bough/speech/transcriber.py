@@ -1,0 +1,192 @@
+"""Asks the engine to write down a recording, window by window, several at a time, and puts the answers together.
+
+A greedy answer that repeats itself, or that the model itself finds unlikely, is sampled again at a higher temperature.
+Where an answer ends before its window does, the rest is a window of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import math
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from bough.client.handle import EngineClient
+from bough.client.inputs import Inputs
+from bough.client.outputs import RequestOutput
+from bough.core import speech as tokens
+from bough.core.errors import RequestError
+from bough.core.media import Feature, MediaItem, MediaPrompt
+from bough.core.shared_files import shared_file
+from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
+from bough.speech.sound import FloatArray, Loudness, features
+from bough.tokenizer.tokenizer import Tokenizer
+
+Emit = Callable[[str], None]
+AT_ONCE = 8  # windows of a recording that are with the engine
+STEPS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures that are tried one after the other
+REPEATS, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # as OpenAI has them: compression, mean logprob, probability
+REST_S = 1.0  # more voice than this behind an answer's end is a window of its own
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client wants of a recording."""
+
+    language: str = ""  # empty: it is found out
+    prompt: str = ""  # taken as said before
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    stream: bool = False  # texts are given as they come, so none is tried again, and none has times
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    timestamp_granularities: tuple[Literal["segment"], ...] = ()
+    translate: bool = False
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """As OpenAI shows it. Times are in seconds."""
+
+    id: int = 0
+    seek: int = 0  # where its window begins, in hundredths of a second
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float = 0.0
+    avg_logprob: float = 0.0  # of all tokens of its window
+    compression_ratio: float = 1.0  # the same: text that repeats itself has a large one
+    no_speech_prob: float = 0.0
+
+
+def split(tokens: Sequence[int], speech: SpeechConfig, length: int) -> list[tuple[int, int, list[int]]]:
+    """The texts between the times in what was written of a window of so many samples: where they begin and end."""
+    found: list[tuple[int, int, list[int]]] = []
+    start, text = 0, list[int]()
+    for token in tokens:
+        if token < speech.end:
+            text.append(token)
+        elif token >= speech.timestamps:
+            time = min((token - speech.timestamps) * TIME_SAMPLES, length)
+            if text:
+                found.append((start, max(start, time), text))
+            start, text = time, []
+    return [*found, (start, length, text)] if text else found
+
+
+class Transcriber:
+    def __init__(
+        self, client: EngineClient, read: Callable[..., Awaitable[Inputs]], tokenizer: Tokenizer, speech: SpeechConfig
+    ) -> None:
+        self._client, self._read, self._tokenizer, self._speech = client, read, tokenizer, speech
+
+    async def pieces(self, sound: FloatArray, task: Task) -> AsyncGenerator[str | Segment, None]:
+        """The segments in their order and, with `stream`, before those of each window its text as it comes."""
+        loudness, turns = await asyncio.to_thread(Loudness, sound), asyncio.Semaphore(AT_ONCE)
+        spans, number = loudness.windows(self._speech), 0
+        queues = [asyncio.Queue[str | None]() for _ in spans]
+
+        async def work(span: slice, queue: asyncio.Queue[str | None]) -> list[Segment]:
+            try:
+                async with turns:
+                    return await self._window(sound, loudness, span, task, queue.put_nowait)
+            finally:
+                queue.put_nowait(None)
+
+        tasks = [asyncio.ensure_future(work(*each)) for each in zip(spans, queues, strict=True)]
+        try:
+            for queue, working in zip(queues, tasks, strict=True):
+                while (text := await queue.get()) is not None:
+                    yield text
+                for segment in await working:
+                    yield msgspec.structs.replace(segment, id=number)
+                    number += 1
+        finally:
+            for working in tasks:
+                working.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def language(self, sound: FloatArray) -> str:
+        """That of the first window of a recording."""
+        if self._speech.english_only:
+            return "en"
+        loudness, names = await asyncio.to_thread(Loudness, sound), self._languages()
+        first = next(iter(loudness.windows(self._speech)), slice(0, 0))
+        answer = await self._ask(sound[first], [self._speech.start], 0.0, [*names], None, 1)
+        scores = answer.output_logprobs.chosen[0] or []
+        return names[max(scores, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
+
+    def _languages(self) -> dict[int, str]:
+        """The model's languages by their tokens, which stand between the start and what to do."""
+        ids = range(self._speech.start + 1, self._speech.timestamps + tokens.TRANSLATE)
+        return {token: self._tokenizer.decode([token], skip_special_tokens=False).strip("<|>") for token in ids}
+
+    def _prompt(self, task: Task) -> list[int]:
+        """What the decoder begins with: what was said before, and what it shall do."""
+        ids, first = [self._speech.start], self._speech.timestamps
+        if not self._speech.english_only:
+            languages = {name: token for token, name in self._languages().items()}
+            if task.language not in languages:
+                known = ", ".join(sorted(languages))
+                raise RequestError(f"language {task.language!r} is not known; known are {known}.", field="language")
+            ids += [languages[task.language], first + (tokens.TRANSLATE if task.translate else tokens.TRANSCRIBE)]
+        if task.stream:
+            ids.append(first + tokens.WITHOUT_TIMES)
+        said = self._tokenizer.encode(" " + task.prompt.strip(), add_special_tokens=False)[-223:]
+        return [first + tokens.SAID_BEFORE, *said, *ids] if task.prompt.strip() else ids
+
+    async def _window(
+        self, sound: FloatArray, loudness: Loudness, span: slice, task: Task, emit: Emit
+    ) -> list[Segment]:
+        found: list[Segment] = []
+        prompt, silence = self._prompt(task), [self._speech.timestamps + tokens.NO_SPEECH]
+        while True:
+            for temperature in (task.temperature,) if task.stream or task.temperature else STEPS:
+                answer = await self._ask(sound[span], prompt, temperature, silence, emit if task.stream else None)
+                scores = [entry[0] for entry in answer.output_logprobs.tokens if entry[0] is not None]
+                mean = sum(scores) / max(1, len(scores))
+                text = self._tokenizer.decode([id for id in answer.ids if id < self._speech.end]).encode()
+                ratio = len(text) / len(zlib.compress(text)) if text else 1.0
+                chosen = [*answer.input_logprobs.chosen, *answer.output_logprobs.chosen][1]  # behind the start
+                silent = math.exp(chosen[0][0]) if chosen and chosen[0][0] is not None else 0.0
+                nothing = silent > SILENT and mean < UNLIKELY
+                if nothing or (ratio <= REPEATS and mean >= UNLIKELY):
+                    break
+            spoken = [] if nothing else split(answer.ids, self._speech, span.stop - span.start)
+            found += [
+                Segment(
+                    seek=span.start * 100 // SAMPLE_RATE, start=round((span.start + start) / SAMPLE_RATE, 3),
+                    end=round((span.start + end) / SAMPLE_RATE, 3), text=self._tokenizer.decode(ids), tokens=ids,
+                    temperature=temperature, avg_logprob=mean, compression_ratio=ratio, no_speech_prob=silent,
+                )
+                for start, end, ids in spoken
+            ]  # fmt: skip
+            heard = spoken[-1][1] if spoken else 0
+            span = slice(span.start + heard, span.stop)
+            if not heard or loudness.voiced_seconds(span) < REST_S:
+                return found
+
+    async def _ask(
+        self, sound: FloatArray, prompt: list[int], warmth: float, scored: list[int], emit: Emit | None, most: int = 224
+    ) -> RequestOutput:
+        """The engine's answer to one window, with the logprobs of the tokens `scored` from the start token on."""
+        heard = await asyncio.to_thread(features, sound, self._speech)
+        asked: dict[str, Any] = {"return_logprob": True, "token_ids_logprob": scored, "input_ids": prompt}
+        asked["sampling_params"] = {"temperature": warmth, "max_new_tokens": most}
+        inputs = await self._read(logprob_start_len=prompt.index(self._speech.start), **asked)
+        with shared_file(heard.nbytes) as file:
+            await asyncio.to_thread(heard.tofile, file)
+            digest = hashlib.blake2b(heard.tobytes(), digest_size=16).digest()
+            feature = Feature("input_features", heard.dtype.str, heard.shape, 0)
+            media = MediaPrompt((MediaItem("audio", digest, (), (feature,), file),))
+            # All that the decoder computes depends on what it hears, so nothing is shared but by the same sound.
+            hearing = tuple(dataclasses.replace(each, media=media, namespace=digest.hex()) for each in inputs.prompts)
+            pieces = self._client.pieces(dataclasses.replace(inputs, prompts=hearing), stream=emit is not None)
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    if emit is not None and piece.text:
+                        emit(piece.text)
+        return piece.answer

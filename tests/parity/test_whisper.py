@@ -1,0 +1,125 @@
+"""Whisper through scheduler and executor beside Transformers, on a tiny random model: logprobs within 1e-4, the same
+tokens by Transformers' own rules for what may be written, several recordings at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
+
+from bough.core.media import Feature, MediaItem, MediaPrompt
+from bough.messages.requests import LogprobRequest
+from tests.fakes.boxes import generate
+from tests.fakes.whisper import (
+    BEGIN_SUPPRESS,
+    END,
+    POSITIONS,
+    START,
+    SUPPRESS,
+    VOCABULARY,
+    random_features,
+    tiny_whisper,
+)
+from tests.parity.engines import LocalEngine
+
+WITHOUT_TIMES = VOCABULARY - POSITIONS - 2
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.WhisperForConditionalGeneration, Path]:
+    folder = tmp_path_factory.mktemp("whisper")
+    return tiny_whisper(folder), folder
+
+
+@pytest.fixture
+def engine(theirs: tuple[object, Path]) -> Iterator[LocalEngine]:
+    yield LocalEngine(theirs[1], new=NEW, context_length=64, attention_backend="torch")
+
+
+def recording(seed: int, folder: Path) -> MediaPrompt:
+    features = random_features(seed)
+    file = folder / f"features-{seed}"
+    features.tofile(file)
+    feature = Feature("input_features", "<f4", features.shape, 0)
+    return MediaPrompt((MediaItem("audio", seed.to_bytes(16, "big"), (), (feature,), str(file)),))
+
+
+@torch.no_grad()
+def written_by_theirs(
+    model: transformers.WhisperForConditionalGeneration, seed: int, prompt: list[int]
+) -> tuple[list[int], list[float]]:
+    """Greedy tokens, and what the model itself gives each, without rules."""
+    features, timed = torch.from_numpy(random_features(seed))[None], prompt[-1] != WITHOUT_TIMES
+    config = transformers.GenerationConfig(
+        eos_token_id=END, bos_token_id=END, no_timestamps_token_id=WITHOUT_TIMES, max_initial_timestamp_index=50
+    )
+    rules = [
+        SuppressTokensAtBeginLogitsProcessor(BEGIN_SUPPRESS, len(prompt), device="cpu"),
+        SuppressTokensLogitsProcessor(SUPPRESS, device="cpu"),
+    ]
+    if timed:
+        rules.append(WhisperTimeStampLogitsProcessor(config, begin_index=len(prompt)))
+    else:
+        rules.append(SuppressTokensLogitsProcessor(list(range(WITHOUT_TIMES, VOCABULARY)), device="cpu"))
+    ids, scores = torch.tensor([prompt]), []
+    while ids.shape[1] < len(prompt) + NEW and (ids.shape[1] == len(prompt) or int(ids[0, -1]) != END):
+        logits = model(input_features=features, decoder_input_ids=ids).logits[:, -1]
+        ruled = logits
+        for rule in rules:
+            ruled = rule(ids, ruled)
+        best = ruled.argmax(-1, keepdim=True)
+        scores.append(float(logits.log_softmax(-1)[0, best[0, 0]]))
+        ids = torch.cat([ids, best], dim=1)
+    return ids[0, len(prompt) :].tolist(), scores
+
+
+def test_texts_and_logprobs_are_theirs_with_several_recordings_at_once(
+    theirs: tuple[transformers.WhisperForConditionalGeneration, Path], engine: LocalEngine, tmp_path: Path
+) -> None:
+    model = theirs[0]
+    asked = [(seed, prompt) for seed in range(4) for prompt in ([START], [5, START], [START, WITHOUT_TIMES])]
+    for handle, (seed, prompt) in enumerate(asked):
+        media, wanted = recording(seed, tmp_path), LogprobRequest(start=0)
+        given = {"max_new_tokens": NEW, "temperature": 0.0, "namespace": str(seed), "stop_token_ids": (END,)}
+        engine.inbox.pending.append(generate(handle, prompt, media=media, logprobs=wanted, **given))
+    while not all(handle in engine.out.ended for handle in range(len(asked))):
+        engine.scheduler.turn()
+        assert not engine.scheduler._batch.audit().problems
+    ours = [engine.out.outputs[handle] for handle in range(len(asked))]
+    expected = [written_by_theirs(model, *each) for each in asked]
+    assert ours == [tokens for tokens, _ in expected]
+    assert len({tuple(tokens) for tokens in ours}) > len(asked) // 2, "the recordings make a difference"
+    for handle, (tokens, scores) in enumerate(expected):
+        assert engine.out.scored[handle] == tokens
+        assert np.abs(np.array(engine.out.scores[handle]) - np.array(scores)).max() < 1e-4
+
+
+def test_a_request_without_a_recording_is_refused(engine: LocalEngine) -> None:
+    engine.inbox.pending.append(generate(0, [START], max_new_tokens=4))
+    while 0 not in engine.out.ended:
+        engine.scheduler.turn()
+    assert "/v1/audio/transcriptions" in str(engine.out.ended[0])
+
+
+def test_a_client_that_has_left_takes_its_recording_along(engine: LocalEngine, tmp_path: Path) -> None:
+    """The row ends all the same, and what it heard is nobody else's."""
+    media = recording(0, tmp_path)
+    (tmp_path / "features-0").unlink()
+    given = {"max_new_tokens": 3, "temperature": 0.0, "namespace": "0", "ignore_eos": True}
+    engine.inbox.pending.append(generate(0, [START], media=media, **given))
+    while 0 not in engine.out.ended:
+        engine.scheduler.turn()
+    engine.inbox.pending.append(generate(1, [START], media=recording(0, tmp_path), logprobs=LogprobRequest(), **given))
+    while 1 not in engine.out.ended:
+        engine.scheduler.turn()
+    assert engine.out.outputs[1] and engine.executor._inner._hearing._heard[0][0] == media.items[0].digest  # type: ignore[attr-defined]

@@ -1,0 +1,229 @@
+"""Recordings over HTTP, by OpenAI's own client over a scripted engine: formats, windows, streams, retries, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import io
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import openai
+import pytest
+import soundfile
+
+from bough.core.finish import FinishStop
+from bough.core.speech import SpeechConfig
+from bough.messages.outputs import Delta, LogprobRun, Started
+from bough.messages.requests import Generate
+from bough.server.context import ServerContext
+from bough.server.openai.audio import read_form
+from tests.server.native_engine import NativeEngine, open_server
+
+SPEECH = SpeechConfig({"num_mel_bins": 80, "max_source_positions": 1500}, start=257, end=256, timestamps=400)
+RATE = 16_000
+
+
+def at(seconds: float) -> int:
+    return 400 + round(seconds * 50)
+
+
+class HearingEngine(NativeEngine):
+    """Answers each window by the script; `unlikely` temperatures get tokens that the model itself finds unlikely."""
+
+    def __init__(self, script: Callable[[Generate], Sequence[int]], *, unlikely: float = -1.0, silent: float = 0.01):
+        super().__init__(script)
+        self._unlikely, self._silent, self.heard = unlikely, silent, list[np.ndarray]()
+
+    def context(self, **settings: Any) -> ServerContext:
+        made = super().context(**settings)
+        model = dataclasses.replace(made.model, vocab_size=1901)
+        model.limits["speech"] = msgspec.to_builtins(SPEECH)
+        return dataclasses.replace(made, model=model)
+
+    def _answer(self, message: Generate) -> None:
+        assert message.media is not None and message.logprobs is not None
+        (item,) = message.media.items
+        (feature,) = item.features
+        self.heard.append(np.fromfile(item.file, feature.dtype).reshape(feature.shape))
+        assert message.namespace.startswith(item.digest.hex())
+        ids, prompt = list(self.script(message)), np.frombuffer(message.input_ids, np.int32)  # type: ignore[arg-type]
+        score = -3.0 if message.sampling.temperature <= self._unlikely else -0.1
+        after_start = len(prompt) - message.logprobs.start - 1
+
+        def run(tokens: Sequence[int], silent: float) -> LogprobRun:
+            def floats(value: float) -> bytes:
+                return np.full(len(tokens), value, np.float32).tobytes()
+
+            return LogprobRun(np.array(tokens, np.int32).tobytes(), floats(score), 0, b"", b"", floats(np.log(silent)))
+
+        given = run(prompt[message.logprobs.start + 1 :].tolist(), self._silent) if after_start else None
+        started = Started(message.handle, len(prompt), 0, 0.0, given)
+        decoder, deltas = self.tokenizer.decoder((), True), list[Delta]()
+        for number, token in enumerate(ids):
+            last = number == len(ids) - 1
+            text = decoder.push([token] if token < 256 else []) + (decoder.flush() if last else "")
+            raw = np.array([token], np.int32).tobytes()
+            end = FinishStop(256) if last else None
+            deltas.append(
+                Delta(message.handle, text, raw, None if number else started, [run([token], self._silent)], end)
+            )
+        self._later(deltas)
+
+
+def wav(seconds: float, kind: str = "wav") -> bytes:
+    count = int(seconds * RATE)
+    loud = 0.2 * (0.55 + 0.45 * np.sin(2 * np.pi * 4 * np.arange(count) / RATE))
+    out = io.BytesIO()
+    soundfile.write(out, loud * np.random.default_rng(0).normal(size=count), RATE, format=kind)
+    return out.getvalue()
+
+
+def hello(message: Generate) -> list[int]:
+    return [at(0), *b" Hello", at(1), at(1.5), *b" there.", at(2), 256]
+
+
+def served(engine: NativeEngine, test: Callable[[openai.AsyncOpenAI], Awaitable[Any]], **settings: Any) -> Any:
+    async def main() -> Any:
+        async with open_server(engine, **settings) as http:
+            return await test(openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none", http_client=http))
+
+    return asyncio.run(main())
+
+
+def transcribed(engine: NativeEngine, seconds: float = 2.0, **asked: Any) -> Any:
+    async def test(client: openai.AsyncOpenAI) -> Any:
+        return await client.audio.transcriptions.create(file=("a.wav", wav(seconds)), model="tiny", **asked)
+
+    return served(engine, test)
+
+
+def test_every_format_of_an_answer() -> None:
+    assert transcribed(HearingEngine(hello)).text == "Hello there."
+    assert transcribed(HearingEngine(hello), response_format="text") == "Hello there.\n"
+    assert "00:00:01,500 --> 00:00:02,000\nthere." in transcribed(HearingEngine(hello), response_format="srt")
+    assert transcribed(HearingEngine(hello), response_format="vtt").startswith(
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.000"
+    )
+    asked = {"response_format": "verbose_json", "timestamp_granularities": ["segment"]}
+    verbose = transcribed(HearingEngine(hello), **asked)
+    assert (verbose.language, verbose.duration) == ("en", 2.0)
+    assert [(each.id, each.start, each.end, each.text) for each in verbose.segments] == [
+        (0, 0.0, 1.0, " Hello"),
+        (1, 1.5, 2.0, " there."),
+    ]
+    assert verbose.segments[0].no_speech_prob == pytest.approx(0.01) and verbose.segments[0].avg_logprob < 0
+
+
+def test_a_stream_is_the_text_in_pieces() -> None:
+    async def test(client: openai.AsyncOpenAI) -> list[Any]:
+        stream = await client.audio.transcriptions.create(file=("a.wav", wav(2)), model="tiny", stream=True)
+        return [event async for event in stream]
+
+    engine = HearingEngine(lambda message: [*b" Hello there.", 256])
+    *deltas, done = served(engine, test)
+    assert len(deltas) > 3 and {each.type for each in deltas} == {"transcript.text.delta"}
+    assert "".join(each.delta for each in deltas) == done.text == "Hello there."
+    assert np.frombuffer(engine.requests[0].input_ids, np.int32).tolist() == [257, 399], "no times are asked for"
+
+
+def test_long_recordings_are_heard_in_windows_and_times_go_on() -> None:
+    numbers = iter("abcdefgh")
+
+    def script(message: Generate) -> list[int]:
+        return [at(0), *f" {next(numbers)}".encode(), at(30), 256]
+
+    engine = HearingEngine(script)
+    verbose = transcribed(engine, 70.0, response_format="verbose_json")
+    assert sorted(verbose.text.split()) == ["a", "b", "c"] and len(engine.heard) == 3
+    starts = [each.start for each in verbose.segments]
+    assert starts[0] == 0.0 and all(18 < later - sooner <= 30 for sooner, later in itertools.pairwise(starts))
+    assert all(each.shape == (80, 3000) for each in engine.heard)
+    assert verbose.segments[-1].end <= 70.0
+
+
+def test_what_an_answer_leaves_out_is_heard_again() -> None:
+    engine = HearingEngine(lambda message: [at(0), *b" x", at(2), 256])
+    assert transcribed(engine, 6.0).text == "x x x", "each answer ends two seconds into its window"
+
+
+def test_a_doubtful_answer_is_tried_again_warmer() -> None:
+    engine = HearingEngine(hello, unlikely=0.3)
+    transcribed(engine)
+    assert [request.sampling.temperature for request in engine.requests] == [0.0, 0.2, 0.4]
+    engine = HearingEngine(hello, unlikely=0.3)
+    transcribed(engine, temperature=0.1)
+    assert [request.sampling.temperature for request in engine.requests] == [0.1]
+
+
+def test_a_window_without_speech_has_no_text() -> None:
+    assert transcribed(HearingEngine(hello, unlikely=1.0, silent=0.9)).text == ""
+
+
+def test_a_prompt_comes_before_the_start() -> None:
+    engine = HearingEngine(hello)
+    transcribed(engine, prompt="Hi")
+    tokens = np.frombuffer(engine.requests[0].input_ids, np.int32).tolist()
+    assert tokens == [397, *b" Hi", 257]
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ({"file": ("a.wav", b"no sound at all")}, "cannot be read as sound"),
+        ({"file": ("a.wav", b"")}, "file is missing"),
+        ({"response_format": "xml"}, "response_format"),
+        ({"temperature": 3.0}, "temperature: expected float <= 1.0"),
+        ({"language": "de"}, "knows English only"),
+        ({"timestamp_granularities": ["word"]}, "timestamp_granularities"),
+        ({"stream": True, "response_format": "srt"}, "stream gives text"),
+    ],
+)
+def test_what_is_wrong_is_said(asked: dict[str, Any], complaint: str) -> None:
+    async def test(client: openai.AsyncOpenAI) -> None:
+        given: dict[str, Any] = {"file": ("a.wav", wav(1)), "model": "tiny", **asked}
+        with pytest.raises(openai.BadRequestError, match=complaint):
+            await client.audio.transcriptions.create(**given)
+
+    served(HearingEngine(hello), test)
+
+
+def test_models_are_asked_for_what_they_can() -> None:
+    async def hears(client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="English only: it cannot translate"):
+            await client.audio.translations.create(file=("a.wav", wav(1)), model="tiny")
+        with pytest.raises(openai.BadRequestError, match="/v1/audio/transcriptions"):
+            await client.chat.completions.create(messages=[{"role": "user", "content": "a"}], model="tiny")
+
+    async def reads(client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="does not hear"):
+            await client.audio.transcriptions.create(file=("a.wav", wav(1)), model="tiny")
+
+    served(HearingEngine(hello), hears)
+    served(NativeEngine(lambda message: [1]), reads)
+
+
+def test_what_is_no_form_is_refused() -> None:
+    async def main() -> None:
+        async with open_server(HearingEngine(hello)) as http:
+            for headers, body in [
+                ({"content-type": "application/json"}, b"{}"),
+                ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\ncut short"),
+                ({"content-type": "multipart/form-data; boundary=x"}, b"--x--\r\n"),
+            ]:
+                answer: httpx.Response = await http.post("/v1/audio/transcriptions", content=body, headers=headers)
+                assert answer.status_code == 400 and json.loads(answer.content)["error"]["param"] == "file"
+
+    asyncio.run(main())
+
+
+def test_forms_are_read_as_they_are_written() -> None:
+    fields = {"a": b"1\r\n--no", "b[]": b"\r\n", "file": bytes(range(256)) * 40}
+    request = httpx.Request("POST", "http://x", files={name: ("n", value) for name, value in fields.items()})
+    form = read_form(request.headers["content-type"], request.read())
+    assert form == {"a": [fields["a"]], "b": [fields["b[]"]], "file": [fields["file"]]}

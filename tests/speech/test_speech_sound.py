@@ -1,0 +1,87 @@
+"""Sound files of every kind, made by another library, and features beside Transformers' own extractor."""
+
+from __future__ import annotations
+
+import io
+
+import av
+import numpy as np
+import pytest
+import soundfile
+import transformers
+
+from bough.core.errors import RequestError
+from bough.core.speech import SpeechConfig
+from bough.speech.sound import decode, features
+
+
+def speech(bins: int) -> SpeechConfig:
+    return SpeechConfig({"num_mel_bins": bins, "max_source_positions": 1500}, 0, 0, 0)
+
+
+def tone(seconds: float, rate: int = 16_000) -> np.ndarray:
+    return (0.3 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+def written(kind: str, rate: int, channels: int = 1) -> bytes:
+    out = io.BytesIO()
+    sound = np.repeat(tone(1.0, rate)[:, None], channels, axis=1)
+    if kind == "mp4":
+        with av.open(out, "w", format="mp4") as container:
+            stream = container.add_stream("aac", rate=rate, layout="mono")
+            frame = av.AudioFrame.from_ndarray(sound[:, :1].T.copy(), format="fltp", layout="mono")
+            frame.sample_rate = rate
+            for packet in [*stream.encode(frame), *stream.encode(None)]:
+                container.mux(packet)
+    else:
+        soundfile.write(out, sound, rate, format=kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "channels"),
+    [
+        ("wav", 16_000, 1),
+        ("wav", 44_100, 2),
+        ("flac", 48_000, 2),
+        ("mp3", 22_050, 1),
+        ("ogg", 44_100, 1),
+        ("mp4", 44_100, 1),
+    ],
+)
+def test_every_kind_of_file_gives_the_same_sound(kind: str, rate: int, channels: int) -> None:
+    sound = decode(written(kind, rate, channels))
+    assert sound.dtype == np.float32 and abs(len(sound) - 16_000) < 3000  # encoders pad
+    middle = sound[4000:12_000]
+    spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
+    assert abs(spectrum.argmax() * 2 - 440) <= 2 and abs(np.sqrt((middle**2).mean()) - 0.3 / 2**0.5) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "cannot be read"),
+        (b"hello, this is no sound" * 100, "cannot be read"),
+        (written("flac", 16_000)[:40], "cannot be read|no sound"),
+        (b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n", "cannot be read"),
+        (b"ffconcat version 1.0\nfile /etc/hostname\n", "cannot be read"),
+    ],
+)
+def test_what_is_no_sound_is_refused(data: bytes, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        decode(data)
+
+
+def test_what_is_too_long_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"longer than 0\.01 minutes"):
+        decode(written("wav", 16_000), most_seconds=0.6)
+
+
+@pytest.mark.parametrize("bins", [80, 128])
+@pytest.mark.parametrize("seconds", [0.5, 30.0])
+def test_features_are_those_of_transformers(bins: int, seconds: float) -> None:
+    noise = np.random.default_rng(0).normal(size=int(seconds * 16_000)).astype(np.float32)
+    sound = tone(seconds) + 0.01 * noise
+    theirs = transformers.WhisperFeatureExtractor(feature_size=bins)(sound, sampling_rate=16_000, return_tensors="np")
+    ours = features(sound, speech(bins))
+    assert ours.shape == (bins, 3000) and np.abs(ours - theirs.input_features[0]).max() < 5e-5

@@ -32,7 +32,8 @@ def test_the_navigation_has_every_page_once() -> None:
     written = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
     named = pages_of(yaml.safe_load(CONFIG)["nav"])
     there = written | {*site.PAGES.values(), *site.GENERATED}
-    assert not there - set(named), "these pages are not in the navigation of mkdocs.yml"
+    left_out = sorted(there - set(named))
+    assert not left_out, "these pages are not in the navigation of mkdocs.yml"
     assert sorted(named) == sorted(there), "mkdocs.yml names these twice, or they are not there"
 
 

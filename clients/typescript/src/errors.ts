@@ -24,6 +24,14 @@ export class ConnectionError extends Error {
   override readonly name: string = "ConnectionError";
 }
 
+/** What ends a call for good, such as the reason of a signal, goes on as it is; a TypeError is how `fetch` says that there
+ * is no connection. */
+export function lost(reason: unknown): ConnectionError {
+  if (!(reason instanceof TypeError)) throw reason;
+  const cause = (reason.cause as Error | undefined)?.message;
+  return new ConnectionError(`The connection failed: ${cause ?? reason.message}.`, { cause: reason });
+}
+
 /** All protocols of the server but Ollama's have an object under `error`; Ollama's has a sentence. */
 export function errorOf(body: unknown, status: number, headers?: Headers): BoughError | null {
   const found = (body as { error?: unknown } | null)?.error;

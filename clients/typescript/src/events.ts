@@ -1,5 +1,5 @@
 /** Server-sent events, as the HTML standard cuts them: lines end with LF, CRLF or CR, events with an empty line. */
-import { ConnectionError, errorOf } from "./errors.js";
+import { ConnectionError, errorOf, lost } from "./errors.js";
 
 export class EventReader {
   #line = "";
@@ -37,8 +37,7 @@ export async function* readEvents<T>(body: ReadableStream<Uint8Array>): AsyncGen
   try {
     while (true) {
       const piece = await reader.read().catch((reason: unknown) => {
-        if ((reason as Error)?.name === "AbortError" || (reason as Error)?.name === "TimeoutError") throw reason;
-        throw new ConnectionError("The connection was lost in the middle of a stream.", { cause: reason });
+        throw lost(reason);
       });
       if (piece.done) throw new ConnectionError("The stream broke off before its end.");
       for (const data of events.push(decoder.decode(piece.value, { stream: true }))) {

@@ -1,5 +1,5 @@
 /** One call: key, retries with backoff, errors as exceptions. */
-import { BoughError, ConnectionError, errorOf } from "./errors.js";
+import { BoughError, type ConnectionError, errorOf, lost } from "./errors.js";
 
 export interface Options {
   /** Where the server or the gateway is; `http://127.0.0.1:30000` if not given. */
@@ -101,13 +101,6 @@ async function failureOf(response: Response): Promise<BoughError> {
     errorOf(body, response.status, response.headers) ??
     new BoughError(plain, response.status, "Error", null, response.headers.get("x-request-id"))
   );
-}
-
-/** What ends a call for good goes on as it is; all else that `fetch` throws means that there is no connection. */
-function lost(reason: unknown): ConnectionError {
-  if (!(reason instanceof TypeError)) throw reason;
-  const cause = (reason.cause as Error | undefined)?.message;
-  return new ConnectionError(`No answer from the server: ${cause ?? reason.message}.`, { cause: reason });
 }
 
 function pause(ms: number, signal: AbortSignal | undefined): Promise<void> {

@@ -109,6 +109,25 @@ test("who leaves the loop closes the connection", async () => {
   }
 });
 
+test("a stream that is aborted for a reason ends with that reason", async () => {
+  const server = await scripted((_, response) => {
+    response.writeHead(200, HEAD);
+    response.write('data: {"id": "1", "choices": []}\n\n');
+  });
+  const stop = new AbortController();
+  try {
+    const client = new Bough({ baseUrl: server.url });
+    await assert.rejects(
+      async () => {
+        for await (const _ of client.streamCompletion(ASKED, { signal: stop.signal })) stop.abort(new Error("enough"));
+      },
+      { message: "enough" },
+    );
+  } finally {
+    await server.close();
+  }
+});
+
 test("a signal ends the wait for another attempt, and a call that was never made", async () => {
   const stop = new AbortController();
   const server = await scripted((_, response) => {

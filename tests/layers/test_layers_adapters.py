@@ -1,0 +1,54 @@
+"""A layer's weight with adapters over it: rows that were quantised for it, and memory for a larger rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bough.attention.context import AdapterRows, ForwardContext
+from bough.distributed.topology import Topology
+from bough.executor.adapters import adapter_rows
+from bough.kernels.quantize_rows.reference import QuantizedRows, quantize_rows
+from bough.layers.adapters import AdapterSlots
+from bough.layers.placement import Placement
+from bough.layers.schemes.base import Part
+
+NONE: Any = None
+
+
+class Nothing:
+    """A weight whose product is zero."""
+
+    def __init__(self, *args: object) -> None: ...
+
+    def linear(self, x: torch.Tensor | QuantizedRows, ctx: ForwardContext) -> torch.Tensor:
+        return torch.zeros(len(x if isinstance(x, torch.Tensor) else x.values), 5)
+
+    def slots(self, prefix: str) -> list[None]:
+        return []
+
+
+def test_slots_keep_what_they_hold_when_they_grow_and_rows_may_be_quantised() -> None:
+    slots = AdapterSlots(2)
+    make: Any = slots.over(Nothing)  # type: ignore[arg-type]
+    parts = [Part("a", 3, (slice(0, 3),)), Part("b", 2, (slice(0, 2),))]
+    weight = make(8, parts, False, Placement(Topology(), torch.float32, torch.device("cpu")))
+    assert list(weight.slots("layer.")) == []
+    assert slots.shapes() == {"layer.a": (3, 8), "layer.b": (2, 8)}
+    torch.manual_seed(0)
+    small, large = (torch.randn(4, 8), torch.randn(3, 4)), (torch.randn(20, 8), torch.randn(2, 20))
+    slots.reserve(4)
+    slots.place(2, {"layer.a": small})
+    slots.reserve(20)
+    assert slots.rank == 32
+    slots.place(1, {"layer.b": large})
+    rows: AdapterRows | None = adapter_rows(np.array([2, 0, 1]), np.array([2]))
+    ctx, x = ForwardContext(NONE, NONE, NONE, adapters=rows), torch.randn(3, 8)
+    for given, near in ((x, 1e-5), (quantize_rows(x), 0.2)):
+        product = weight.linear(given, ctx)
+        assert product[0, :3] == pytest.approx(small[1] @ small[0] @ x[0], rel=near, abs=10 * near)
+        assert product[2, 3:] == pytest.approx(large[1] @ large[0] @ x[2], rel=near, abs=10 * near)
+        assert not product[0, 3:].any() and not product[1].any() and not product[2, :3].any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Sequence
@@ -44,7 +45,8 @@ def prepare(worker: Family, folder: Path, contents: Sequence[bytes], kind: Any =
     items = []
     for number, content in enumerate(contents):
         alone, file = len(contents) == 1, str(folder / f"features{number}")
-        items.append(worker.prepare(Task(kind, content, None, None, alone, file, bytes([number]) * 16)))
+        digest = hashlib.blake2b(content, digest_size=16, salt=bytes([alone])).digest()
+        items.append(worker.prepare(Task(kind, content, None, None, alone, file, digest)))
     return items
 
 

@@ -54,6 +54,15 @@ class PreparedPrompt(NamedTuple):
     media: MediaPrompt
     items: tuple[Prepared, ...]  # whoever holds these holds their files
 
+    @property
+    def plain_ids(self) -> IntArray:
+        """As the model's own processor writes them."""
+        ids, rows = self.input_ids.copy(), {item.digest: item.row for item in self.items}
+        for item in self.media.items:
+            for begin, count in item.spans:
+                ids[begin : begin + count] = rows[item.digest]
+        return ids
+
 
 class MediaPreparer:
     def __init__(
@@ -100,6 +109,10 @@ class MediaPreparer:
         alone = counts["image"] == 1 or self._family != "llava_onevision"
         found = await asyncio.gather(*(self._item(source, alone) for source in sources))
         return PreparedPrompt(*expand(input_ids, found, self._tokenizer), tuple(found))
+
+    def warm(self) -> None:
+        """Starts a worker beside what else starts, so that the first item does not wait for its libraries."""
+        self._threads.submit(self._pool.warm)
 
     def close(self) -> None:
         self._pool.close()

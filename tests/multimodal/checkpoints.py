@@ -171,7 +171,7 @@ SPECS = {
         place="[IMG]",
     ),
 }
-SPECIAL = 256  # the first token that is no byte
+SPECIAL = 94  # the first token that is no printable character of ASCII
 WORDS = [
     *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
     "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
@@ -289,7 +289,7 @@ def write_model(folder: Path, family: str) -> tuple[Any, Any]:
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.05)
-        model.get_output_embeddings().weight[SPECIAL:] = 0.0  # answers are bytes, and their tokens their text
+        model.get_output_embeddings().weight[SPECIAL:] = 0.0  # every token of an answer is its text
     model.generation_config = transformers.GenerationConfig(do_sample=False)
     model.save_pretrained(folder)
     return processor, model

@@ -260,3 +260,13 @@ def test_equal_contents_have_equal_numbers_and_others_do_not(tmp_path: Path) -> 
     ids, media = expand(prompt, [first, second, first], tokenizer)
     rows = [ids[start : start + count].tolist() for item in media.items for start, count in item.spans]
     assert rows[0] == rows[2] != rows[1] and len(set(rows[0])) == len(rows[0])
+
+
+def test_placeholders_side_by_side_are_no_item_s_text(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "llava")  # four tokens for each image
+    worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
+    items = prepare(worker, tmp_path, [as_png(picture(30, 30, seed)) for seed in range(5)])
+    ids, media = expand(np.array(tokenizer.encode("<image>" * 5), dtype=np.int32), items, tokenizer)
+    assert [item.spans for item in media.items] == [((4 * number, 4),) for number in range(5)]
+    again, same = expand(np.array(restored(ids, media, items), dtype=np.int32), items, tokenizer)
+    assert again.tolist() == ids.tolist() and same == media

@@ -241,8 +241,8 @@ class EngineClient:
             kind = prompt.sources[0].kind
             raise RequestError(f"This model takes no {PLURALS[kind]}; leave {FIELDS[kind]} out.", field=FIELDS[kind])
         found = await self.preparer.prepare(prompt.ids, prompt.sources)
-        given = {"ids": found.input_ids, "plain_ids": found.plain_ids, "media": found.media, "held": found.items}
-        return dataclasses.replace(prompt, **given, sources=())
+        ids, plain = found.input_ids, found.plain_ids
+        return dataclasses.replace(prompt, ids=ids, plain_ids=plain, sources=(), media=found.media, held=found.items)
 
     def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:
         if self._death is not None:

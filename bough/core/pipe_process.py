@@ -50,8 +50,8 @@ class PipeProcess:
 
 
 class ProcessPool:
-    """Called from threads, each of which waits for its own answer. A process starts when it is first needed, or by `warm`, with a
-    hello that it answers, and another takes its place when it does not answer in time, or ends."""
+    """Called from threads, each of which waits for its own answer. A process starts when it is first needed, or by
+    `warm`, with a hello that it answers, and another takes its place when it does not answer in time, or ends."""
 
     def __init__(self, module: str, hello: bytes, size: int) -> None:
         self._module = module

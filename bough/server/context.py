@@ -74,8 +74,8 @@ class ServerContext:
         return await self.client.states(STATE_TIMEOUT_S)
 
     async def read_inputs(self, *, model: str | None = None, **given: Any) -> Inputs:
-        """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where there are adapters, a
-        `model` may be one: by its own name, or behind that of the model and a colon."""
+        """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where
+        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon."""
         own = self.model.name
         if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
             given["lora_path"] = model.removeprefix(f"{own}:")

@@ -1,5 +1,5 @@
-"""Folders of tiny checkpoints: a configuration, a tokenizer, an image processor and, if wanted, weights; and Transformers'
-own processor of each."""
+"""Folders of tiny checkpoints: a configuration, a tokenizer, an image processor and, if wanted, weights; and
+Transformers' own processor of each."""
 
 from __future__ import annotations
 

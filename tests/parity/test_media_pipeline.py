@@ -1,5 +1,5 @@
-"""From the bytes of images to tokens: what Bough's worker, scheduler and executor make of a prompt, beside Transformers'
-processor and `generate` of the same checkpoint."""
+"""From the bytes of images to tokens: what Bough's worker, scheduler and executor make of a prompt, beside
+Transformers' processor and `generate` of the same checkpoint."""
 
 from __future__ import annotations
 

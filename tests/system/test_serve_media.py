@@ -25,8 +25,8 @@ from tests.system.serving import Server, running
 NEW, ASKED = 12, "What is on it?"
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "4096", "--cpu-threads", "1", "--device", "cpu")
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{{ p.text if p.type == 'text' else 'PLACE' }}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% for m in messages %}{{ m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text if p.type == 'text' else 'PLACE' }}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}"
 )
 
 
@@ -142,13 +142,18 @@ def test_anthropic_ollama_and_the_native_api(served: Served) -> None:
     wanted = {"return_prompt_token_ids": True, "return_logprob": True, "logprob_start_len": 0}
     both, expected = served.truth(PNG, JPEG), {1: (ids, output, text)}
     expected[2] = both
-    batch = {"text": [served.prompt(1), served.prompt(2)], "image_data": [[base64_of(JPEG)], [*map(base64_of, (PNG, JPEG))]]}
+    batch = {
+        "text": [served.prompt(1), served.prompt(2)],
+        "image_data": [[base64_of(JPEG)], [*map(base64_of, (PNG, JPEG))]],
+    }
     for count, found in enumerate(served.post("/generate", **batch, sampling_params=sampling, **wanted), 1):
         own, answered, _ = expected[count]
         assert found["output_ids"] == answered and found["meta_info"]["prompt_token_ids"] == own
         assert [token for _, token, *_ in found["meta_info"]["input_token_logprobs"]] == own
     # Ids that hold all tokens of the pictures already.
-    whole = served.post("/generate", input_ids=both[0], image_data=[*map(base64_of, (PNG, JPEG))], sampling_params=sampling)
+    whole = served.post(
+        "/generate", input_ids=both[0], image_data=[*map(base64_of, (PNG, JPEG))], sampling_params=sampling
+    )
     assert whole["output_ids"] == both[1]
 
 

@@ -108,7 +108,7 @@ def clip_of(frames: int, width: int, height: int, *, still: bool = False) -> byt
     return file.getvalue()
 
 
-QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 @pytest.mark.parametrize("family", QWENS)
@@ -159,11 +159,11 @@ def patchified(frames: Any, step: int, patch: int, merge: int) -> Any:
 @pytest.mark.parametrize("family", QWENS)
 def test_each_frame_has_its_own_part_of_a_patch(family: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
-    side = 64 if family == "qwen3_vl" else 56
+    side = 64 if family.startswith("qwen3") else 56
     options = {
         "num_frames": 4,
         "min_pixels": side * side,
-        "max_pixels": side * side * (4 if family == "qwen3_vl" else 1),
+        "max_pixels": side * side * (4 if family.startswith("qwen3") else 1),
     }
     worker = worker_of(tmp_path, video=options)
     content = clip_of(4, side, side)

@@ -11,16 +11,25 @@ import pytest
 import torch
 
 from bough.multimodal.expansion import expand
+from bough.multimodal.preparer import KINDS
 from bough.tokenizer.load import load_tokenizer
 from tests.multimodal.checkpoints import LANGUAGE, SPECS, write_model
-from tests.multimodal.test_multimodal_families import as_png, picture, prepare, worker_of
+from tests.multimodal.test_multimodal_families import QWENS, as_png, picture, prepare, worker_of
 from tests.parity.engines import LocalEngine
+from tests.parity.test_media import CASES, CLIPS, INTERPRETED
 
 NEW = 6
 
 
-def test_every_family_is_compared() -> None:
-    assert LANGUAGE.keys() == SPECS.keys()
+def test_the_page_says_what_is_compared() -> None:
+    page = (Path(__file__).parents[2] / "docs/multimodal.md").read_text().partition("## Checked against")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0].strip("`"): [cell != "–" for cell in row[1:]] for row in rows}
+    watching = {name for name, kinds in KINDS.items() if "video" in kinds}
+    families = [name for name, kinds in KINDS.items() if "image" in kinds]
+    compared = (SPECS, LANGUAGE, CASES, watching & CLIPS.keys() & set(QWENS), INTERPRETED)
+    assert told == {name: [name in each for each in compared] for name in families}
+    assert watching == set(QWENS), "each that takes clips is compared"
 
 
 @pytest.mark.slow

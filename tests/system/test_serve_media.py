@@ -4,6 +4,7 @@ Transformers' `generate`, and what is wrong with a picture concerns its request 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tests.multimodal.checkpoints import SPECS, write_model
 from tests.multimodal.test_multimodal_families import as_png, picture
 from tests.system.serving import Server, running
 
+FAMILIES = ("llava", "qwen2_vl")
 NEW, ASKED = 12, "What is on it?"
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "4096", "--cpu-threads", "1", "--device", "cpu")
 TEMPLATE = (
@@ -67,13 +69,25 @@ class Served:
         return reply.json()
 
 
-@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp(request.param)
-    processor, model = write_model(folder, request.param)
-    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", SPECS[request.param].place))
-    with running(str(folder), *FLAGS) as server:
-        yield Served(request.param, folder, server, processor, model)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+    """Both start at the same time."""
+    found: dict[str, Served] = {}
+    with contextlib.ExitStack() as cleanup:
+        for family in FAMILIES:
+            folder = tmp_path_factory.mktemp(family)
+            processor, model = write_model(folder, family)
+            (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", SPECS[family].place))
+            server = cleanup.enter_context(running(str(folder), *FLAGS, ready=False))
+            found[family] = Served(family, folder, server, processor, model)
+        for each in found.values():
+            each.server.wait_ready()
+        yield found
+
+
+@pytest.fixture(params=FAMILIES)
+def served(request: pytest.FixtureRequest, models: dict[str, Served]) -> Served:
+    return models[request.param]
 
 
 @pytest.fixture
@@ -86,16 +100,16 @@ def base64_of(image: bytes) -> str:
     return base64.b64encode(image).decode()
 
 
-def shown(*images: bytes) -> list[Any]:
+def shown(*images: bytes, text: str = ASKED) -> list[Any]:
     """A message of OpenAI's."""
     urls = [f"data:image/{'png' if image == PNG else 'jpeg'};base64,{base64_of(image)}" for image in images]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": ASKED}]}]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
-def ask(client: openai.OpenAI, *images: bytes, **options: Any) -> Any:
+def ask(client: openai.OpenAI, *images: bytes, text: str = ASKED, **options: Any) -> Any:
     given = {"model": "any", "temperature": 0, "max_tokens": NEW, **options}
-    return client.chat.completions.create(messages=shown(*images), **given)
+    return client.chat.completions.create(messages=shown(*images, text=text), **given)
 
 
 @pytest.mark.slow
@@ -165,23 +179,23 @@ def test_what_is_wrong_with_pictures_disturbs_nobody(served: Served, client: ope
         "cannot be decoded": [b"\xff\xd8\xff\xe0 no picture"],
         "cut short": [PNG[: len(PNG) // 2]],
         "65 images; at most 64": [PNG] * 65,
-        "context length": [as_png(picture(100, 100, seed)) for seed in range(60)],
+        "context length": [PNG] * 60,  # of 512 tokens, which the text alone leaves room in
         "max_tokens asks for 500 more": [PNG] * 30,
     }
     stream, pieces = iter(client.completions.create(**given, stream=True)), []
     for reason, images in wrong.items():
         pieces.append(next(stream).choices[0].text)
         with pytest.raises(openai.BadRequestError) as caught:
-            ask(client, *images, max_tokens=500 if "500" in reason else NEW)
+            text = ASKED * 30 if reason == "context length" else ASKED
+            ask(client, *images, text=text, max_tokens=500 if "500" in reason else NEW)
         assert reason in caught.value.message and "KeyError" not in caught.value.message
     assert "".join([*pieces, *(chunk.choices[0].text for chunk in stream)]) == alone
     assert ask(client, PNG).choices[0].message.content == served.truth(PNG)[2]
 
 
 @pytest.mark.slow
-def test_the_engine_takes_pillows_images(served: Served) -> None:
-    if served.family != "llava":
-        pytest.skip("one engine is enough")
+def test_the_engine_takes_pillows_images(models: dict[str, Served]) -> None:
+    served = models["llava"]
     settings = {"dtype": "float32", "max_total_tokens": 4096, "cpu_threads": 1, "device": "cpu"}
     with bough.Engine(model_path=str(served.folder), **settings) as engine:
         image = Image.open(io.BytesIO(PNG))

@@ -7,6 +7,7 @@ the processors, which are made without their constructors: those want a tokenize
 from __future__ import annotations
 
 import json
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -176,7 +177,6 @@ class Family:
     def fit_frame(self, count: int, height: int, width: int) -> tuple[int, int]:
         """The height and width in which so many frames are looked at."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-        from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
 
         factor, step = self._processed.patch_size * self._processed.merge_size, self._processed.temporal_patch_size
         size = {
@@ -186,11 +186,21 @@ class Family:
         }
         low, high = (self._clips.get(name) for name in ("min_pixels", "max_pixels"))
         low, high = low or size["shortest_edge"], high or size["longest_edge"]
-        if self._timed:
-            fitted = resize_all(max(count, step), height, width, step, factor, low, high)
-        else:
+        if not self._timed:
             fitted = smart_resize(height, width, factor, low, high)
-        return int(fitted[0]), int(fitted[1])
+            return int(fitted[0]), int(fitted[1])
+        # The limits hold for all frames together. What Transformers has for this needs torch.
+        count, grown = max(count, step), max(1.0, factor / height, factor / width)
+        sides = int(height * grown), int(width * grown)
+        rows, columns = (round(side / factor) for side in sides)
+        pixels = round(count / step) * step * rows * columns * factor**2
+        if pixels > high:
+            scale = math.sqrt(count * sides[0] * sides[1] / high)
+            rows, columns = (max(1, math.floor(side / scale / factor)) for side in sides)
+        elif pixels < low:
+            scale = math.sqrt(low / (count * sides[0] * sides[1]))
+            rows, columns = (math.ceil(side * scale / factor) for side in sides)
+        return rows * factor, columns * factor
 
     def _video(self, task: Task) -> Result:
         """The image processor repeats each picture over a patch of time; here each frame gets its own part of it."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -213,6 +216,51 @@ def test_frames_are_sampled_as_in_transformers(total: int, fps: float, tmp_path:
     chosen = worker_of(tmp_path / "older").choose_frames(total, fps, None)
     assert len(chosen) == max(min(max(total / fps * 2, 4), 768, total) // 2 * 2, 1)
     assert chosen == torch.arange(0, total, total / len(chosen), dtype=torch.float64).int().tolist()
+
+
+def test_frames_are_fitted_as_in_transformers(tmp_path: Path) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+    write_checkpoint(tmp_path, "qwen3_vl")
+    low, high = 32 * 32 * 40, 32 * 32 * 900
+    worker = worker_of(tmp_path, video={"min_pixels": low, "max_pixels": high})
+    for count, height, width in itertools.product((1, 2, 5, 30, 768), (16, 64, 333, 1080), (17, 320, 1920)):
+        expected = smart_resize(max(count, 2), height, width, 2, 32, low, high)
+        assert worker.fit_frame(count, height, width) == expected
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+from bough.multimodal.decoding import Limits
+from bough.multimodal.families import Family, Hello, Task
+
+for folder in map(Path, sys.argv[1:]):
+    family = Family(Hello(str(folder), str(folder), {}, Limits(10**7, 60.0), 60.0))
+    for file in sorted(folder.glob("given-*")):
+        kind = file.name.removeprefix("given-")
+        done = family.prepare(Task(kind, file.read_bytes(), None, None, True, str(folder / f"bare-{kind}")))
+        (folder / f"tokens-{kind}").write_bytes(done.tokens)
+"""
+
+
+@pytest.mark.slow
+def test_workers_need_no_torch(tmp_path: Path) -> None:
+    given = {}
+    for family in SPECS:
+        folder = tmp_path / family
+        write_checkpoint(folder, family)
+        kinds = {"image": as_png(picture(90, 33)), **({"video": clip_of(30, 64, 90)} if family in QWENS else {})}
+        given |= {(folder, kind): content for kind, content in kinds.items()}
+        for kind, content in kinds.items():
+            (folder / f"given-{kind}").write_bytes(content)
+    folders = [str(tmp_path / family) for family in SPECS]
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *folders], check=True, cwd=Path(__file__).parents[2])
+    for (folder, kind), content in given.items():
+        done = worker_of(folder).prepare(Task(kind, content, None, None, True, str(folder / kind)))  # type: ignore[arg-type]
+        assert (folder / f"tokens-{kind}").read_bytes() == done.tokens
+        assert (folder / f"bare-{kind}").read_bytes() == (folder / kind).read_bytes()
 
 
 def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:

@@ -111,8 +111,9 @@ class MediaPreparer:
         return PreparedPrompt(*expand(input_ids, found, self._tokenizer), tuple(found))
 
     def warm(self) -> None:
-        """Starts a worker beside what else starts, so that the first item does not wait for its libraries."""
-        self._threads.submit(self._pool.warm)
+        """Starts the workers beside what else starts, so that no item waits for their libraries."""
+        for _ in range(self._settings.mm_processor_worker_num):
+            self._threads.submit(self._pool.warm)
 
     def close(self) -> None:
         self._pool.close()

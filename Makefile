@@ -11,7 +11,7 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-versio
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install clients schemas demo serve test test-slow test-long check format clean
+.PHONY: install clients client client-tools docs wheel sbom image schemas demo serve test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -33,6 +33,38 @@ $(CLIENTS)/.installed: Makefile | $(STAMP)
 	transformers==5.3.0 pillow psutil pyzmq \
 	&& $(PIP_CLIENTS) --no-deps sglang==0.5.10.post1 && touch $@) || echo "no litellm or sglang: their tests are skipped"
 
+# What the TypeScript client is built and tested with. Without npm, or offline, its tests are skipped and say so.
+client-tools: clients/typescript/node_modules/.package-lock.json
+
+clients/typescript/node_modules/.package-lock.json: clients/typescript/package-lock.json
+	(cd clients/typescript && npm ci --ignore-scripts --no-audit --no-fund) || echo "no npm: the client's tests are skipped"
+
+# The client's types, from the server's routes.
+client: $(STAMP) client-tools
+	$(BIN)/python -m tools.openapi | node clients/typescript/generate.mjs
+
+# The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes; the time is that of the last commit if not given.
+EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}
+
+wheel: $(STAMP)
+	rm -rf dist
+	$(EPOCH) $(BIN)/python -m hatchling build --directory dist
+
+# What this environment's Bough is made of, as CycloneDX.
+sbom: $(STAMP)
+	mkdir -p dist && $(EPOCH) $(BIN)/python -m tools.sbom > dist/bough.cdx.json
+
+VARIANT ?= cpu
+BUILDER ?= $(shell command -v podman || command -v docker)
+
+image:
+	@test -n "$(BUILDER)" || { echo "There is neither podman nor docker; install one, or name a builder with BUILDER=."; exit 1; }
+	$(BUILDER) build --file Containerfile --build-arg VARIANT=$(VARIANT) \
+	$(if $(TORCH_CPU_INDEX),--build-arg TORCH_CPU_INDEX=$(TORCH_CPU_INDEX)) --tag bough:$(VARIANT) .
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 demo: $(STAMP)
 	$(BIN)/bough generate --temperature 0 --max-new-tokens 48 "The three primary colours are"
 
@@ -40,22 +72,22 @@ serve: $(STAMP)
 	$(BIN)/bough serve
 
 check: $(STAMP)
-	$(BIN)/ruff check bough tests examples
-	$(BIN)/ruff format --check bough tests examples
+	$(BIN)/ruff check bough tests tools examples
+	$(BIN)/ruff format --check bough tests tools examples
 	$(BIN)/mypy
 
 test: $(STAMP) clients schemas check
 	$(PYTEST) -m "not slow and not long and not gpu"
 
-test-slow: $(STAMP) clients schemas
+test-slow: $(STAMP) clients client-tools schemas
 	$(PYTEST) -m "slow and not long and not gpu"
 
 test-long: $(STAMP) clients schemas
 	$(PYTEST) -m "long and not gpu"
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix bough tests examples
-	$(BIN)/ruff format bough tests examples
+	$(BIN)/ruff check --fix bough tests tools examples
+	$(BIN)/ruff format bough tests tools examples
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -80,6 +80,7 @@ class Endpoint:
     answer: Any = None
     media_type: str = "application/json"
     other_types: tuple[str, ...] = ()  # media types that the answer has where it is asked for, such as EVENTS
+    event: Any = None  # the type of each event's data, where there are EVENTS of one type
     queries: tuple[Query, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

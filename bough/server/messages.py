@@ -103,7 +103,7 @@ def read_media(messages: Sequence[Message], known: Collection[str], field: str) 
         places = [part["where"] for part in parts if part["type"] == kind]
         if kind not in known:
             taken = ", ".join(["text", *sorted(known)])
-            raise RequestError(f"{places[0]}: this model does not take {kind}; send {taken} only.", field=places[0])
+            raise RequestError(f"{places[0]}: this model takes no {kind}; send {taken} only.", field=places[0])
         add_field_names({f"{kind}_data": places[0] if len(places) == 1 else field})
     return tuple(part["media"] for part in parts)
 

@@ -97,7 +97,7 @@ def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) ->
 
 class _Schemas:
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        types = [kind for e in endpoints for kind in (e.body, e.answer) if kind is not None]
+        types = [kind for e in endpoints for kind in (e.body, e.answer, e.event) if kind is not None]
         found, self.components = msgspec.json.schema_components(types, ref_template=REF)
         self._of = {str(kind): schema for kind, schema in zip(types, found, strict=True)}
 
@@ -128,7 +128,10 @@ def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: Ser
 def _content(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
     answer = {"type": "string"} if endpoint.answer is None else schemas.of(endpoint.answer)
     content: dict[str, Any] = {endpoint.media_type: {"schema": answer}}
-    return content | {kind: {"schema": {"description": OTHER_TYPES[kind]}} for kind in endpoint.other_types}
+    for kind in endpoint.other_types:
+        event = schemas.of(endpoint.event) if kind == EVENTS and endpoint.event is not None else {}
+        content[kind] = {"schema": {"description": OTHER_TYPES[kind], **event}}
+    return content
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

@@ -44,7 +44,6 @@ def test_what_is_recorded(fields: dict[str, Any]) -> None:
         ({"shared_kv_layers": 1}, "index_select"),
         ({"moe": MoEConfig(5, 1, 32, scores="sigmoid", scales_inputs=True)}, "experts with scaled inputs"),
         ({"moe": MoEConfig(1025, 2, 32)}, "1025 experts"),
-        ({"rope": RopeConfig(10000.0, sections=(1, 2, 1))}, "rotation by several positions"),
         ({"latent": LatentConfig(513, 64, 4, 5)}, "latents of 577 numbers"),
         ({"latent": LatentConfig(9, 4, 4, 5, query_rank=6, index=IndexConfig(3, 4, 8))}, "sparse attention"),
     ],

@@ -603,6 +603,8 @@ def lines() -> Iterator[str]:
         on_gpus = "tokens" if family.model_types == ("llama",) else "interpreted"  # of SmolLM2, in test_golden_gpu.py
         if not cases and family.model_types[0] in IMAGES:
             cases, on_gpus = [Case({}, native=False)], "interpreted" if "qwen2_vl" in family.model_types else "–"
+        if family.model_types[0] == "whisper":  # in test_whisper.py
+            cases, on_gpus = [Case({}, native=False)], "no"
         assert cases, f"{family.architectures} are not compared"
         columns = (
             ", ".join(f"`{name}`" for name in family.model_types),

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import bough as sgl
+from tests.fakes.examples import NAMES, load_example
 from tests.parity.engines import fp32_engine
 
 RULES = "You are a helpful guide in a museum of science. Answer in one sentence. " * 12
@@ -28,3 +30,19 @@ def test_the_default_model_says_the_same_with_its_logprobs() -> None:
     (together, saved), (alone, none) = answers(), answers(disable_tree_attention=True)
     assert together == alone
     assert saved > 0 == none
+
+
+def programs(**settings: Any) -> dict[str, object]:
+    """What the examples of the language return, all on one engine, each with an empty cache."""
+    with fp32_engine(device="cpu", random_seed=1, **settings) as engine:
+        sgl.set_default_backend(engine)
+        found = {}
+        for name in NAMES:
+            engine.flush_cache()
+            found[name] = load_example(name).main()
+    return found
+
+
+@pytest.mark.long
+def test_programs_say_the_same() -> None:
+    assert programs() == programs(disable_tree_attention=True)

@@ -178,7 +178,7 @@ def test_tokens_of_images_are_counted_without_the_engine() -> None:
     served(use)
 
 
-NO_IMAGES = "content[0]: this model does not take image; send text only."
+NO_IMAGES = "content[0]: this model takes no image; send text only."
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ NO_IMAGES = "content[0]: this model does not take image; send text only."
         ("/v1/chat/completions", {"messages": says("user", IMAGE)}, f"messages[0].{NO_IMAGES}"),
         ("/v1/responses", {"input": says("user", {"type": "input_image", "image_url": URL})}, f"input[0].{NO_IMAGES}"),
         ("/v1/messages", {"max_tokens": 1, "messages": says("user", FROM_URL)}, f"messages[0].{NO_IMAGES}"),
-        ("/api/chat", REQUESTS[5][1], "messages[0].images[0]: this model does not take image"),
-        ("/api/generate", REQUESTS[6][1], "images[0]: this model does not take image"),
-        ("/api/generate", REQUESTS[7][1], "images[0]: this model does not take image"),
+        ("/api/chat", REQUESTS[5][1], "messages[0].images[0]: this model takes no image"),
+        ("/api/generate", REQUESTS[6][1], "images[0]: this model takes no image"),
+        ("/api/generate", REQUESTS[7][1], "images[0]: this model takes no image"),
     ],
 )
 def test_a_model_of_texts_refuses_the_part_by_name(path: str, body: dict[str, Any], message: str) -> None:

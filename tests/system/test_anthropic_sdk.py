@@ -106,13 +106,16 @@ def test_many_async_streams_at_once(model_url: str, client: Any) -> None:
     assert asyncio.run(go()) == alone
 
 
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"extra_body": {"temperature": 1.5}}, "temperature"),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}, "thinking"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "takes no image"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "8192"),
     ],
 )

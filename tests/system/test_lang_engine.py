@@ -144,7 +144,7 @@ def test_a_type_is_kept_over_the_openai_api(dtype: type, regex: str, endpoint: s
 
 
 @pytest.mark.parametrize(
-    ("medium", "field"), [(sgl.image(b"..."), "image_data"), (sgl.video("a.mp4", 2), "video_data")]
+    ("medium", "field"), [(sgl.image(b"..."), "image_data"), (sgl.video(__file__, 2), "video_data")]
 )
 def test_a_model_that_does_not_see_says_so(medium: Any, field: str) -> None:
     @sgl.function

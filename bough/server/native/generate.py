@@ -61,6 +61,7 @@ def generate_routes(context: ServerContext) -> list[Endpoint]:
             body=GenerateBody,
             answer=GenerateOutput | list[GenerateOutput],
             other_types=(EVENTS,),
+            event=GenerateOutput,
         ),
         Endpoint(
             os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate"),

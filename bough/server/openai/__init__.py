@@ -19,15 +19,15 @@ from bough.server.errors import HttpError
 from bough.server.openai.audio import audio_routes
 from bough.server.openai.chat import Chats
 from bough.server.openai.completions import Completions
-from bough.server.openai.objects import ChatCompletion, Completion, ModelCard, ModelList
+from bough.server.openai.objects import ChatChunk, ChatCompletion, Completion, ModelCard, ModelList
 from bough.server.openai.requests import ChatRequest, CompletionRequest, ResponsesRequest
 from bough.server.openai.response_items import ResponseObject
 from bough.server.openai.responses import Responses
 from bough.server.openai.vectors import vector_routes
 
 STREAMED: dict[str, Any] = {**OPENAI, "other_types": (EVENTS,)}
-COMPLETION: dict[str, Any] = {**STREAMED, "body": CompletionRequest, "answer": Completion}
-CHAT: dict[str, Any] = {**STREAMED, "body": ChatRequest, "answer": ChatCompletion}
+COMPLETION: dict[str, Any] = {**STREAMED, "body": CompletionRequest, "answer": Completion, "event": Completion}
+CHAT: dict[str, Any] = {**STREAMED, "body": ChatRequest, "answer": ChatCompletion, "event": ChatChunk}
 RESPONSE: dict[str, Any] = {**STREAMED, "body": ResponsesRequest, "answer": ResponseObject}
 SHOWN: dict[str, Any] = {**OPENAI, "methods": GET}
 STORED: dict[str, Any] = {**OPENAI, "answer": ResponseObject}

@@ -18,6 +18,7 @@ from bough.server.context import ServerContext, offload
 from bough.server.endpoint import OPENAI, Endpoint, encode_json
 from bough.server.errors import set_field_names
 from bough.server.openai.completions import text_or_ids
+from bough.server.openai.objects import Usage
 from bough.server.openai.requests import Identity
 from bough.server.openai.writing import usage_of
 from bough.server.streaming import while_connected
@@ -67,12 +68,27 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     priority: int | None = None
 
 
+class Embedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str  # base64 of little-endian float32
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """The answer of /v1/embeddings."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
 def vector_routes(context: ServerContext) -> list[Endpoint]:
     routes = VectorRoutes(context)
     answers: dict[str, Any] = {**OPENAI, "answer": dict[str, Any]}
     native: dict[str, Any] = {"methods": ("POST", "PUT"), "body": EncodeBody, "answer": dict[str, Any] | list[Any]}
     return [
-        Endpoint("/v1/embeddings", routes.embed, "Texts to vectors", body=TextsRequest, **answers),
+        Endpoint("/v1/embeddings", routes.embed, "Texts to vectors", body=TextsRequest, answer=Embeddings, **OPENAI),
         Endpoint("/v1/classify", routes.classify, "Texts to labels", body=TextsRequest, **answers),
         Endpoint("/v1/rerank", routes.rerank, "How well documents answer a query", body=RerankRequest, **answers),
         Endpoint("/rerank", routes.rerank, "Same as /v1/rerank", body=RerankRequest, **answers),
@@ -91,10 +107,10 @@ class VectorRoutes:
         if self._vectors.labels:
             raise RequestError("This model scores labels; use /v1/classify or /v1/rerank.", field="model")
 
-        def shown(answer: RequestOutput) -> dict[str, Any]:
+        def shown(answer: RequestOutput) -> Embedding:
             raw, listed = answer.vector.astype("<f4").tobytes(), body.encoding_format != "base64"
             vector = answer.vector.tolist() if listed else base64.b64encode(raw).decode()
-            return {"object": "embedding", "index": answer.index, "embedding": vector}
+            return Embedding(index=answer.index, embedding=vector)
 
         return await self._written(await self._texts(request, body), lambda items: {"data": list(map(shown, items))})
 

@@ -1,0 +1,102 @@
+"""What pages say of the program is so: sentences of errors, flags, variables, targets of make."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from bough.cli.flags import OTHER_VARIABLES
+from bough.core.gateway_settings import gateway_fields
+from bough.core.settings import ALIASES, all_fields
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("install", "quickstart", "deployment", "troubleshooting", "migration", "tuning")
+SETTINGS = {f.name for _, f in all_fields()} | ALIASES.keys()
+# Of commands, of the gateway's lists, and of other programs.
+OTHER_FLAGS = {
+    "--config",
+    "--launch",
+    "--plan",
+    "--model",
+    "--gpus",
+    "--shm-size",
+    "--rm",
+    "--device",
+    "--time",
+    "--now",
+}
+OTHER_FLAGS |= {"--from-literal"}
+GATEWAY_FLAGS = {"--" + f.name.replace("_", "-") for f in gateway_fields()} | {
+    "--worker-urls",
+    "--selector",
+    "--api-key",
+}
+
+
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def flags_of(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+
+
+def known_flags() -> set[str]:
+    return {"--" + name.replace("_", "-") for name in SETTINGS}
+
+
+def spoken() -> list[str]:
+    """Every text of the code, with … for what is filled in, as the page writes it."""
+    found = []
+    for path in (ROOT / "bough").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(p.value if isinstance(p, ast.Constant) else "…" for p in node.values))  # type: ignore[misc]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%(\.\d+f|[sdr])", "…", node.value))
+    return found
+
+
+def test_the_code_says_each_sentence_that_troubleshooting_quotes() -> None:
+    quoted = re.findall(r"^> (.+)$", text_of("troubleshooting"), re.MULTILINE)
+    texts = spoken()
+    assert len(quoted) > 25
+    assert not [sentence for sentence in quoted if not any(sentence in text for text in texts)]
+
+
+def bough_column(line: str) -> str:
+    """Of a table's row what stands behind the other engine's column; of other lines all."""
+    cells = line.split(" | ")
+    return " | ".join(cells[1:]) if line.startswith("| ") else line
+
+
+def test_the_flags_that_migration_names_exist() -> None:
+    named = flags_of("\n".join(map(bough_column, text_of("migration").splitlines())))
+    assert len(named) > 40
+    assert not named - known_flags() - {"--model", "--port"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "migration"])
+def test_the_flags_and_variables_that_a_page_names_exist(page: str) -> None:
+    text = text_of(page)
+    assert not flags_of(text) - known_flags() - GATEWAY_FLAGS - OTHER_FLAGS
+    variables = set(re.findall(r"\bBOUGH_[A-Z_]+", text)) - OTHER_VARIABLES
+    assert not {name for name in variables if name.removeprefix("BOUGH_").lower() not in SETTINGS}
+
+
+def test_every_extra_is_on_the_page_on_installing() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    users = extras - {"bench", "dev", "docs"}  # the others are for developers
+    assert not [extra for extra in users if f"`{extra}`" not in text_of("install")]
+
+
+def test_the_targets_of_make_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+        named |= set(re.findall(r"(?:`|^|&& )make ([a-z-]+)", path.read_text(), re.MULTILINE))
+    assert {"wheel", "image", "docs"} <= named <= targets

@@ -1,0 +1,83 @@
+"""The site: every page is in its navigation, links lead somewhere, and the generated pages have all that there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bough.cli.flags import OTHER_VARIABLES
+from bough.core.settings import all_fields
+from bough.version import __version__
+from tools import site
+
+CONFIG = (site.ROOT / "mkdocs.yml").read_text()
+
+
+def pages_of(nav: Any) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [page for part in parts for page in pages_of(part)]
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    docs = site.ROOT / "docs"
+    written = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+    named = pages_of(yaml.safe_load(CONFIG)["nav"])
+    there = written | {*site.PAGES.values(), *site.GENERATED}
+    left_out = sorted(there - set(named))
+    assert not left_out, "these pages are not in the navigation of mkdocs.yml"
+    assert sorted(named) == sorted(there), "mkdocs.yml names these twice, or they are not there"
+
+
+def test_links_that_leave_the_docs_become_pages_or_text_and_never_lead_nowhere() -> None:
+    told = "[a](server.md#keys) [b](../CONTRIBUTING.md) [c](../examples/rl/train.py) [d](https://e.example) [e](#f)"
+    made = site.relinked(told, "docs/x.md", "x.md")
+    assert made == (
+        "[a](server.md#keys) [b](contributing.md) c (`examples/rl/train.py`) [d](https://e.example) [e](#f)"
+    )
+    assert site.relinked("[a](../cpu.md)", "docs/notes/x.md", "notes/x.md") == "[a](../cpu.md)"
+    assert site.relinked("[a](docs/cpu.md)", "README.md", "index.md") == "[a](cpu.md)"
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        site.relinked("[a](../nowhere.md)", "docs/x.md", "x.md")
+
+
+@pytest.mark.parametrize("source", [*site.PAGES, *(f"docs/{path.name}" for path in (site.ROOT / "docs").glob("*.md"))])
+def test_every_link_of_a_page_leads_to_a_file(source: str) -> None:
+    text = (site.ROOT / source).read_text()
+    site.relinked(text, source, source)  # raises for what is not in the repository
+    inside = [target for _, target in site.LINK.findall(text) if "://" not in target and not target.startswith("#")]
+    missing = [t for t in inside if not (site.ROOT / source).parent.joinpath(t.partition("#")[0]).exists()]
+    assert not missing
+
+
+def test_the_generated_pages_have_every_setting_and_every_route() -> None:
+    settings, endpoints = site.settings_page(), site.endpoints_page()
+    shown = [f.name for _, f in all_fields() if f.metadata["help"]]
+    assert not [name for name in shown if f"`BOUGH_{name.upper()}`" not in settings]
+    assert "`BOUGH_GATEWAY_POLICY`" in settings and site.OTHER_VARIABLES.keys() == OTHER_VARIABLES
+    routes = site.document()["paths"]
+    assert not [f"{m} {p}" for p, ms in routes.items() for m in ms if f"### {m.upper()} {p}\n" not in endpoints]
+    assert "| `messages` | list of object |" in endpoints
+
+
+def test_the_changelog_speaks_of_this_version_first() -> None:
+    first = re.search(r"^## (\S+)", (site.ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None and first[1] == __version__
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material is not there (bough[docs])")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=site.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    html = "".join(path.read_text() for path in (tmp_path / "site").rglob("*.html"))
+    assert not re.findall(r'(?:src|rel="stylesheet" href)="https?://', html)  # no calls to other hosts

@@ -1,0 +1,184 @@
+"""MkDocs' hook: pages that are made of the code or lie outside docs/, and links that work there and in the repository.
+
+Settings and endpoints are read from what the programs themselves read, so these pages cannot be wrong for long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import posixpath
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bough.cli.flags import ENVIRONMENT_PREFIX
+from bough.cli.gateway import ENVIRONMENT_PREFIX as GATEWAY_PREFIX
+from bough.core.gateway_settings import GatewaySettings, gateway_fields
+from bough.core.settings import ALIASES, GROUPS, all_fields
+from tools.openapi import document
+
+ROOT = Path(__file__).parents[1]
+# Pages of the repository that the site has too, and where.
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "clients/typescript/README.md": "typescript-client.md",
+    **{str(path.relative_to(ROOT)): f"examples/{path.parent.name}.md" for path in ROOT.glob("examples/*/README.md")},
+}
+# Variables that are no settings.
+OTHER_VARIABLES = {
+    "BOUGH_HOME": "the folder with fetched models, packed weights and traces; `~/.cache/bough` when left out",
+    "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR": "where the `file` back end of [stores](stores.md) keeps pages",
+    "BOUGH_CLUSTER_KEY": "the secret that [the hosts of one engine](scaling.md#several-hosts) share",
+}
+TYPED = {"type", "anyOf", "$ref", "enum", "const"}  # of a schema that says what a value is
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+# ---- pages made of the code
+
+
+def settings_page() -> str:
+    lines = ["# Flags and environment variables", "", "This page is made of the code."]
+    lines += ["Flags win over variables, those over the file of `--config`, which has the same names without dashes."]
+    for group, pairs in itertools.groupby(all_fields(), key=lambda pair: pair[0]):
+        lines += _settings_table(f"{group.capitalize()} settings", GROUPS[group], [f for _, f in pairs])
+    lines += _settings_table("The gateway", GatewaySettings, gateway_fields(), GATEWAY_PREFIX)
+    lines += [
+        "",
+        "Lists (`--worker-urls`, `--api-key` and the like) and files are on [the gateway's page](gateway.md).",
+    ]
+    lines += ["", "## Other variables", "", "| variable | |", "|---|---|"]
+    lines += [f"| `{name}` | {about} |" for name, about in OTHER_VARIABLES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _settings_table(
+    title: str, group: type[Any], fields: Iterable[dataclasses.Field[Any]], prefix: str = ENVIRONMENT_PREFIX
+) -> list[str]:
+    shown = [f for f in fields if f.metadata["help"]]  # the others are accepted for start scripts of other engines
+    if not shown:
+        return []
+    about = " ".join((group.__doc__ or "").split())
+    return [
+        *("", f"## {title}", "", about, "", "| flag | variable | default | |", "|---|---|---|---|"),
+        *(_setting_row(f, prefix) for f in shown),
+    ]
+
+
+def _setting_row(f: dataclasses.Field[Any], prefix: str) -> str:
+    names = [f.name, *(alias for alias, name in ALIASES.items() if name == f.name)]
+    flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
+    choices = f.metadata["choices"]
+    about = f.metadata["help"] + (f": {', '.join(f'`{each}`' for each in choices)}" if choices else "")
+    default = {None: "", False: "off", True: "on", "": ""}.get(f.default, f"`{f.default}`")
+    return f"| {flags} | `{prefix}{f.name.upper()}` | {default} | {_cell(about)} |"
+
+
+def endpoints_page() -> str:
+    described = document()
+    schemas = described["components"]["schemas"]
+    operations = [
+        (operation["tags"][0], method, path, operation)
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    ]
+    lines = [
+        "# Endpoints",
+        "",
+        "This page is made of the code. A running server has the same, with all types, at `/docs` and",
+    ]
+    lines += [
+        "`/openapi.json`; [the guide](server.md) says how the routes behave, which need a key, and what is refused."
+    ]
+    for tag, found in itertools.groupby(sorted(operations, key=lambda each: each[0]), key=lambda each: each[0]):
+        lines += ["", f"## {tag.capitalize()}"]
+        for _, method, path, operation in found:
+            lines += ["", f"### {method.upper()} {path}", "", operation["summary"] + ".", ""]
+            lines += _body(operation, schemas) + _answers(operation)
+    return "\n".join(lines) + "\n"
+
+
+def _body(operation: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    name = schema.get("$ref", "").rpartition("/")[2]
+    fields = schemas.get(name, schema).get("properties", {})
+    if not fields:
+        return []
+    required = schemas.get(name, schema).get("required", ())
+    typed = {field: kind for field, kind in fields.items() if kind.keys() & TYPED}
+    rows = [f"| `{field}` | {_type(kind)} | {'yes' if field in required else ''} |" for field, kind in typed.items()]
+    others = ", ".join(f"`{field}`" for field in fields if field not in typed)
+    idle = [f"Known from other engines, and refused or without effect here: {others}.", ""] if others else []
+    return ["| field of the body | type | needed |", "|---|---|---|", *rows, "", *idle]
+
+
+def _answers(operation: dict[str, Any]) -> list[str]:
+    content = operation["responses"]["200"]["content"].items()
+    return ["Answer: " + ", ".join(f"`{media}` ({_type(each['schema'])})" for media, each in content)]
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2].rpartition(".")[2]
+    if "anyOf" in schema:
+        kinds = [_type(each) for each in schema["anyOf"] if each.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds)) or "null"
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    return str(schema.get("type", "anything"))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+GENERATED = {"settings.md": settings_page, "endpoints.md": endpoints_page}
+
+
+# ---- links
+
+
+def relinked(text: str, source: str, page: str) -> str:
+    """Links of a file of the repository as its page of the site has them. What is no page of the site becomes text."""
+
+    def changed(found: re.Match[str]) -> str:
+        words, target = found.groups()
+        if target.startswith(("#", "http:", "https:", "mailto:")):
+            return found[0]
+        path, _, anchor = target.partition("#")
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        there = PAGES.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else None)
+        if there is None:
+            if not (ROOT / place).exists():
+                raise FileNotFoundError(f"{source} links to {target}, which is not there.")
+            return words if "`" in words else f"{words} (`{place}`)"
+        relative = posixpath.relpath(there, posixpath.dirname(page) or ".")
+        return f"[{words}]({relative}{'#' * bool(anchor)}{anchor})"
+
+    return LINK.sub(changed, text)
+
+
+# ---- MkDocs calls these
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for page, make in GENERATED.items():
+        files.append(File.generated(config, page, content=make()))
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=relinked((ROOT / source).read_text(), source, page)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    if page.file.src_uri in {*PAGES.values(), *GENERATED}:
+        return markdown
+    return relinked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

@@ -112,7 +112,8 @@ class MediaPreparer:
 
     def warm(self) -> None:
         """Starts the workers beside what else starts, so that no item waits for their libraries."""
-        for _ in range(self._settings.mm_processor_worker_num):
+        installed = importlib.util.find_spec("PIL") is not None  # else requests are told
+        for _ in range(self._settings.mm_processor_worker_num if installed else 0):
             self._threads.submit(self._pool.warm)
 
     def close(self) -> None:

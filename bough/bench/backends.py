@@ -14,7 +14,7 @@ import msgspec
 from bough.bench.http_client import HttpFailure
 from bough.core.errors import SettingsError
 
-Message = dict[str, str]  # role, content
+Message = dict[str, Any]  # role, content
 Prompt = str | list[int] | list[Message]
 
 

@@ -7,8 +7,11 @@ prompts have the exact number of tokens.
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,37 @@ def _mixed(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenize
     return [_single(_text(draw, tokenizer, length), length, output) for length, output in sizes]
 
 
+def _image(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
+    """Chats that begin with pictures of random pixels, of which there are `image_pool`, or as many as are shown."""
+    shown = options.num_prompts * options.image_count
+    pool = [_picture(options, draw) for _ in range(min(options.image_pool or shown, shown))]
+    conversations = []
+    for number in range(options.num_prompts):
+        length, output = _lengths(options, draw)
+        urls = [pool[i % len(pool)] for i in range(number * options.image_count, (number + 1) * options.image_count)]
+        parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content = [*parts, {"type": "text", "text": _text(draw, tokenizer, length)}]
+        conversations.append(Conversation((Turn([{"role": "user", "content": content}], output, length),)))
+    return conversations
+
+
+def _picture(options: argparse.Namespace, draw: random.Random) -> str:
+    """A data URL."""
+    size = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", options.image_resolution)
+    if size is None:
+        raise SettingsError(
+            f"--image-resolution is a height and a width such as 336x336, not {options.image_resolution}."
+        )
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise SettingsError("Pillow is missing, which writes pictures; pip install 'bough[multimodal]'.") from None
+    height, width, file = int(size[1]), int(size[2]), io.BytesIO()
+    pixels = Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height))
+    pixels.save(file, options.image_format)
+    return f"data:image/{options.image_format};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
 def _sharegpt(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     found = _read_sharegpt(_path(options), _counter(tokenizer), options.sharegpt_output_len)
     return draw.sample(found, min(options.num_prompts, len(found)))
@@ -99,6 +133,7 @@ DATASETS: dict[str, Callable[[argparse.Namespace, random.Random, Tokenizer | Non
     "generated-shared-prefix": _shared_prefix,
     "multi-turn": _multi_turn,
     "mixed": _mixed,
+    "image": _image,
     "sharegpt": _sharegpt,
     "custom": _custom,
 }

@@ -33,6 +33,7 @@ LINES = (
     ("total_cached_tokens", "Total cached tokens"),
     ("total_output_tokens", "Total generated tokens"),
     ("request_throughput", "Request throughput (req/s)"),
+    ("image_throughput", "Image throughput (images/s)"),
     ("input_throughput", "Input token throughput (tok/s)"),
     ("output_throughput", "Output token throughput (tok/s)"),
     ("max_output_tokens_per_s", "Peak output token throughput (tok/s)"),
@@ -124,7 +125,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [(label, shown(result[name])) for name, label in LINES if result[name] is not None]
+    rows = [(label, shown(result[name])) for name, label in LINES if result.get(name) is not None]
     for name, label in SPREADS:
         rows += [(f"{word.capitalize()} {label} (ms)", shown(result[f"{word}_{name}_ms"])) for word in WORDS]
     return [*rows, ("Max ITL (ms)", shown(result["max_itl_ms"]))]

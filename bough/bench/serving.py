@@ -32,7 +32,7 @@ from bough.tokenizer.tokenizer import Tokenizer
 COUNTS = (
     "num_prompts", "procs", "random_input_len", "random_output_len", "gsp_num_groups", "gsp_prompts_per_group",
     "gsp_system_prompt_len", "gsp_question_len", "gsp_output_len", "num_turns", "max_concurrency",
-    "sharegpt_output_len",
+    "sharegpt_output_len", "image_count", "image_pool",
 )  # fmt: skip
 
 
@@ -73,6 +73,10 @@ def _add_data_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gsp-question-len", type=int, default=64)
     group.add_argument("--gsp-output-len", type=int, default=64)
     group.add_argument("--num-turns", type=int, default=5, help="turns of each conversation (multi-turn)")
+    group.add_argument("--image-count", type=int, default=1, help="pictures of each prompt (image)")
+    group.add_argument("--image-resolution", metavar="HxW", default="336x336", help="height and width of each")
+    group.add_argument("--image-format", choices=["jpeg", "png"], default="jpeg")
+    group.add_argument("--image-pool", type=int, help="different pictures, shown in turn; all differ when left out")
     group.add_argument("--seed", type=int, default=1, help="of prompts, lengths and arrivals")
 
 
@@ -147,6 +151,8 @@ def main(args: argparse.Namespace) -> int:
         asyncio.run(_flush_cache(target))
     records = _measure(args, target, conversations)
     result = {**shown_settings(args), "model": target.template.model, **summarise(records)}
+    if args.dataset_name == "image":
+        result["image_throughput"] = result["request_throughput"] * args.image_count
     print(text_report(result))
     _write(args, result, records)
     if not result["completed"]:

@@ -101,10 +101,7 @@ class EngineClient:
         aborts what still runs. A single request that is refused before its first output raises; in a batch the last
         piece carries the reason.
         """
-        if any(prompt.sources for prompt in inputs.prompts):
-            prepared = await asyncio.gather(*map(self._with_media, inputs.prompts))
-            inputs = dataclasses.replace(inputs, prompts=tuple(prepared))
-        answers, updates = self._submit(inputs, stream=stream)
+        answers, updates = self._submit(await self.prepared(inputs), stream=stream)
         try:
             unfinished = len(answers)
             while unfinished:
@@ -121,6 +118,12 @@ class EngineClient:
             for watcher in self._watchers if inputs.watched else ():
                 for answer in answers:
                     watcher.ended(answer)
+
+    async def prepared(self, inputs: Inputs) -> Inputs:
+        """With the prompts that the engine is given: each item of their media has its place in the ids."""
+        if not any(prompt.sources for prompt in inputs.prompts):
+            return inputs
+        return dataclasses.replace(inputs, prompts=tuple(await asyncio.gather(*map(self._with_media, inputs.prompts))))
 
     async def call(self, command: Callable[[int], Command]) -> Reply:
         """The engine's reply to a command, which is made with the number of the call: every replica gets it."""
@@ -237,8 +240,9 @@ class EngineClient:
         if self.preparer is None:
             kind = prompt.sources[0].kind
             raise RequestError(f"This model takes no {PLURALS[kind]}; leave {FIELDS[kind]} out.", field=FIELDS[kind])
-        ids, media, held = await self.preparer.prepare(prompt.ids, prompt.sources)
-        return dataclasses.replace(prompt, ids=ids, media=media, held=held)
+        found = await self.preparer.prepare(prompt.ids, prompt.sources)
+        ids, plain = found.input_ids, found.plain_ids
+        return dataclasses.replace(prompt, ids=ids, plain_ids=plain, sources=(), media=found.media, held=found.items)
 
     def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:
         if self._death is not None:

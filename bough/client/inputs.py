@@ -59,7 +59,12 @@ class Prompt:
     adapter: str = ""  # by its name
     sources: tuple[MediaSource, ...] = ()  # whose placeholders stand in the ids
     media: MediaPrompt | None = None  # what came of them
+    plain_ids: IntArray | None = None  # the ids with the model's own placeholders in the place of media
     held: tuple[object, ...] = ()  # what keeps the media's files
+
+    @property
+    def shown_ids(self) -> IntArray:
+        return self.ids if self.plain_ids is None else self.plain_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,7 +367,7 @@ class RequestOutput:
         if self.warnings:
             meta["warnings"] = list(self.warnings)
         if self.prompt.show_ids:
-            meta["prompt_token_ids"] = self.prompt.ids[: self.prompt_tokens].tolist()
+            meta["prompt_token_ids"] = self.prompt.shown_ids[: self.prompt_tokens].tolist()
         if self._drafts is not None:
             meta.update(draft_fields(self._drafts, len(self.ids)))
         if self.prompt.logprobs is not None:
@@ -379,7 +379,7 @@ class RequestOutput:
         wanted = self.prompt.logprobs
         if wanted is None or wanted.start < 0:
             return
-        self.input_logprobs.add_first(int(self.prompt.ids[wanted.start]), self._text_of)
+        self.input_logprobs.add_first(int(self.prompt.shown_ids[wanted.start]), self._text_of)
         if started.input_logprobs is not None:
             self._add_logprobs(self.input_logprobs, started.input_logprobs)
 

@@ -50,8 +50,8 @@ class PipeProcess:
 
 
 class ProcessPool:
-    """Called from threads, each of which waits for its own answer. A process starts when it is first needed, with a
-    hello that it answers, and another takes its place when it does not answer in time, or ends."""
+    """Called from threads, each of which waits for its own answer. A process starts when it is first needed, or by
+    `warm`, with a hello that it answers, and another takes its place when it does not answer in time, or ends."""
 
     def __init__(self, module: str, hello: bytes, size: int) -> None:
         self._module = module
@@ -62,6 +62,14 @@ class ProcessPool:
         self._running: set[PipeProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
+
+    def warm(self) -> None:
+        """Starts a process before it is needed."""
+        process = self._free.get()
+        try:
+            process = process or self._start()
+        finally:
+            self._free.put(process)
 
     def exchange(self, message: bytes, timeout_s: float) -> bytes | None:
         """None where there is no answer."""

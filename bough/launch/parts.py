@@ -73,6 +73,7 @@ def attach_media(
         return lambda: None
     client.preparer = MediaPreparer(family, files.folder, path, tokenizer, settings.media, client.meter)
     client.media_kinds = frozenset(KINDS[family])
+    client.preparer.warm()
     return client.preparer.close
 
 

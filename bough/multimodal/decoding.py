@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from bough.core.errors import RequestError
 
-# Formats that decode from bytes alone; others start programs (EPS) or are read by few.
-IMAGE_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+# Formats that decode from bytes alone; others start programs (EPS) or are read by few. MPO is found by JPEG's plugin.
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 # Containers that hold their streams themselves: playlists would have FFmpeg open whatever they name.
 CONTAINERS = "mov,mp4,m4a,matroska,webm,avi,flv,mpegts,mpeg,ogg,gif,wav,flac,mp3,aac,aiff,w64,caf,asf,amr"
 LOW_DETAIL = 512  # pixels of the longer side

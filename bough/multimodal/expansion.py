@@ -23,7 +23,15 @@ def expand(ids: IntArray, items: Sequence[Prepared], tokenizer: Tokenizer) -> tu
     """The whole prompt. The items of each kind are in the order of the prompt."""
     waiting = {kind: deque(item for item in items if item.kind == kind) for kind in PLURALS}
     places = {item.place: item.kind for item in items}
+    counts = Counter(item.kind for item in items)
+    lone = {kind for place, kind in places.items() if (ids == place).sum() == counts[kind]}
     starts = np.isin(ids, [*places, *(int(item.ids[0]) for item in items)])
+
+    def is_whole(item: Prepared, at: int) -> bool:
+        """Whether its text stands there. Placeholders of several items, side by side, may look like it."""
+        is_text = item.kind not in lone or (item.ids == item.place).sum() == 1
+        return is_text and np.array_equal(item.ids, ids[at : at + len(item.ids)])
+
     out: list[int] = []
     found: list[tuple[Prepared, int]] = []  # with the place of its first token
     cursor, after = 0, ""
@@ -31,7 +39,7 @@ def expand(ids: IntArray, items: Sequence[Prepared], tokenizer: Tokenizer) -> tu
         if at < cursor:
             continue
         heads = (queue[0] for queue in waiting.values() if queue)
-        whole = next((item for item in heads if np.array_equal(item.ids, ids[at : at + len(item.ids)])), None)
+        whole = next((item for item in heads if is_whole(item, at)), None)
         kind = places.get(int(ids[at])) if whole is None else whole.kind
         if kind is None:
             continue  # a token that begins items, and stands here for itself

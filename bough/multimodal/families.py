@@ -7,6 +7,7 @@ the processors, which are made without their constructors: those want a tokenize
 from __future__ import annotations
 
 import json
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,8 @@ class Family:
 
         self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         self.type: str = config.model_type
-        self._is_qwen = self.type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+        self._timed = self.type in ("qwen3_vl", "qwen3_5")  # timestamps stand between the frames of its clips
+        self._is_qwen = self._timed or self.type in ("qwen2_vl", "qwen2_5_vl")
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
         cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
         if self.type != "mistral3":
@@ -162,20 +164,19 @@ class Family:
 
     def choose_frames(self, total: int, fps: float, asked: int | None) -> list[int]:
         """Which of so many frames are looked at, as Transformers samples them."""
-        video, step = self._clips, 1 if self.type == "qwen3_vl" else 2
+        video, step = self._clips, 1 if self._timed else 2
         count = asked or video.get("num_frames")
         if count is None:
             most = min(video.get("max_frames", 768), total) // step * step
             count = min(max(total / fps * (video.get("fps") or 2), video.get("min_frames", 4)), most)
         count = max(int(min(count, total)) // step * step, 1)
-        if self.type == "qwen3_vl":
+        if self._timed:
             return [int(i) for i in np.linspace(0, total - 1, count).round()]
         return [int(i * total / count) for i in range(count)]
 
     def fit_frame(self, count: int, height: int, width: int) -> tuple[int, int]:
         """The height and width in which so many frames are looked at."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-        from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resize_all
 
         factor, step = self._processed.patch_size * self._processed.merge_size, self._processed.temporal_patch_size
         size = {
@@ -185,11 +186,21 @@ class Family:
         }
         low, high = (self._clips.get(name) for name in ("min_pixels", "max_pixels"))
         low, high = low or size["shortest_edge"], high or size["longest_edge"]
-        if self.type == "qwen3_vl":
-            fitted = resize_all(max(count, step), height, width, step, factor, low, high)
-        else:
+        if not self._timed:
             fitted = smart_resize(height, width, factor, low, high)
-        return int(fitted[0]), int(fitted[1])
+            return int(fitted[0]), int(fitted[1])
+        # The limits hold for all frames together. What Transformers has for this needs torch.
+        count, grown = max(count, step), max(1.0, factor / height, factor / width)
+        sides = int(height * grown), int(width * grown)
+        rows, columns = (round(side / factor) for side in sides)
+        pixels = round(count / step) * step * rows * columns * factor**2
+        if pixels > high:
+            scale = math.sqrt(count * sides[0] * sides[1] / high)
+            rows, columns = (max(1, math.floor(side / scale / factor)) for side in sides)
+        elif pixels < low:
+            scale = math.sqrt(low / (count * sides[0] * sides[1]))
+            rows, columns = (math.ceil(side * scale / factor) for side in sides)
+        return rows * factor, columns * factor
 
     def _video(self, task: Task) -> Result:
         """The image processor repeats each picture over a patch of time; here each frame gets its own part of it."""
@@ -209,7 +220,7 @@ class Family:
         interval = 1.0
         if self.type == "qwen2_5_vl":
             interval = self.config.vision_config.tokens_per_second * step / metadata.sampled_fps
-        seen = [1, height, width] if self.type == "qwen3_vl" else grid[0]  # timestamps stand between its frames
+        seen = [1, height, width] if self._timed else grid[0]
         return {"pixel_values_videos": values, "video_grid_thw": grid}, text, self._merged(seen), interval
 
     def _audio(self, task: Task) -> Result:

@@ -40,7 +40,7 @@ from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
 SEEING = ("llava", "llava_next", "llava_onevision", "gemma3", "idefics3", "smolvlm", "internvl", "mistral3")
-WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",)}
 KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))
 DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}
@@ -53,6 +53,15 @@ class PreparedPrompt(NamedTuple):
     input_ids: IntArray
     media: MediaPrompt
     items: tuple[Prepared, ...]  # whoever holds these holds their files
+
+    @property
+    def plain_ids(self) -> IntArray:
+        """As the model's own processor writes them."""
+        ids, rows = self.input_ids.copy(), {item.digest: item.row for item in self.items}
+        for item in self.media.items:
+            for begin, count in item.spans:
+                ids[begin : begin + count] = rows[item.digest]
+        return ids
 
 
 class MediaPreparer:
@@ -100,6 +109,12 @@ class MediaPreparer:
         alone = counts["image"] == 1 or self._family != "llava_onevision"
         found = await asyncio.gather(*(self._item(source, alone) for source in sources))
         return PreparedPrompt(*expand(input_ids, found, self._tokenizer), tuple(found))
+
+    def warm(self) -> None:
+        """Starts the workers beside what else starts, so that no item waits for their libraries."""
+        installed = importlib.util.find_spec("PIL") is not None  # else requests are told
+        for _ in range(self._settings.mm_processor_worker_num if installed else 0):
+            self._threads.submit(self._pool.warm)
 
     def close(self) -> None:
         self._pool.close()

@@ -39,7 +39,9 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     hello = msgspec.msgpack.decode(connection.recv_bytes(), type=Hello)
     os.nice(5)  # the model goes first
-    os.environ["OMP_NUM_THREADS"] = "1"  # there are several workers
+    # No family needs torch here: without it a worker starts in a third of the time, with a fifth of the memory.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell that torch is missing
     family = Family(hello)
     with open("/proc/self/statm") as file:
         limit = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES

@@ -74,8 +74,8 @@ class ServerContext:
         return await self.client.states(STATE_TIMEOUT_S)
 
     async def read_inputs(self, *, model: str | None = None, **given: Any) -> Inputs:
-        """`InputReader.read`, which tokenises; in a thread when there is much to tokenise. Where there are adapters, a
-        `model` may be one: by its own name, or behind that of the model and a colon."""
+        """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where
+        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon."""
         own = self.model.name
         if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
             given["lora_path"] = model.removeprefix(f"{own}:")
@@ -86,7 +86,7 @@ class ServerContext:
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
         most = MAX_REQUESTS_PER_CALL if given.get("pooling") is None else MAX_VECTORS_PER_CALL
         limits: dict[str, Any] = {"limit": most, "warnings": warnings_of_body()}
-        inputs = await offload(size, lambda: self.reader.read(**given, **limits))
+        inputs = await self.client.prepared(await offload(size, lambda: self.reader.read(**given, **limits)))
         _check_logprobs(inputs)
         self._check_logprob_ids(inputs)
         return self._with_length_warnings(inputs)

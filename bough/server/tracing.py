@@ -95,7 +95,7 @@ class RequestLog:
         log.info("request %r ended (%s): %s", answer.prompt.rid, finish_word(answer), ", ".join(parts))
 
     def _prompt_text(self, answer: RequestOutput) -> str:
-        ids = answer.prompt.ids if self._level >= WHOLE_TEXTS else answer.prompt.ids[:SHOWN]
+        ids = answer.prompt.shown_ids[: None if self._level >= WHOLE_TEXTS else SHOWN]
         if self._tokenizer is None:
             return str(ids.tolist())
         return self._quoted(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))

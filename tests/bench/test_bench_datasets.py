@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from bough.bench.backends import Conversation, Turn
 from bough.bench.datasets import make_dataset
@@ -31,6 +34,10 @@ OPTIONS = {
     "gsp_output_len": 7,
     "num_turns": 3,
     "largest_token": 99,
+    "image_count": 2,
+    "image_resolution": "6x8",
+    "image_format": "png",
+    "image_pool": None,
 }
 
 
@@ -43,7 +50,7 @@ def single(conversation: Conversation) -> Turn:
     return conversation.turns[0]
 
 
-@pytest.mark.parametrize("name", ["random", "random-ids", "generated-shared-prefix", "multi-turn"])
+@pytest.mark.parametrize("name", ["random", "random-ids", "generated-shared-prefix", "multi-turn", "image"])
 def test_a_seed_fixes_the_load(name: str) -> None:
     assert make_dataset(options(dataset_name=name)) == make_dataset(options(dataset_name=name))
     assert make_dataset(options(dataset_name=name)) != make_dataset(options(dataset_name=name, seed=4))
@@ -63,6 +70,22 @@ def test_with_a_tokenizer_lengths_are_exact() -> None:
     for each in make_dataset(options(), tokenizer):
         turn = single(each)
         assert len(tokenizer.encode(str(turn.prompt))) == turn.input_tokens
+
+
+def pictures_of(conversation: Conversation) -> list[str]:
+    content = single(conversation).prompt[0]["content"]  # type: ignore[index, call-overload]
+    return [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+
+
+def test_pictures_have_the_asked_size_and_come_again_as_often_as_asked() -> None:
+    found = [pictures_of(each) for each in make_dataset(options(dataset_name="image"))]
+    assert [len(urls) for urls in found] == [2] * 20 and len({url for urls in found for url in urls}) == 40
+    with Image.open(io.BytesIO(base64.b64decode(found[0][0].partition(",")[2]))) as picture:
+        assert (picture.format, picture.height, picture.width) == ("PNG", 6, 8)
+    few = [pictures_of(each) for each in make_dataset(options(dataset_name="image", image_pool=3))]
+    assert len({url for urls in few for url in urls}) == 3 and few[0] == few[3] != few[1]
+    with pytest.raises(SettingsError, match="such as 336x336, not large"):
+        make_dataset(options(dataset_name="image", image_resolution="large"))
 
 
 def test_groups_share_their_beginning_and_nothing_else() -> None:

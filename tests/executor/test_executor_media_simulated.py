@@ -18,13 +18,13 @@ from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
 from tests.executor.test_executor_cuda_simulated import CPU, no_device  # noqa: F401  (a fixture for all tests here)
 from tests.fakes.scheduler_bench import Bench
-from tests.parity.test_media import make, text
+from tests.parity.test_media import INTERPRETED, make, text
 
 SAMPLED = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_vl", pytest.param("gemma3", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", [INTERPRETED[0], pytest.param(INTERPRETED[1], marks=pytest.mark.long)])
 def test_images_give_the_tokens_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)

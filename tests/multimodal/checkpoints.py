@@ -1,5 +1,5 @@
-"""Folders of tiny checkpoints: a configuration, a tokenizer and an image processor, without weights; and Transformers'
-own processor of each."""
+"""Folders of tiny checkpoints: a configuration, a tokenizer, an image processor and, if wanted, weights; and
+Transformers' own processor of each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import tokenizers
+import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -100,6 +101,15 @@ SPECS = {
         image={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 12}},
         place="<|vision_start|><|image_pad|><|vision_end|>",
     ),
+    "qwen3_5": Spec(
+        "Qwen3_5Config",
+        "Qwen3VLProcessor",
+        "Qwen2VLImageProcessorPil",
+        QWEN,
+        vision={"patch_size": 16, "spatial_merge_size": 2},
+        image={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 12}},
+        place="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
     "gemma3": Spec(
         "Gemma3Config",
         "Gemma3Processor",
@@ -161,6 +171,7 @@ SPECS = {
         place="[IMG]",
     ),
 }
+SPECIAL = 94  # the first token that is no printable character of ASCII
 WORDS = [
     *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
     "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
@@ -183,13 +194,20 @@ def write_tokenizer(folder: Path, named: dict[str, str] | None = None) -> transf
     return tokenizer
 
 
-def write_checkpoint(folder: Path, family: str, *, processor_config: bool = True) -> Any:
-    """Transformers' processor of the checkpoint in the folder."""
+def write_checkpoint(
+    folder: Path,
+    family: str,
+    *,
+    processor_config: bool = True,
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+) -> Any:
+    """Transformers' processor of the checkpoint in the folder. `text` and `vision` are fields of its configurations."""
     spec = SPECS[family]
     tokenizer = write_tokenizer(folder, spec.named)
     ids = {name: tokenizer.convert_tokens_to_ids(text) for name, text in spec.tokens.items()}
-    vision = {**VISION, **spec.vision}
-    config = getattr(transformers, spec.config)(vision_config=vision, **ids, **spec.settings)
+    given = {"vision_config": {**VISION, **spec.vision, **(vision or {})}, **({"text_config": text} if text else {})}
+    config = getattr(transformers, spec.config)(**given, **ids, **spec.settings)
     config.save_pretrained(folder)
     image_processor = getattr(transformers, spec.image_processor)(**spec.image)
     image_processor.save_pretrained(folder)
@@ -197,8 +215,8 @@ def write_checkpoint(folder: Path, family: str, *, processor_config: bool = True
         (folder / "processor_config.json").write_text(json.dumps(spec.given))
     cls = processor_class(spec.processor)
     cls.check_argument_for_proper_class = lambda self, name, argument: None  # there is no torchvision for video
-    given = {"video_processor": None} if "video_processor" in cls.__init__.__code__.co_varnames else {}
-    return cls(image_processor=image_processor, tokenizer=tokenizer, **given, **spec.given)
+    video = {"video_processor": None} if "video_processor" in cls.__init__.__code__.co_varnames else {}
+    return cls(image_processor=image_processor, tokenizer=tokenizer, **video, **spec.given)
 
 
 def processor_class(name: str) -> Any:
@@ -213,3 +231,65 @@ def processor_class(name: str) -> Any:
         sys.modules.setdefault(path, stub)
         return importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
     return getattr(transformers, name)
+
+
+TEXT = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+QWEN_VISION = {"depth": 2, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 48}
+QWEN_VISION |= {"num_position_embeddings": 64}
+LANGUAGE: dict[str, dict[str, Any]] = {
+    "llava": {"model_type": "llama"},
+    "llava_next": {"model_type": "mistral"},
+    "llava_onevision": {"model_type": "qwen2"},
+    "qwen2_vl": {"model_type": "qwen2_vl_text", **MROPE},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", **MROPE},
+    "qwen3_vl": {"model_type": "qwen3_vl_text", "head_dim": 16, **MROPE},
+    "qwen3_5": {
+        "model_type": "qwen3_5_text",
+        "head_dim": 16,
+        "rope_parameters": {**MROPE["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    },
+    "gemma3": {"model_type": "gemma3_text", "head_dim": 16},
+    "idefics3": {"model_type": "llama"},
+    "smolvlm": {"model_type": "llama"},
+    "internvl": {"model_type": "qwen2"},
+    "mistral3": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+}
+SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs beside what `SPECS` has
+    "qwen2_vl": {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 64},
+    "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 32, "window_size": 56, "fullatt_block_indexes": [1]},
+    "qwen3_vl": {**QWEN_VISION, "hidden_size": 32, "deepstack_visual_indexes": [0]},
+    "qwen3_5": {**QWEN_VISION, "hidden_size": 32},
+}
+
+
+def write_model(folder: Path, family: str) -> tuple[Any, Any]:
+    """Transformers' processor and model of a whole checkpoint with random weights."""
+    torch.manual_seed(1)
+    processor = write_checkpoint(folder, family, text={**TEXT, **LANGUAGE[family]}, vision=SEEING.get(family, {}))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = transformers.AutoModelForImageTextToText
+    model = kind.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+        model.get_output_embeddings().weight[SPECIAL:] = 0.0  # every token of an answer is its text
+    model.generation_config = transformers.GenerationConfig(do_sample=False)
+    model.save_pretrained(folder)
+    return processor, model

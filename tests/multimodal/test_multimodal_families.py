@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +48,8 @@ def prepare(worker: Family, folder: Path, contents: Sequence[bytes], kind: Any =
     items = []
     for number, content in enumerate(contents):
         alone, file = len(contents) == 1, str(folder / f"features{number}")
-        items.append(worker.prepare(Task(kind, content, None, None, alone, file, bytes([number]) * 16)))
+        digest = hashlib.blake2b(content, digest_size=16, salt=bytes([alone])).digest()
+        items.append(worker.prepare(Task(kind, content, None, None, alone, file, digest)))
     return items
 
 
@@ -106,7 +111,7 @@ def clip_of(frames: int, width: int, height: int, *, still: bool = False) -> byt
     return file.getvalue()
 
 
-QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 @pytest.mark.parametrize("family", QWENS)
@@ -157,11 +162,11 @@ def patchified(frames: Any, step: int, patch: int, merge: int) -> Any:
 @pytest.mark.parametrize("family", QWENS)
 def test_each_frame_has_its_own_part_of_a_patch(family: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
-    side = 64 if family == "qwen3_vl" else 56
+    side = 64 if family.startswith("qwen3") else 56
     options = {
         "num_frames": 4,
         "min_pixels": side * side,
-        "max_pixels": side * side * (4 if family == "qwen3_vl" else 1),
+        "max_pixels": side * side * (4 if family.startswith("qwen3") else 1),
     }
     worker = worker_of(tmp_path, video=options)
     content = clip_of(4, side, side)
@@ -213,6 +218,51 @@ def test_frames_are_sampled_as_in_transformers(total: int, fps: float, tmp_path:
     assert chosen == torch.arange(0, total, total / len(chosen), dtype=torch.float64).int().tolist()
 
 
+def test_frames_are_fitted_as_in_transformers(tmp_path: Path) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+    write_checkpoint(tmp_path, "qwen3_vl")
+    low, high = 32 * 32 * 40, 32 * 32 * 900
+    worker = worker_of(tmp_path, video={"min_pixels": low, "max_pixels": high})
+    for count, height, width in itertools.product((1, 2, 5, 30, 768), (16, 64, 333, 1080), (17, 320, 1920)):
+        expected = smart_resize(max(count, 2), height, width, 2, 32, low, high)
+        assert worker.fit_frame(count, height, width) == expected
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+from bough.multimodal.decoding import Limits
+from bough.multimodal.families import Family, Hello, Task
+
+for folder in map(Path, sys.argv[1:]):
+    family = Family(Hello(str(folder), str(folder), {}, Limits(10**7, 60.0), 60.0))
+    for file in sorted(folder.glob("given-*")):
+        kind = file.name.removeprefix("given-")
+        done = family.prepare(Task(kind, file.read_bytes(), None, None, True, str(folder / f"bare-{kind}")))
+        (folder / f"tokens-{kind}").write_bytes(done.tokens)
+"""
+
+
+@pytest.mark.slow
+def test_workers_need_no_torch(tmp_path: Path) -> None:
+    given = {}
+    for family in SPECS:
+        folder = tmp_path / family
+        write_checkpoint(folder, family)
+        kinds = {"image": as_png(picture(90, 33)), **({"video": clip_of(30, 64, 90)} if family in QWENS else {})}
+        given |= {(folder, kind): content for kind, content in kinds.items()}
+        for kind, content in kinds.items():
+            (folder / f"given-{kind}").write_bytes(content)
+    folders = [str(tmp_path / family) for family in SPECS]
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *folders], check=True, cwd=Path(__file__).parents[2])
+    for (folder, kind), content in given.items():
+        done = worker_of(folder).prepare(Task(kind, content, None, None, True, str(folder / kind)))  # type: ignore[arg-type]
+        assert (folder / f"tokens-{kind}").read_bytes() == done.tokens
+        assert (folder / f"bare-{kind}").read_bytes() == (folder / kind).read_bytes()
+
+
 def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
     tokenizer = write_tokenizer(tmp_path)
     extractor = transformers.WhisperFeatureExtractor(feature_size=16)
@@ -258,3 +308,13 @@ def test_equal_contents_have_equal_numbers_and_others_do_not(tmp_path: Path) -> 
     ids, media = expand(prompt, [first, second, first], tokenizer)
     rows = [ids[start : start + count].tolist() for item in media.items for start, count in item.spans]
     assert rows[0] == rows[2] != rows[1] and len(set(rows[0])) == len(rows[0])
+
+
+def test_placeholders_side_by_side_are_no_item_s_text(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "llava")  # four tokens for each image
+    worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
+    items = prepare(worker, tmp_path, [as_png(picture(30, 30, seed)) for seed in range(5)])
+    ids, media = expand(np.array(tokenizer.encode("<image>" * 5), dtype=np.int32), items, tokenizer)
+    assert [item.spans for item in media.items] == [((4 * number, 4),) for number in range(5)]
+    again, same = expand(np.array(restored(ids, media, items), dtype=np.int32), items, tokenizer)
+    assert again.tolist() == ids.tolist() and same == media

@@ -89,6 +89,7 @@ def test_a_prompt_is_expanded_and_its_items_are_named(preparer: MediaPreparer) -
     done = prepare(preparer, b"one", b"two")
     assert [item.spans for item in done.media.items] == [((2, 4),), ((8, 4),)]
     assert done.input_ids[[0, 1, 6, 7, 12, 13]].tolist() == [1, 9, 10, 9, 10, 2]
+    assert done.plain_ids.tolist() == [1, *[9, *[PLACE] * 4, 10] * 2, 2], "as its users see them"
     assert done.media.items[0].digest != done.media.items[1].digest
     assert all(Path(item.file).is_file() for item in done.media.items)
 

@@ -341,3 +341,17 @@ def test_sound_comes_in_one_channel_at_the_models_rate() -> None:
     spectrum = np.abs(np.fft.rfft(samples))
     assert abs(int(spectrum.argmax()) * 16000 / len(samples) - 440) < 2
     assert 0.4 < np.abs(samples).max() < 0.6
+
+
+def test_cameras_pictures_are_decoded() -> None:
+    """Several views in one file (MPO), which begins like any JPEG; and the colours of printers."""
+    first, second = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
+    for image, form, options in ((first, "MPO", {"save_all": True, "append_images": [second]}), (first, "JPEG", {})):
+        file = io.BytesIO()
+        image.save(file, form, **options)
+        assert np.asarray(decode_image(file.getvalue(), LIMITS, None))[0, 0, 0] > 250
+    file = io.BytesIO()
+    first.convert("CMYK").save(file, "JPEG")
+    assert decode_image(file.getvalue(), LIMITS, None).mode == "RGB"
+    with pytest.raises(RequestError, match="UnidentifiedImageError"):
+        decode_image(bytes(range(64)), LIMITS, None)

@@ -192,6 +192,9 @@ CASES: dict[str, Case] = {
 }
 
 
+INTERPRETED = ("qwen2_vl", "gemma3")  # the families that the CUDA executor is tried with, without a GPU
+
+
 @dataclass
 class Model:
     folder: Path
@@ -346,6 +349,7 @@ def clip(*grid: int, parts: int) -> Image:
 CLIPS = {
     "qwen2_vl": clip(2, 4, 4, parts=1),
     "qwen2_5_vl": Image({**clip(2, 4, 4, parts=1).arrays}, 1, "video"),
+    "qwen3_5": clip(2, 4, 4, parts=2),
     "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them
     "llava_onevision": Image({"pixel_values_videos": pixels(1, 2, 3, 16, 16)}, 1, "video"),
 }

@@ -58,10 +58,8 @@ class Anthropic:
         prompt, _ = await self._prompt(body, self._plan(body))
         if not prompt.media:
             return json_response(TokensCount(len(prompt.ids)))
-        nothing = {"max_new_tokens": 0}  # how many tokens an image has, the engine finds out
-        inputs = await self._context.read_inputs(input_ids=prompt.ids, media=prompt.media, sampling_params=nothing)
-        (answer,) = await self._context.client.answers(inputs)
-        return json_response(TokensCount(answer.prompt_tokens))
+        inputs = await self._context.read_inputs(input_ids=prompt.ids, media=prompt.media)
+        return json_response(TokensCount(len(inputs.prompts[0].ids)))
 
     def _plan(self, body: CountTokensRequest) -> AnswerPlan:
         check_request(body)

@@ -80,7 +80,8 @@ def test_norm_router_and_choice_in_one_launch(moe: MoEConfig, rows: int, added: 
     if rows > 16:
         assert routed.ranks is not None
         assert counters(device)[: moe.experts + moe.appended].tolist() == torch.bincount(routed.ids.flatten()).tolist()
-        counters(device).zero_()
+        with torch.inference_mode():  # in which another test may have made them
+            counters(device).zero_()
     expected, total = rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
     torch.testing.assert_close(normed, expected)
     torch.testing.assert_close(stream, total)

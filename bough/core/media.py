@@ -47,7 +47,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     # First position in the prompt and count: where the encoder's rows go, in order. None: every token attends to them.
     spans: tuple[tuple[int, int], ...]
     features: tuple[Feature, ...]
-    file: str  # whoever made it keeps it until the request has ended
+    file: str  # the edge process keeps it until the request has ended
 
     @property
     def count(self) -> int:
@@ -66,7 +66,7 @@ class MediaPrompt(msgspec.Struct, frozen=True):
 
 def media_ids(digest: bytes, count: int) -> npt.NDArray[np.int32]:
     """What stands in a prompt's ids for an item."""
-    import numpy as np  # here: whoever only reads messages needs none of it
+    import numpy as np  # here, so that reading messages does not load it
 
     numbers = np.frombuffer(hashlib.shake_128(digest).digest(4 * count), dtype="<i4")
     return (numbers & (MEDIA_ID - 1)) | np.int32(MEDIA_ID)

@@ -52,7 +52,7 @@ GRACE_S = 5.0  # beyond its own time, until a worker is given up
 class PreparedPrompt(NamedTuple):
     input_ids: IntArray
     media: MediaPrompt
-    items: tuple[Prepared, ...]  # whoever holds these holds their files
+    items: tuple[Prepared, ...]  # the files live as long as these do
 
     @property
     def plain_ids(self) -> IntArray:

@@ -73,14 +73,13 @@ def test_llama_runs_every_load(stand_in: None) -> None:
 
 
 def tiny_load(model: Path, folder: Path) -> list[str]:
-    load = ["--scale", "0.02", "--rounds", "1", "--starts", "1", "--vocab", "100", "--output", str(folder / "found")]
+    load = ["--scale", "0.1", "--rounds", "1", "--starts", "1", "--vocab", "100", "--output", str(folder / "found")]
     return [*load, "--model", str(model), *TINY]
 
 
 def found_in(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / "found.json").read_text())
-    # So short a load may seem to take no time: what a rate is is not asked here.
-    assert all(len(side["rates"]) == 1 for case in found["cases"] for side in case["sides"])
+    assert all(side["rates"][0] > 0 for case in found["cases"] for side in case["sides"])
     assert isinstance(found, dict)
     return found
 

@@ -28,7 +28,7 @@ export class EventReader {
   }
 }
 
-/** The objects of a stream up to `[DONE]`. Who leaves the loop early ends the request on the server too. */
+/** The objects of a stream up to `[DONE]`. Leaving the loop early ends the request on the server, too. */
 export async function* readEvents<T>(body: ReadableStream<Uint8Array>): AsyncGenerator<T, void, undefined> {
   const reader = body.getReader();
   const decoder = new TextDecoder();

@@ -93,7 +93,7 @@ test("nothing is tried again after the first byte of a stream", async () => {
   }
 });
 
-test("who leaves the loop closes the connection", async () => {
+test("leaving the loop closes the connection", async () => {
   let closed: () => void;
   const gone = new Promise<void>((resolve) => (closed = resolve));
   const server = await scripted((_, response) => {

@@ -24,6 +24,7 @@ LLAMA = ModelConfig("LlamaForCausalLM", 16, 24, 2, 2, 1, 8, 30, 64, 1e-5, RopeCo
         {"unrotated_layers": (True, False), "attention_sinks": True},
         {"moe": MoEConfig(5, 2, 32, shared_size=16, shared_gate=True, dense_layers=(True, False))},
         {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5, apart=True)},
+        {"rope": RopeConfig(10000.0, sections=(1, 2, 1))},  # of a text all positions are alike
         {"norm": "layer", "norm_plus_one": True, "mlp": "plain", "activation": "relu2"},
         {"rope": RopeConfig(10000.0, partial_rotary_factor=0.5), "learned_positions": True},
         {"qk_norm": True, "qk_norm_whole": True, "query_growth": (0.1, 16, 0)},

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from bough.core.errors import ModelError
 from bough.core.media import Feature, MediaItem, MediaKind, MediaPrompt, media_ids
 from bough.messages.requests import LogprobRequest
+from bough.native.library import load_library
 from tests.parity.engines import LocalEngine
 
 VOCAB, NEW, TOLERANCE = 97, 5, 1e-4
@@ -338,6 +339,16 @@ def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path, device: 
     # A state is kept where a chunk ended, which may be before an image.
     assert cached >= sum(spans[-1][-1]) or engine.limits.groups[-1].kind == "state"
     assert engine.scheduler._planner.media.figures["mm_encoded_items_total"] == len(images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_native_kernels_rotate_a_text_as_transformers(tmp_path: Path, name: str) -> None:
+    if load_library() is None:
+        pytest.skip("the CPU kernels are not compiled")
+    model, words = make(name, tmp_path), text(12, 3)
+    engine = engine_of(model, enable_multimodal=False, attention_backend="native", quantization="none")
+    assert engine.ask(words)[0][0] == model.continued(words, [])[0]
 
 
 def clip(*grid: int, parts: int) -> Image:

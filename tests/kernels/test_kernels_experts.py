@@ -281,12 +281,12 @@ def by_hand(x: torch.Tensor, gate_up: QuantizedRows, down: QuantizedRows, routed
     """The experts' sum where rows are quantised before each product."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     rows = quantizing.quantize_rows(x, group).dequantize().double()
-    gate_ups, downs = gate_up.dequantize().double(), down.dequantize().double()
-    for token, ids in enumerate(routed.ids.tolist()):
-        for slot, expert in enumerate(ids):
-            inner = silu_mul((gate_ups[expert] @ rows[token]).to(x.dtype)[None])
-            small = quantizing.quantize_rows(inner, group).dequantize().double()
-            out[token] += (downs[expert] @ small[0]) * float(routed.weights[token, slot])
+    for expert in set(routed.ids.flatten().tolist()):
+        tokens, slots = torch.nonzero(routed.ids == expert, as_tuple=True)
+        of_gate_up, of_down = (QuantizedRows(*(part[expert] for part in each)).dequantize() for each in (gate_up, down))
+        inner = silu_mul((rows[tokens] @ of_gate_up.double().T).to(x.dtype))
+        small = quantizing.quantize_rows(inner, group).dequantize().double()
+        out.index_add_(0, tokens, small @ of_down.double().T * routed.weights[tokens, slots, None])
     return out
 
 
@@ -452,9 +452,11 @@ def test_cuts_of_8_bits_multiply_right(tokens: int, shape: tuple[int, int, int, 
     logits = torch.randn(tokens, experts, device=device, dtype=torch.bfloat16)
     got = fast.routed_experts(x, logits, None, moe, ExpertMatrices(*matrices), "silu")
     ids, weights = plain_routing.route(logits, moe, None)
-    exact = reference.experts(x.float(), *matrices, ids, weights, "silu")
-    rounded = config_for(tokens, top, experts, fp8=True, grouped=group > 0).small_rows
-    assert_near(got, exact, 6e-2 if rounded else 2e-2, times=4 if rounded else 1)
+    if config_for(tokens, top, experts, fp8=True, grouped=group > 0).small_rows:
+        # A sum that lies in the middle between two numbers of 8 bits may become either.
+        assert_near(got, by_hand(x, *matrices, Routed(ids, weights), group), 2e-2, times=4)
+    else:
+        assert_near(got, reference.experts(x.float(), *matrices, ids, weights, "silu"), 2e-2)
 
 
 @pytest.mark.gpu

@@ -18,14 +18,14 @@ from tests.kernels.closeness import assert_near
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 RANKS = [[16, 3, 0], [0, 0, 0], [1, 16, 9], [40, 128, 65]]  # of four slots, for each of three matrices
-BANDS = (slice(0, 150), slice(150, 170), slice(170, 208))
+BANDS = (slice(0, 300), slice(300, 320), slice(320, 358))
 
 
 def stack_of(inputs: int, rank: int, dtype: torch.dtype, device: torch.device) -> AdapterStack:
     """Beyond an adapter's own rank nothing may be read: it is not a number."""
     torch.manual_seed(0)
     ranks = torch.tensor(RANKS, dtype=torch.int32).clamp(max=rank)
-    down, up = torch.randn(4, 3, rank, inputs), torch.randn(4, 208, rank)
+    down, up = torch.randn(4, 3, rank, inputs), torch.randn(4, BANDS[-1].stop, rank)
     for slot, of_slot in enumerate(ranks.tolist()):
         for matrix, own in enumerate(of_slot):
             down[slot, matrix, own:] = torch.nan
@@ -66,7 +66,7 @@ def test_what_is_added_is_the_product_of_each_rows_adapter(
     slots = [n % 3 * (1 + n % 4) % 5 for n in range(rows)]  # none, and each of four
     assert rows < 40 or set(slots) == {0, 1, 2, 3, 4}
     x = torch.randn(rows, 2 * inputs, device=device).to(dtype)[:, :inputs]  # rows are strided
-    product = torch.randn(rows, 208, device=device).to(dtype)
+    product = torch.randn(rows, BANDS[-1].stop, device=device).to(dtype)
     expected = product.double() + added(x, stack, slots)
     plain = product.clone()
     implementation(product, x, stack, grouped(slots, block_rows, 3, device))  # type: ignore[operator]
@@ -83,4 +83,4 @@ def test_rows_are_grouped_by_slot_in_blocks() -> None:
 
 
 def test_tiles_lie_within_one_matrix() -> None:
-    assert tiles_of(BANDS).tolist() == [[0, 0, 128], [0, 128, 150], [1, 150, 170], [2, 170, 208]]
+    assert tiles_of(BANDS).tolist() == [[0, 0, 256], [0, 256, 300], [1, 300, 320], [2, 320, 358]]

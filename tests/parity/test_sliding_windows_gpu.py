@@ -36,7 +36,7 @@ def test_windows_give_what_all_pages_give(tmp_path: Path, monkeypatch: pytest.Mo
     windows = LocalEngine(tmp_path, new=40, swa_full_tokens_ratio=0.05, **flags)
     assert windows.limits.pages[1] * 4 < 300
     with monkeypatch.context() as patch:
-        patch.setattr(ModelConfig, "kv_groups", property(lambda config: (FULL_ATTENTION,)))
+        patch.setattr(ModelConfig, "attention_groups", property(lambda config: (FULL_ATTENTION,)))
         whole = LocalEngine(tmp_path, new=40, **flags)
     for prompts in loads:
         alike = zip(windows.ask(*prompts), whole.ask(*prompts), strict=True)

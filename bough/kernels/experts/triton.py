@@ -67,8 +67,8 @@ def weighed(
     x: torch.Tensor, routed: Routed, moe: MoEConfig, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Routed]:
     """What the experts multiply, and the choices with what they multiply their results with."""
-    if scale is not None:
-        routed = routed._replace(weights=routed.weights * scale[routed.ids])
+    if scale is not None:  # where kernels are compiled and not launched, ids are what the memory held
+        routed = routed._replace(weights=routed.weights * scale[routed.ids.clamp(0, len(scale) - 1)])
     if moe.scales_inputs:
         x, routed = (x * routed.weights).to(x.dtype), routed._replace(weights=torch.ones_like(routed.weights))
     return x, routed

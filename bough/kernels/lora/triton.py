@@ -16,28 +16,28 @@ from bough.kernels.lora.reference import FEW_ROWS, TILE, AdapterStack, GroupedRo
 from bough.kernels.overlap import overlap, take_turn
 
 PIECE = 1024  # inputs that one program sums where there are few rows
-MOST_RANK = 64  # that one program computes
+MOST_RANK = 64  # lines of thin matrices that one program computes
 
 
 def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> None:
     """Adds to `product` [rows, outputs] what the adapters of the rows make of x [rows, inputs]."""
     (rows, inputs), outputs, blocks, count = x.shape, product.shape[1], len(grouped.blocks), len(grouped.order)
     matrices, rank = stack.down.shape[1:3]
-    piece_rank = min(rank, MOST_RANK)
+    lines = min(triton.next_power_of_2(matrices * rank), MOST_RANK)
     few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
     splits = triton.cdiv(inputs, PIECE) if few else 1
     thin = torch.empty((splits, count, matrices * rank), dtype=torch.float32, device=x.device)
-    cut = {"BLOCK_M": grouped.block_rows, "BLOCK_R": piece_rank, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
-    cut |= {"PRECISION": "ieee" if wide else "tf32", "num_warps": 4, "num_stages": 2 if wide else 3}
-    cut |= overlap(0 if few else rows)
+    cut = {"BLOCK_M": grouped.block_rows, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
+    cut |= {"PRECISION": "ieee" if wide else "tf32", "num_stages": 2 if wide else 3, **overlap(0 if few else rows)}
     block_k = 128 if few and not wide else 64
     places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
-    _down[(blocks, matrices * (rank // piece_rank), splits)](
-        x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, **cut
+    _down[(blocks, triton.cdiv(matrices * rank, lines), splits)](
+        x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut
     )
     _up[(blocks, len(stack.tiles))](
-        thin, stack.up, product, *places, stack.tiles, product.stride(0), count, N=outputs, TILE=TILE, **cut
-    )
+        thin, stack.up, product, *places, stack.tiles, product.stride(0), count,
+        N=outputs, TILE=TILE, BLOCK_R=min(rank, MOST_RANK), num_warps=4 if few else 8, **cut,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -46,34 +46,35 @@ def _down(
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The rows of a block times some lines of a thin matrix, over some of the inputs."""
+    """The rows of a block times some lines of the thin matrices, over some of the inputs."""
     take_turn(OVERLAP)
     block = blocks + 3 * tl.program_id(0)
     slot = tl.load(block).to(tl.int64) - 1
     if slot < 0:
         return
-    matrix = tl.program_id(1) // (RANK // BLOCK_R)
-    lowest = tl.program_id(1) % (RANK // BLOCK_R) * BLOCK_R
-    rank = tl.load(ranks + slot * ranks_stride + matrix)
-    if lowest >= rank:
+    line = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    within = line < MATRICES * RANK
+    rank = tl.load(ranks + slot * ranks_stride + line // RANK, mask=within, other=0)
+    there = line % RANK < rank
+    if tl.max(there.to(tl.int32), axis=0) == 0:
         return
     first = tl.load(block + 1)
-    m, r, k = tl.arange(0, BLOCK_M), lowest + tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_K)
+    m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     held = m < tl.load(block + 2)
     row = tl.load(order + first + m, mask=held, other=0).to(tl.int64)
     split = tl.program_id(2)
     each: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
-    lines = down + ((slot * MATRICES + matrix) * RANK + r[None, :]) * K
+    lines = down + (slot * MATRICES * RANK + line[None, :]) * K
     total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
     for start in range(split * each, min(K, (split + 1) * each), BLOCK_K):
         inside = start + k < K
         left = tl.load(
             x + row[:, None] * x_stride + start + k[None, :], mask=held[:, None] & inside[None, :], other=0.0
         )
-        right = tl.load(lines + start + k[:, None], mask=inside[:, None] & (r < rank)[None, :], other=0.0)
+        right = tl.load(lines + start + k[:, None], mask=inside[:, None] & there[None, :], other=0.0)
         total = tl.dot(left, right, total, input_precision=PRECISION)
     at = (split * rows + first + m).to(tl.int64)
-    tl.store(thin + at[:, None] * (MATRICES * RANK) + matrix * RANK + r[None, :], total, mask=held[:, None])
+    tl.store(thin + at[:, None] * (MATRICES * RANK) + line[None, :], total, mask=held[:, None] & within[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])

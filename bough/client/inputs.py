@@ -6,6 +6,7 @@ Pure apart from the tokenizer, and safe to call from any thread.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import secrets
 import uuid
 from array import array
@@ -281,6 +282,10 @@ class InputReader:
         if not arrays:
             raise RequestError("The list of prompts is empty.", field=_field(input_ids))
         return arrays, many
+
+
+# What a call may ask for, by name: protocols pass on those of their fields that are among these.
+READ_FIELDS = frozenset(inspect.signature(InputReader.read).parameters)
 
 
 def _check_count(prompt: Any, input_ids: Any, limit: int | None) -> None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.handle import raise_if_refused
-from bough.client.inputs import Inputs, ThinkingMarks
+from bough.client.inputs import READ_FIELDS, Inputs, ThinkingMarks
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.bodies import decode_body, given_fields, name_unknown_fields, refuse_unsupported
@@ -25,30 +25,7 @@ from bough.server.streaming import DONE, Writer, json_event, read_resumption, re
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
-OPTIONS = (
-    "input_ids",
-    "sampling_params",
-    "rid",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "token_ids_logprob",
-    "return_text_in_logprobs",
-    "return_prompt_token_ids",
-    "priority",
-    "extra_key",
-    "cache_salt",
-    "lora_path",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "custom_logit_processor",
-    "routed_dp_rank",
-    "data_parallel_rank",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-)
+OPTIONS = tuple(name for name in GenerateBody.__struct_fields__ if name in READ_FIELDS)
 
 
 def generate_routes(context: ServerContext) -> list[Endpoint]:

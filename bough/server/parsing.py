@@ -31,17 +31,9 @@ from bough.parsers import (
     Reasoning,
     ReasoningFormat,
     Text,
+    forcing,
     reasoning_format,
     tool_format,
-)
-from bough.parsers.forcing import (
-    CallGrammar,
-    can_watch,
-    forced_calls,
-    forced_format,
-    forced_openings,
-    has_json_arguments,
-    watched_calls,
 )
 from bough.parsers.formats.base import ToolFormat
 from bough.server.errors import add_field_names, client_name
@@ -193,14 +185,14 @@ class AnswerPlan:
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
 
-    def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
+    def grammar(self, given: Mapping[str, Any]) -> forcing.CallGrammar | None:
         """What the tools ask of the answer, beside or instead of what its request asks."""
         try:
             return self._grammar(given)
         except RecursionError:
             raise RequestError("tools: a schema is nested too deep for a grammar.", field="tools") from None
 
-    def _grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
+    def _grammar(self, given: Mapping[str, Any]) -> forcing.CallGrammar | None:
         tools, asked = self.tools, asked_for(given)
         if tools.must:
             if asked is not None:
@@ -208,16 +200,16 @@ class AnswerPlan:
                     f"{asked} and tool_choice each say what the answer must match; give one of them.",
                     field="tool_choice",
                 )
-            grammar = forced_calls(self.forcible, tools.schemas, single=tools.single)
+            grammar = forcing.forced_calls(self.forcible, tools.schemas, single=tools.single)
             lenient = all(tool.strict is False for tool in tools.tools)
             return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
         if asked is not None:
             return self._beside(asked, given[asked])
         if not self.watched or self.calls is None:
             return None
-        return watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single)
+        return forcing.watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single)
 
-    def _beside(self, asked: str, value: Any) -> CallGrammar | None:
+    def _beside(self, asked: str, value: Any) -> forcing.CallGrammar | None:
         """Calls, or what the request asks for; None where the request's own grammar holds alone: there
         are no tools to call, or a call could match neither."""
         tools, calls = self.tools, self.calls
@@ -225,12 +217,12 @@ class AnswerPlan:
             return None
         if isinstance(value, str | list) and not value:  # which is the engine's to refuse
             return None
-        held = tools.strict_names if has_json_arguments(calls) else frozenset(tools.schemas)
+        held = tools.strict_names if forcing.has_json_arguments(calls) else frozenset(tools.schemas)
         if not self._can_watch(held):
             return None
         otherwise = _as_format(asked, value)
         add_field_names({f"structural_tag#/format/elements/1/{key}": client_name(asked) for key in otherwise})
-        return watched_calls(calls, tools.schemas, held, single=tools.single, otherwise=otherwise)
+        return forcing.watched_calls(calls, tools.schemas, held, single=tools.single, otherwise=otherwise)
 
     @property
     def watched(self) -> bool:
@@ -240,7 +232,7 @@ class AnswerPlan:
 
     def _can_watch(self, names: Collection[str]) -> bool:
         schemas = [self.tools.schemas[name] for name in names]
-        return self.tags and can_watch(self.calls, schemas) and self._in_plain_tokens()
+        return self.tags and forcing.can_watch(self.calls, schemas) and self._in_plain_tokens()
 
     def _in_plain_tokens(self) -> bool:
         """Whether the model writes the format without special tokens, which grammars do not see: under one it could not
@@ -305,7 +297,7 @@ class AnswerPlan:
         """How answers to a prompt are read; `continued` is the assistant's text that they continue."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self.forcible) if self.tools.must else self.calls
+            calls = forcing.forced_format(self.forcible) if self.tools.must else self.calls
         return AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
@@ -314,7 +306,7 @@ class AnswerPlan:
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
             eager=self.assured | self.tools.eager_names,
-            openings=forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
+            openings=forcing.forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
         )
 
 

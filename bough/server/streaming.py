@@ -192,6 +192,7 @@ def named_event(event: Mapping[str, Any]) -> bytes:
 class StreamWriter(ABC):
     media_type = EVENTS
     keep_alive = KEEP_ALIVE
+    timed: bool | None = None  # whether the client asked for timings
 
     @abstractmethod
     def chunk(self, piece: Piece) -> bytes:
@@ -216,27 +217,22 @@ class Writer(StreamWriter):
 
 
 async def respond(
-    client: EngineClient, request: Request, inputs: Inputs, writer: Writer, *, stream: bool | None, timed: bool | None
+    client: EngineClient, request: Request, inputs: Inputs, writer: Writer, *, stream: bool | None
 ) -> Response:
     """The response, whole or as a stream; a stream with the comments that its client asked for."""
     if not stream:
         answers = await while_connected(request, client.answers(inputs))
-        return json_response(writer.whole(answers), headers=timing_headers(answers) if timed else None)
+        return json_response(writer.whole(answers), headers=timing_headers(answers) if writer.timed else None)
     if request.headers.get(RESUME_HEADER) != "1" or writer.opening_events is None or inputs.batched:
-        return stream_answers(client, inputs, writer, timed=timed)
+        return stream_answers(client, inputs, writer)
     (prompt,) = inputs.prompts
     # A stream that was itself resumed has sent its opening events before.
     opening_events = writer.opening_events if prompt.resumption is None else 0
-    return stream_answers(client, inputs, AnnouncingWriter(writer, prompt.seed, opening_events), timed=timed)
+    return stream_answers(client, inputs, AnnouncingWriter(writer, prompt.seed, opening_events))
 
 
 def stream_answers(
-    client: EngineClient,
-    inputs: Inputs,
-    writer: StreamWriter,
-    *,
-    timed: bool | None,
-    on_close: Callable[[], None] = lambda: None,
+    client: EngineClient, inputs: Inputs, writer: StreamWriter, *, on_close: Callable[[], None] = lambda: None
 ) -> EventStream:
     """The response that streams `inputs`' answers. `on_close` is called once it is over, also after an error or a
     disconnect."""
@@ -257,7 +253,7 @@ def stream_answers(
             on_close()
 
     def headers() -> Mapping[str, str]:
-        return timing_headers(seen) if timed and seen else {}
+        return timing_headers(seen) if writer.timed and seen else {}
 
     return EventStream(
         events(), writer.failure, headers=headers, media_type=writer.media_type, keep_alive=writer.keep_alive
@@ -302,6 +298,7 @@ class AnnouncingWriter(StreamWriter):
 
     def __init__(self, writer: Writer, seed: int, opening_events: int) -> None:
         self._writer = writer
+        self.timed = writer.timed
         self._ids: list[int] = []  # not announced yet
         self._first = f": seed {seed}\n".encode()
         self._opening_events = opening_events

@@ -170,7 +170,7 @@ class MessageWriter(Writer):
     def __init__(self, id: str, model: str, timed: bool | None, form: AnswerFormat | None = None) -> None:
         self._id = id
         self._model = model
-        self._timed = timed
+        self.timed = timed
         self._form = form or AnswerFormat()
         self._begun = False
         self._blocks = BlockWriter()
@@ -218,7 +218,7 @@ class MessageWriter(Writer):
 
     def _extras(self, answer: RequestOutput) -> dict[str, Any]:
         """What Anthropic's answers do not have; its clients pass it on."""
-        timings = {"timings": answer.timings.to_dict()} if self._timed else {}
+        timings = {"timings": answer.timings.to_dict()} if self.timed else {}
         return timings | ({"warnings": list(map(in_client_names, answer.warnings))} if answer.warnings else {})
 
     def failure(self, failure: Failure) -> bytes:

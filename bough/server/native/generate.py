@@ -74,9 +74,8 @@ async def generate(context: ServerContext, request: Request, body: GenerateBody)
     inputs = dataclasses.replace(
         await read_inputs(context, body), watched=not body.no_logs, metered=body.log_metrics is not False
     )
-    timed = body.return_timings
-    writer = OutputWriter(batched=inputs.batched, timed=timed)
-    return await respond(context.client, request, inputs, writer, stream=body.stream, timed=timed)
+    writer = OutputWriter(batched=inputs.batched, timed=body.return_timings)
+    return await respond(context.client, request, inputs, writer, stream=body.stream)
 
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
@@ -121,7 +120,7 @@ class OutputWriter(Writer):
 
     def __init__(self, *, batched: bool, timed: bool | None) -> None:
         self._batched = batched
-        self._timed = timed
+        self.timed = timed
         self._shown: dict[int, int] = {}  # by answer, the logprobs in its last event
 
     def whole(self, answers: list[RequestOutput]) -> Any:
@@ -148,6 +147,6 @@ class OutputWriter(Writer):
 
     def _output(self, answer: RequestOutput) -> dict[str, Any]:
         output = answer.to_dict()
-        if self._timed:
+        if self.timed:
             output["meta_info"]["timings"] = answer.timings.to_dict()
         return output

@@ -136,7 +136,7 @@ class LineWriter(Writer):
     ) -> None:
         self._model = model
         self._chat = chat
-        self._timed = timed
+        self.timed = timed
         self._form = form or AnswerFormat()
         self._clock = clock  # each object, and so each line of a stream, has its own time
         self._parser = StreamParser(self._form)
@@ -199,7 +199,7 @@ class LineWriter(Writer):
             prompt_eval_duration=_nanoseconds(spent.prefill_s),
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
-            timings=spent.to_dict() if self._timed else UNSET,
+            timings=spent.to_dict() if self.timed else UNSET,
             warnings=list(map(in_client_names, answer.warnings)) or UNSET,
         )
 

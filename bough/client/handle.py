@@ -343,27 +343,18 @@ class EngineClient:
                 answer.abandon()
 
 
+SHARED = tuple(name for name in Generate.__struct_fields__ if name in Prompt.__dataclass_fields__ and name != "names")
+
+
 def _generate_message(answer: RequestOutput) -> Generate:
     prompt = answer.prompt
     return Generate(
         handle=answer.handle,
-        rid=prompt.rid,
         input_ids=prompt.ids.tobytes(),
-        sampling=prompt.sampling,
-        seed=prompt.seed,
-        namespace=prompt.namespace,
-        priority=prompt.priority,
-        logprobs=prompt.logprobs,
         stream=answer.stream,
         names=tuple(sorted(prompt.names - {prompt.rid})),
         output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
-        thinking=prompt.thinking,
-        bad_words=prompt.bad_words,
-        custom_logit_processor=prompt.processor,
-        pooling=prompt.pooling,
-        bootstrap=prompt.bootstrap,
-        adapter=prompt.adapter,
-        media=prompt.media,
+        **{name: getattr(prompt, name) for name in SHARED},
     )
 
 

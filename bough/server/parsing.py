@@ -265,11 +265,7 @@ class AnswerPlan:
         kind = self.thinking
         if kind is None:
             if budget is not None:
-                raise RequestError(
-                    "max_thinking_tokens needs a server that knows how its model thinks; start it with "
-                    "--reasoning-parser.",
-                    field="max_thinking_tokens",
-                )
+                raise unknown_thinking("max_thinking_tokens")
             return None
         begun = kind.thinks_from_start(prompt, continued)
         switched_off = not begun and prompt.rstrip().endswith(kind.end)
@@ -308,6 +304,12 @@ class AnswerPlan:
             eager=self.assured | self.tools.eager_names,
             openings=forcing.forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
         )
+
+
+def unknown_thinking(field: str) -> RequestError:
+    """For a field that needs the server to tell its model's thinking apart."""
+    problem = f"{field} needs a server that knows how its model thinks"
+    return RequestError(f"{problem}; start it with --reasoning-parser.", field=field)
 
 
 def asked_for(sampling: Mapping[str, Any]) -> str | None:

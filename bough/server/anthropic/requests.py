@@ -23,14 +23,13 @@ from bough.server.messages import (
     as_content,
     check_size,
     decode_base64,
-    joined_turns,
+    join_runs,
     media_part,
     read_content,
     read_message,
-    read_messages,
     read_part,
 )
-from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function
+from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function, unknown_thinking
 from bough.server.streaming import Resume, read_resumption
 
 Messages = Annotated[
@@ -88,16 +87,9 @@ ROLES = ("user", "assistant", "system")
 def read_conversation(request: CountTokensRequest) -> list[Message]:
     """The system prompt and the turns. Turns of the same role in a row are one, as Anthropic says."""
     opening = [] if not request.system else [{"role": "system", "content": read_content(request.system, "system")}]
-    if not request.messages:
-        read_messages(request.messages)  # which refuses it
     check_size(request.messages, "messages")
-    runs: list[list[Message]] = []
-    for turn in [*opening, *_Reader().all(request.messages)]:
-        if runs and runs[-1][0]["role"] == turn["role"] != "tool":
-            runs[-1].append(turn)
-        else:
-            runs.append([turn])
-    return [joined_turns(run, "\n") for run in runs]
+    turns = [*opening, *_Reader().all(request.messages)]
+    return join_runs(turns, lambda run, turn: run[0]["role"] == turn["role"] != "tool", "\n")
 
 
 class _Reader:
@@ -248,10 +240,7 @@ def check_thinking(thinking: Mapping[str, Any] | None, settings: Settings) -> No
     if kind not in THINKING:
         raise RequestError(f"thinking.type must be one of {', '.join(THINKING)}; got {kind!r}.", field="thinking.type")
     if kind != "disabled" and settings.model.reasoning_parser is None:
-        raise RequestError(
-            "thinking needs a server that knows how its model thinks; start it with --reasoning-parser.",
-            field="thinking",
-        )
+        raise unknown_thinking("thinking")
 
 
 def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:

@@ -20,7 +20,7 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint, encode_json, json_response
 from bough.server.errors import Failure, native_shape, set_field_names
 from bough.server.native.schemas import GenerateBody, GenerateOutput, Predictions, VertexBody
-from bough.server.parsing import plan_answers
+from bough.server.parsing import plan_answers, unknown_thinking
 from bough.server.streaming import DONE, Writer, json_event, read_resumption, respond
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
@@ -100,10 +100,7 @@ def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
         return None
     plan = plan_answers(context.settings)
     if plan.thinking is None:
-        field = "require_reasoning" if body.max_thinking_tokens is None else "max_thinking_tokens"
-        raise RequestError(
-            f"{field} needs a server that knows how its model thinks; start it with --reasoning-parser.", field=field
-        )
+        raise unknown_thinking("require_reasoning" if body.max_thinking_tokens is None else "max_thinking_tokens")
     texts = [body.text] if isinstance(body.text, str) else body.text or [""]
     given = body.sampling_params if isinstance(body.sampling_params, list) else [body.sampling_params]
     return plan.marks((given[0] if given else None) or {}, texts[0] if texts else "", budget=body.max_thinking_tokens)

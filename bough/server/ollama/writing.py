@@ -15,7 +15,6 @@ from msgspec import UNSET, UnsetType
 
 from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
-from bough.core.finish import finish_to_dict
 from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, in_client_names, ollama_shape
@@ -192,7 +191,7 @@ class LineWriter(Writer):
         return self.show(
             message,
             done=True,
-            done_reason=finish_to_dict(answer.finish)["type"],
+            done_reason=answer.finish.kind,
             total_duration=_nanoseconds(spent.total_s),
             load_duration=_nanoseconds(spent.queue_s),
             prompt_eval_count=answer.prompt_tokens,

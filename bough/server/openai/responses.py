@@ -22,7 +22,6 @@ from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.core.finish import FinishAbort, FinishLength
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.parsers import AnswerFormat, AnswerParser
 from bough.server.context import ServerContext
@@ -232,13 +231,12 @@ class ResponseWriter(Writer):
         return [*life, *self._items.begin_text()] if self._form.plain else life
 
 
+STATUS: dict[str, items.Status] = {"stop": "completed", "length": "incomplete", "abort": "cancelled"}
+
+
 def _status(answer: RequestOutput) -> items.Status:
-    match answer.finish:
-        case FinishLength():
-            return "incomplete"
-        case FinishAbort():
-            return "cancelled"
-    return "completed"
+    assert answer.finish is not None
+    return STATUS[answer.finish.kind]
 
 
 def _usage(answer: RequestOutput, reasoning: int) -> items.ResponseUsage:

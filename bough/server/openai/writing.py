@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from bough.client.handle import raise_if_refused
 from bough.client.outputs import Entry, LogprobColumns, Piece, RequestOutput
-from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
+from bough.core.finish import FinishStop
 from bough.server.errors import Failure, in_client_names, openai_shape
 from bough.server.openai import objects
 from bough.server.openai.requests import EngineFields, Identity
@@ -49,16 +49,6 @@ def make_usage(*, prompt: int, cached: int, completion: int, reasoning: int = 0)
         prompt_tokens_details=objects.PromptTokensDetails(cached),
         completion_tokens_details=objects.CompletionTokensDetails(reasoning),
     )
-
-
-def finish_word(finish: FinishReason, *, called: bool = False) -> objects.FinishWord:
-    match finish:
-        case FinishStop():
-            return "tool_calls" if called else "stop"
-        case FinishLength():
-            return "length"
-        case FinishAbort():
-            return "abort"
 
 
 def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
@@ -293,7 +283,7 @@ class AnswerWriter(Writer):
         finish = answer.finish
         assert finish is not None
         return {
-            "finish_reason": finish_word(finish, called=called),
+            "finish_reason": "tool_calls" if called and finish.kind == "stop" else finish.kind,
             "matched_stop": finish.matched if isinstance(finish, FinishStop) else None,
             "meta_info": answer.meta_info() if self._request.return_meta_info else UNSET,
         }

@@ -16,25 +16,13 @@ from typing import Any
 
 import msgspec
 
+from bough import parsers
 from bough.client.inputs import ThinkingMarks
 from bough.client.outputs import Piece
 from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, require_utf8
 from bough.core.settings import Settings
-from bough.parsers import (
-    AnswerFormat,
-    AnswerParser,
-    Call,
-    CallBegin,
-    CallEnd,
-    Event,
-    Reasoning,
-    ReasoningFormat,
-    Text,
-    forcing,
-    reasoning_format,
-    tool_format,
-)
+from bough.parsers import forcing
 from bough.parsers.formats.base import ToolFormat
 from bough.server.errors import add_field_names, client_name
 from bough.tokenizer.tokenizer import Tokenizer
@@ -181,7 +169,7 @@ class AnswerPlan:
     calls: ToolFormat | None = None  # the format of the model's own calls
     tags: bool = True  # whether grammars may be structural tags
     tokenizer: Tokenizer | None = None
-    thinking: ReasoningFormat | None = None  # how the model sets it apart
+    thinking: parsers.ReasoningFormat | None = None  # how the model sets it apart
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
 
@@ -255,7 +243,7 @@ class AnswerPlan:
         return self.calls if self.tags else None
 
     @property
-    def reasoning(self) -> ReasoningFormat | None:
+    def reasoning(self) -> parsers.ReasoningFormat | None:
         return self.thinking if self.separate else None
 
     def marks(
@@ -289,12 +277,12 @@ class AnswerPlan:
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}
 
-    def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
+    def answers(self, prompt: str = "", continued: str = "") -> parsers.AnswerFormat:
         """How answers to a prompt are read; `continued` is the assistant's text that they continue."""
         calls = None
         if self.tools.tools:
             calls = forcing.forced_format(self.forcible) if self.tools.must else self.calls
-        return AnswerFormat(
+        return parsers.AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
             stream_reasoning=self.stream_reasoning,
@@ -351,10 +339,10 @@ def plan_answers(
         )
     return AnswerPlan(
         tools=tools,
-        thinking=None if thinking is None else reasoning_format(thinking),
+        thinking=None if thinking is None else parsers.reasoning_format(thinking),
         separate=separate,
         stream_reasoning=stream_reasoning,
-        calls=None if calls is None else tool_format(calls),
+        calls=None if calls is None else parsers.tool_format(calls),
         tags=settings.scheduler.grammar_backend not in WITHOUT_TAGS,
         tokenizer=tokenizer,
     )
@@ -367,41 +355,41 @@ class CallIds:
         self._prefix = prefix
         self._taken: set[str] = set()
 
-    def name(self, call: Call | CallBegin) -> str:
+    def name(self, call: parsers.Call | parsers.CallBegin) -> str:
         chosen = call.id if call.id and call.id not in self._taken else f"{self._prefix}{uuid.uuid4().hex[:24]}"
         self._taken.add(chosen)
         return chosen
 
 
 class StreamParser:
-    def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
+    def __init__(self, form: parsers.AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
         self.ids = CallIds(id_prefix)
-        self._parser = None if form.plain else AnswerParser(form)
+        self._parser = None if form.plain else parsers.AnswerParser(form)
         self._reasoning: list[str] = []
 
     @property
     def reasoning(self) -> str:
         return "".join(self._reasoning)
 
-    def events(self, piece: Piece) -> list[Event]:
+    def events(self, piece: Piece) -> list[parsers.Event]:
         if self._parser is None:
-            return [Text(piece.text)] if piece.text else []
+            return [parsers.Text(piece.text)] if piece.text else []
         events = self._parser.feed(piece.text) if piece.text else []
         if piece.finish is not None:
             events += self._parser.finish()
         return self._noted(events)
 
-    def replay(self, text: str) -> list[Event]:
+    def replay(self, text: str) -> list[parsers.Event]:
         """The events of text that was delivered before the stream was resumed; they are not sent again."""
         if self._parser is None:
-            return [Text(text)] if text else []
+            return [parsers.Text(text)] if text else []
         return self._noted(self._parser.feed(text) if text else [])
 
-    def _noted(self, events: list[Event]) -> list[Event]:
+    def _noted(self, events: list[parsers.Event]) -> list[parsers.Event]:
         for event in events:
-            if isinstance(event, CallEnd):
+            if isinstance(event, parsers.CallEnd):
                 self.called = True
-            elif isinstance(event, Reasoning):
+            elif isinstance(event, parsers.Reasoning):
                 self._reasoning.append(event.text)
         return events

@@ -78,12 +78,12 @@ class RequestLog:
         times = {
             "queue": timings.queue_s,
             "prefill": timings.prefill_s,
-            "first token": timings.first_token_s,
+            "first token": timings.time_to_first_token_s,
             "total": timings.total_s,
         }
         parts = [
-            f"{timings.prompt_tokens} prompt tokens ({timings.cached_tokens} cached)",
-            f"{timings.output_tokens} output tokens",
+            f"{answer.prompt_tokens} prompt tokens ({answer.cached_tokens} cached)",
+            f"{answer.new_tokens} output tokens",
             *(f"{name} {seconds * 1000:.1f} ms" for name, seconds in times.items()),
         ]
         if self._logging.level >= TEXT_BEGINNINGS:
@@ -174,13 +174,13 @@ class RequestTraces:
             {
                 "bough.rid": answer.prompt.rid,
                 "bough.request_id": current_request.get(),
-                "bough.cached_tokens": timings.cached_tokens,
+                "bough.cached_tokens": answer.cached_tokens,
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.response.id": answer.prompt.rid,
                 "gen_ai.response.model": self._model_name,
                 "gen_ai.response.finish_reasons": (finish_word(answer),),
-                "gen_ai.usage.input_tokens": timings.prompt_tokens,
-                "gen_ai.usage.output_tokens": timings.output_tokens,
+                "gen_ai.usage.input_tokens": answer.prompt_tokens,
+                "gen_ai.usage.output_tokens": answer.new_tokens,
             }
         )
         if isinstance(answer.finish, FinishAbort):

@@ -145,5 +145,5 @@ class OutputWriter(Writer):
     def _output(self, answer: RequestOutput) -> dict[str, Any]:
         output = answer.to_dict()
         if self.timed:
-            output["meta_info"]["timings"] = answer.timings.to_dict()
+            output["meta_info"]["timings"] = answer.timings
         return output

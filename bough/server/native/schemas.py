@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from bough.client.outputs import Timings
 from bough.core.sampling_params import (
     ABOVE_LOWEST,
     INT32_MAX,
@@ -47,19 +48,6 @@ def _sampling_schema() -> dict[str, Any]:
 
 
 Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
-
-
-class Timings(msgspec.Struct):
-    """Where the time went, in seconds; part of `meta_info` when `return_timings` was asked."""
-
-    queue_s: float
-    prefill_s: float
-    prefill_cached_tokens: int
-    prefill_new_tokens: int
-    time_to_first_token_s: float
-    decode_s: float
-    tokens_per_second: float | None
-    total_s: float
 
 
 # Fields whose feature this engine does not have: accepted when they ask for nothing.

@@ -126,8 +126,8 @@ async def _templated(
     plan: AnswerPlan,
 ) -> tuple[Inputs, AnswerFormat]:
     """An answer to a conversation that ends with the assistant's text continues it."""
-    how = {"variables": requests.template_variables(body), "continued": continues(turns)}
-    return await context.converse(plan, turns, {"sampling_params": sampling}, **how)
+    variables, given = requests.template_variables(body), {"sampling_params": sampling}
+    return await context.converse(plan, turns, given, variables=variables, continued=continues(turns))
 
 
 def _writer(

@@ -198,7 +198,7 @@ class LineWriter(Writer):
             prompt_eval_duration=_nanoseconds(spent.prefill_s),
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
-            timings=spent.to_dict() if self.timed else UNSET,
+            timings=spent if self.timed else UNSET,
             warnings=list(map(in_client_names, answer.warnings)) or UNSET,
         )
 

@@ -133,16 +133,12 @@ class CompletionWriter(writing.AnswerWriter):
             self._offsets[piece.index] = writing.TextOffsets(self._speller, skip)
         offsets = self._offsets[piece.index]
 
-        def columns(of: LogprobColumns, start: int, end: int) -> CompletionLogprobs:
-            return writing.completion_logprobs(of, start, end, top=self._top, speller=self._speller, offsets=offsets)
-
         if begins and answer.resumed:
-            shown = answer.prompt.ids[: answer.prompt_tokens].tolist() if self._echoes else []
-            offsets.of(shown + answer.ids[: piece.first])
-        elif begins and self._echoes:
-            given = columns(answer.input_logprobs, 0, len(answer.input_logprobs.tokens))
-            return writing.joined(given, columns(answer.output_logprobs, *piece.logprob_span))
-        return columns(answer.output_logprobs, *piece.logprob_span)
+            past = answer.prompt.ids[: answer.prompt_tokens].tolist() if self._echoes else []
+            offsets.of(past + answer.ids[: piece.first])
+        given = answer.input_logprobs if begins and self._echoes and not answer.resumed else LogprobColumns()
+        shown = given.followed_by(answer.output_logprobs, *piece.logprob_span)
+        return writing.completion_logprobs(shown, top=self._top, speller=self._speller, offsets=offsets)
 
 
 async def complete(context: ServerContext, request: Request, body: requests.CompletionRequest) -> Response:

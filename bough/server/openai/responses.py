@@ -169,7 +169,7 @@ class ResponseWriter(Writer):
             usage=_usage(answer, sum(self._thought(item) for item in output)),
             incomplete_details=cut,
             meta_info=answer.meta_info() if self.request.return_meta_info else UNSET,
-            timings=answer.timings.to_dict() if self.timed else UNSET,
+            timings=answer.timings if self.timed else UNSET,
             warnings=warnings_of([answer]),
         )
         self.on_end(response)
@@ -387,8 +387,10 @@ class Responses:
         requests.use_openai_names(body, **names)
         messages = with_instructions(body.instructions, conversation)
         plan = plan_answers(self._context.settings, requests.response_tools(body), self._context.tokenizer)
-        how = {"field": "input", "variables": template_variables(body), "budget": body.max_thinking_tokens}
-        inputs, form = await self._context.converse(plan, messages, given, **how)
+        variables, budget = template_variables(body), body.max_thinking_tokens
+        inputs, form = await self._context.converse(
+            plan, messages, given, field="input", variables=variables, budget=budget
+        )
         self._context.require_room(inputs, body.max_output_tokens)
         stored = self._store is not None and body.store is not False
         return ResponseWriter(body, identity, inputs, self._speller, stored=stored, form=form)

@@ -106,27 +106,15 @@ class TextOffsets:
 
 
 def completion_logprobs(
-    columns: LogprobColumns, start: int, end: int, *, top: int | None, speller: TokenSpeller, offsets: TextOffsets
+    columns: LogprobColumns, *, top: int | None, speller: TokenSpeller, offsets: TextOffsets
 ) -> objects.CompletionLogprobs:
-    """The form of completions, for the tokens from `start` to `end`."""
-    entries = columns.tokens[start:end]
+    """The form of completions."""
+    entries = columns.tokens
     return objects.CompletionLogprobs(
         tokens=[speller.text(token) for _, token, _ in entries],
         token_logprobs=[logprob for logprob, _, _ in entries],
-        top_logprobs=_top_columns(entries, columns.top[start:end], speller, top) if top else None,
+        top_logprobs=_top_columns(entries, columns.top, speller, top) if top else None,
         text_offset=offsets.of(token for _, token, _ in entries),
-    )
-
-
-def joined(first: objects.CompletionLogprobs, second: objects.CompletionLogprobs) -> objects.CompletionLogprobs:
-    tops = None
-    if first.top_logprobs is not None and second.top_logprobs is not None:
-        tops = first.top_logprobs + second.top_logprobs
-    return objects.CompletionLogprobs(
-        tokens=first.tokens + second.tokens,
-        token_logprobs=first.token_logprobs + second.token_logprobs,
-        top_logprobs=tops,
-        text_offset=first.text_offset + second.text_offset,
     )
 
 
@@ -227,7 +215,7 @@ class AnswerWriter(Writer):
             choices,
             usage=usage_of(answers, self._samples, self._reasoning_tokens(choices)),
             **self._more(answers),
-            timings=slowest_timings(answers).to_dict() if self.timed else UNSET,
+            timings=slowest_timings(answers) if self.timed else UNSET,
             warnings=warnings_of(answers),
         )
 
@@ -268,7 +256,7 @@ class AnswerWriter(Writer):
             done = piece.first + len(piece.ids)
             more["usage"] = make_usage(prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=done)
         if last:
-            more["timings"] = answer.timings.to_dict() if self.timed else UNSET
+            more["timings"] = answer.timings if self.timed else UNSET
             more["warnings"] = warnings_of([answer])
         return self._make(self.chunk_type, [choice], **more)
 

@@ -74,26 +74,21 @@ class Timings(msgspec.Struct, frozen=True):
     total_s: float
 
     @classmethod
-    def make(
-        cls,
-        *,
-        queue_s: float,
-        prefill_s: float,
-        total_s: float,
-        prompt_tokens: int,
-        cached_tokens: int,
-        output_tokens: int,
-    ) -> Timings:
+    def of(cls, started: Started, total_s: float, output_tokens: int) -> Timings:
         """Queue and prefill are the engine's own figures, the total is the client's. The rate is that of the decode, so
         without the first token; None where there was nothing to measure."""
-        first_s = queue_s + prefill_s
-        decode_s = max(0.0, total_s - first_s)
-        rate = round((output_tokens - 1) / decode_s, 3) if output_tokens > 1 and decode_s > 0 else None
-        queue_s, prefill_s, first_s, decode_s, total_s = (
-            round(seconds, 6) for seconds in (queue_s, prefill_s, first_s, decode_s, total_s)
+        queue_s, prefill_s = started.queue_time_s, started.prefill_time_s
+        decode_s = max(0.0, total_s - queue_s - prefill_s)
+        return cls(
+            queue_s=round(queue_s, 6),
+            prefill_s=round(prefill_s, 6),
+            prefill_cached_tokens=started.cached_tokens,
+            prefill_new_tokens=started.prompt_tokens - started.cached_tokens,
+            time_to_first_token_s=round(queue_s + prefill_s, 6),
+            decode_s=round(decode_s, 6),
+            tokens_per_second=round((output_tokens - 1) / decode_s, 3) if output_tokens > 1 and decode_s > 0 else None,
+            total_s=round(total_s, 6),
         )
-        new = prompt_tokens - cached_tokens
-        return cls(queue_s, prefill_s, cached_tokens, new, first_s, decode_s, rate, total_s)
 
     def to_header(self, *, finished: bool = True) -> str:
         """The value of a `Server-Timing` header, in milliseconds; of an unfinished answer only what cannot change."""
@@ -326,14 +321,8 @@ class RequestOutput:
 
     @property
     def timings(self) -> Timings:
-        end = self._finished_at or time.perf_counter()
-        return Timings.make(
-            queue_s=self._started.queue_time_s,
-            prefill_s=self._started.prefill_time_s,
-            total_s=end - self._received_at,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            output_tokens=self.new_tokens,
+        return Timings.of(
+            self._started, (self._finished_at or time.perf_counter()) - self._received_at, self.new_tokens
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET
 
 from bough import parsers
-from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
@@ -218,7 +217,6 @@ class MessageWriter(Writer):
 def stop_of(answer: RequestOutput, *, called: bool) -> dict[str, Any]:
     """Why the answer ended, and at which of the client's stop sequences; `called`: it has calls. Raises for an aborted
     answer, for which the protocol has no reason."""
-    raise_if_refused(answer)
     reason, sequence = "tool_use" if called else "end_turn", None
     match answer.finish:
         case FinishStop(matched=str(matched)):

@@ -114,6 +114,7 @@ class OutputWriter(Writer):
     """
 
     opening_events = 0
+    shows_refusals = True
 
     def __init__(self, *, batched: bool, timed: bool | None) -> None:
         self._batched = batched

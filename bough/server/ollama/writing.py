@@ -13,7 +13,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
 from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.endpoint import encode_json
@@ -185,7 +184,6 @@ class LineWriter(Writer):
         return line(self.show(message_of(text, thinking, calls), done=False))
 
     def _finished(self, answer: RequestOutput, message: ChatMessage) -> ChatAnswer | GenerateAnswer:
-        raise_if_refused(answer)
         assert answer.finish is not None
         spent = answer.timings
         return self.show(

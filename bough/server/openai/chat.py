@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
@@ -125,11 +124,6 @@ class ChatWriter(AnswerWriter):
         shown = chat_logprobs(piece.answer.output_logprobs, *piece.logprob_span, self._speller, self._top)
         return objects.ChatLogprobs(shown)
 
-    def chunk(self, piece: Piece) -> bytes:
-        if self._fast and piece.finish is None and piece.index in self._prepared:
-            return self._quick(piece)
-        return b"".join(map(json_event, self.full_chunks(piece)))
-
     def _quick(self, piece: Piece) -> bytes:
         prepared, parser = self._prepared[piece.index], self._parsers[piece.index]
         if self._form.plain:
@@ -141,8 +135,6 @@ class ChatWriter(AnswerWriter):
 
     def full_chunks(self, piece: Piece) -> list[objects.ChatChunk]:
         answer, chunks = piece.answer, []
-        if piece.finish is not None:
-            raise_if_refused(answer)
         if piece.index not in self._answers:
             self._begin(piece)
             if not answer.resumed:

@@ -9,14 +9,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
 from bough.client.outputs import LogprobColumns, Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.context import ServerContext
 from bough.server.openai import requests, writing
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
-from bough.server.streaming import PreparedChunk, json_event, read_resumption, respond
+from bough.server.streaming import PreparedChunk, read_resumption, respond
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -96,22 +95,16 @@ class CompletionWriter(writing.AnswerWriter):
         groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
         return [best for group in groups for best in sorted(group, key=likelihood, reverse=True)[: self._kept]]
 
-    def chunk(self, piece: Piece) -> bytes:
-        prepared = self._prepared.get(piece.index)
-        if prepared is not None and self._fast and piece.finish is None:
-            return prepared.fill(piece.text, piece.ids)
-        return json_event(self.full_chunk(piece))
+    def _quick(self, piece: Piece) -> bytes:
+        return self._prepared[piece.index].fill(piece.text, piece.ids)
 
-    def full_chunk(self, piece: Piece) -> Completion:
-        if piece.finish is not None:
-            raise_if_refused(piece.answer)
+    def full_chunks(self, piece: Piece) -> list[Completion]:
         choice = self._choice(piece)
         if piece.index not in self._answers:
             self._answers[piece.index] = piece.answer
             empty = CompletionChoice(index=piece.index, text="", token_ids=self._shown_ids([]))
             self._prepared[piece.index] = self._prepare(empty, "text")
-        chunk: Completion = self._chunk(piece, choice, last=piece.finish is not None)
-        return chunk
+        return [self._chunk(piece, choice, last=piece.finish is not None)]
 
     def _choice(self, piece: Piece) -> CompletionChoice:
         echo = ""

@@ -18,7 +18,6 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
@@ -204,7 +203,6 @@ class ResponseWriter(Writer):
 
     def chunk(self, piece: Piece) -> bytes:
         if piece.finish is not None:
-            raise_if_refused(piece.answer)
             self._answer = piece.answer
         events = [] if self._items.events else self._opening()
         if not self._form.plain:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bough.client.handle import raise_if_refused
 from bough.client.outputs import Entry, LogprobColumns, Piece, RequestOutput
 from bough.core.finish import FinishStop
 from bough.server.errors import Failure, in_client_names, openai_shape
@@ -182,7 +181,7 @@ def _byte_values(speller: TokenSpeller, token: int) -> list[int] | None:
 
 
 class AnswerWriter(Writer):
-    """Between the first and the last piece of an answer, text fills in a prepared chunk."""
+    """Between the first and the last piece of an answer, text fills in a prepared chunk (`_quick`)."""
 
     whole_type: ClassVar[type[msgspec.Struct]]
     chunk_type: ClassVar[type[msgspec.Struct]]
@@ -207,8 +206,6 @@ class AnswerWriter(Writer):
         self._answers: dict[int, RequestOutput] = {}
 
     def whole(self, answers: list[RequestOutput]) -> Any:
-        for answer in answers:
-            raise_if_refused(answer)
         choices = self._choices(answers)
         return self._make(
             self.whole_type,
@@ -222,6 +219,19 @@ class AnswerWriter(Writer):
     @abstractmethod
     def _choices(self, answers: list[RequestOutput]) -> list[Any]:
         """The choices of the whole answer."""
+
+    def chunk(self, piece: Piece) -> bytes:
+        if self._fast and piece.finish is None and piece.index in self._answers:
+            return self._quick(piece)
+        return b"".join(map(json_event, self.full_chunks(piece)))
+
+    @abstractmethod
+    def _quick(self, piece: Piece) -> bytes:
+        """The chunks of a piece that is neither the first nor the last one of its answer."""
+
+    @abstractmethod
+    def full_chunks(self, piece: Piece) -> list[Any]:
+        """The chunks of any piece."""
 
     def _more(self, answers: list[RequestOutput]) -> dict[str, Any]:
         """What else stands beside the choices."""

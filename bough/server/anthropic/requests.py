@@ -17,7 +17,7 @@ from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, require_utf8
 from bough.core.settings import Settings
 from bough.server import messages
-from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, refuse_unsupported
+from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, given_fields, refuse_unsupported
 from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function, unknown_thinking
 from bough.server.streaming import Resume, read_resumption
 
@@ -200,9 +200,7 @@ def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
     schema, _ = output_schema(request)
     return {
         "rid": rid,
-        "bootstrap_host": request.bootstrap_host,
-        "bootstrap_port": request.bootstrap_port,
-        "bootstrap_room": request.bootstrap_room,
+        **given_fields(request, ("bootstrap_host", "bootstrap_port", "bootstrap_room")),
         "sampling_params": {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -180,8 +180,7 @@ class ChatWriter(AnswerWriter):
 
     def _delta(self, piece: Piece, delta: objects.ChatDelta, **fields: Any) -> objects.ChatChunk:
         choice = objects.ChatChunkChoice(index=piece.index, delta=delta, **fields)
-        chunk: objects.ChatChunk = self._chunk(piece, choice, last="finish_reason" in fields)
-        return chunk
+        return cast(objects.ChatChunk, self._chunk(piece, choice, last="finish_reason" in fields))
 
 
 async def chat(context: ServerContext, request: Request, body: requests.ChatRequest) -> Response:

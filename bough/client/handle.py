@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
 from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
 from bough.client.replicas import Replicas, merge_replies
-from bough.core.control import (
-    ClientCommand,
-    ReadWeight,
-    RecordExperts,
-    Sleep,
-    SwapWeights,
-    Wake,
-    WeightsCommand,
-    memory_tags,
-)
+from bough.core import control
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.media import MediaKind
 from bough.messages.channels import first_handle
@@ -152,7 +143,7 @@ class EngineClient:
 
     async def update_weights(
         self,
-        command: WeightsCommand,
+        command: control.WeightsCommand,
         *,
         flush_cache: bool | None = True,
         abort_all_requests: bool | None = False,
@@ -160,25 +151,25 @@ class EngineClient:
     ) -> Reply:
         """Returns when the requests before it have ended and the weights are the others."""
         facts = {} if weight_version is None else {"weight_version": weight_version}
-        if isinstance(command, SwapWeights):
+        if isinstance(command, control.SwapWeights):
             facts["model_path"] = command.model_path
         options = {"abort_all": bool(abort_all_requests), "flush_cache": flush_cache is not False}
         return merge_replies(await self._control(command, wait=True, facts=facts, **options))
 
-    async def read_weight(self, command: ReadWeight) -> Reply:
+    async def read_weight(self, command: control.ReadWeight) -> Reply:
         """Of one replica: all have the same."""
         return next(iter((await self._control(command, wait=True)).values()))
 
     async def release_memory(self, tags: Sequence[str] | None) -> Reply:
-        command = Sleep(memory_tags(tags))
+        command = control.Sleep(control.memory_tags(tags))
         return merge_replies(await self._control(command, flush_cache="kv_cache" in command.tags))
 
     async def resume_memory(self, tags: Sequence[str] | None) -> Reply:
-        return merge_replies(await self._control(Wake(memory_tags(tags))))
+        return merge_replies(await self._control(control.Wake(control.memory_tags(tags))))
 
     async def record_experts(self, action: Literal["start", "stop", "dump"]) -> Reply:
         """Returns when the requests before it have ended; with the choices of all replicas, if they are asked for."""
-        replies = await self._control(RecordExperts(action), wait=True)
+        replies = await self._control(control.RecordExperts(action), wait=True)
         reply = merge_replies(replies)
         if action != "dump" or not reply.ok:
             return reply
@@ -297,7 +288,7 @@ class EngineClient:
             answer.handle, answer.moved = next(self._handles), True  # nothing can still come from the dead one
             self._send([answer], stream=answer.stream)
 
-    async def _control(self, command: ClientCommand, **options: Any) -> dict[int, Reply]:
+    async def _control(self, command: control.ClientCommand, **options: Any) -> dict[int, Reply]:
         async with self._turn():
             return await self._call_all(lambda call: Control(call=call, command=command, **options))
 
@@ -352,27 +343,18 @@ class EngineClient:
                 answer.abandon()
 
 
+SHARED = tuple(name for name in Generate.__struct_fields__ if name in Prompt.__dataclass_fields__ and name != "names")
+
+
 def _generate_message(answer: RequestOutput) -> Generate:
     prompt = answer.prompt
     return Generate(
         handle=answer.handle,
-        rid=prompt.rid,
         input_ids=prompt.ids.tobytes(),
-        sampling=prompt.sampling,
-        seed=prompt.seed,
-        namespace=prompt.namespace,
-        priority=prompt.priority,
-        logprobs=prompt.logprobs,
         stream=answer.stream,
         names=tuple(sorted(prompt.names - {prompt.rid})),
         output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
-        thinking=prompt.thinking,
-        bad_words=prompt.bad_words,
-        custom_logit_processor=prompt.processor,
-        pooling=prompt.pooling,
-        bootstrap=prompt.bootstrap,
-        adapter=prompt.adapter,
-        media=prompt.media,
+        **{name: getattr(prompt, name) for name in SHARED},
     )
 
 

@@ -6,6 +6,7 @@ Pure apart from the tokenizer, and safe to call from any thread.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import secrets
 import uuid
 from array import array
@@ -51,7 +52,7 @@ class Prompt:
     resumption: Resumption | None = None  # its stream broke elsewhere and goes on here
     thinking: Thinking | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens each; single ones are in the logit bias
-    processor: str | None = None  # the user's own code over its logits
+    custom_logit_processor: str | None = None  # the user's own code over its logits
     warnings: tuple[str, ...] = ()  # what of the request has no effect; the answer says so
     dp_rank: int | None = None  # the replica that the caller chose
     pooling: Pooling | None = None  # the answer is a vector
@@ -209,7 +210,7 @@ class InputReader:
                         resumption=resumption,
                         thinking=marks,
                         bad_words=banned_runs,
-                        processor=_processor(columns["processor"][i]),
+                        custom_logit_processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
                         pooling=columns["pooling"][i],
@@ -281,6 +282,10 @@ class InputReader:
         if not arrays:
             raise RequestError("The list of prompts is empty.", field=_field(input_ids))
         return arrays, many
+
+
+# What a call may ask for, by name: protocols pass on those of their fields that are among these.
+READ_FIELDS = frozenset(inspect.signature(InputReader.read).parameters)
 
 
 def _check_count(prompt: Any, input_ids: Any, limit: int | None) -> None:

@@ -39,6 +39,11 @@ class LogprobColumns:
         self.top.append(None)
         self.chosen.append(None)
 
+    def followed_by(self, other: LogprobColumns, start: int, end: int) -> LogprobColumns:
+        """With a part of others behind these."""
+        top, chosen = self.top + other.top[start:end], self.chosen + other.chosen[start:end]
+        return LogprobColumns(self.tokens + other.tokens[start:end], top, chosen)
+
     def add(self, run: LogprobRun, ids: Sequence[int], text_of: Callable[[int], str | None]) -> None:
         """Unpacks a run; `ids` are those that the request named."""
 
@@ -56,54 +61,44 @@ class LogprobColumns:
         self.chosen += [entries(values, ids) for values in chosen]
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds. Queue and prefill are the engine's own figures, the total is the client's."""
+class Timings(msgspec.Struct, frozen=True):
+    """Where the time went, in seconds; part of `meta_info` when `return_timings` was asked."""
 
     queue_s: float
     prefill_s: float
+    prefill_cached_tokens: int
+    prefill_new_tokens: int
+    time_to_first_token_s: float
+    decode_s: float
+    tokens_per_second: float | None
     total_s: float
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
 
-    @property
-    def first_token_s(self) -> float:
-        return self.queue_s + self.prefill_s
-
-    @property
-    def decode_s(self) -> float:
-        return max(0.0, self.total_s - self.first_token_s)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Of the decode, so without the first token; None where there was nothing to measure."""
-        decoded = self.output_tokens - 1
-        return decoded / self.decode_s if decoded > 0 and self.decode_s > 0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        rate = self.tokens_per_second
-        return {
-            "queue_s": round(self.queue_s, 6),
-            "prefill_s": round(self.prefill_s, 6),
-            "prefill_cached_tokens": self.cached_tokens,
-            "prefill_new_tokens": self.prompt_tokens - self.cached_tokens,
-            "time_to_first_token_s": round(self.first_token_s, 6),
-            "decode_s": round(self.decode_s, 6),
-            "tokens_per_second": None if rate is None else round(rate, 3),
-            "total_s": round(self.total_s, 6),
-        }
+    @classmethod
+    def of(cls, started: Started, total_s: float, output_tokens: int) -> Timings:
+        """Queue and prefill are the engine's own figures, the total is the client's. The rate is that of the decode, so
+        without the first token; None where there was nothing to measure."""
+        queue_s, prefill_s = started.queue_time_s, started.prefill_time_s
+        decode_s = max(0.0, total_s - queue_s - prefill_s)
+        return cls(
+            queue_s=round(queue_s, 6),
+            prefill_s=round(prefill_s, 6),
+            prefill_cached_tokens=started.cached_tokens,
+            prefill_new_tokens=started.prompt_tokens - started.cached_tokens,
+            time_to_first_token_s=round(queue_s + prefill_s, 6),
+            decode_s=round(decode_s, 6),
+            tokens_per_second=round((output_tokens - 1) / decode_s, 3) if output_tokens > 1 and decode_s > 0 else None,
+            total_s=round(total_s, 6),
+        )
 
     def to_header(self, *, finished: bool = True) -> str:
         """The value of a `Server-Timing` header, in milliseconds; of an unfinished answer only what cannot change."""
-        parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.first_token_s}
+        parts = {"queue": self.queue_s, "prefill": self.prefill_s, "ttft": self.time_to_first_token_s}
         if finished:
             parts |= {"decode": self.decode_s, "total": self.total_s}
         entries = [f"{name};dur={seconds * 1000:.3f}" for name, seconds in parts.items()]
-        entries.append(f'tokens;desc="cached={self.cached_tokens} new={self.prompt_tokens - self.cached_tokens}"')
-        rate = self.tokens_per_second
-        if finished and rate is not None:
-            entries.append(f'tokens_per_second;desc="{rate:.3f}"')
+        entries.append(f'tokens;desc="cached={self.prefill_cached_tokens} new={self.prefill_new_tokens}"')
+        if finished and self.tokens_per_second is not None:
+            entries.append(f'tokens_per_second;desc="{self.tokens_per_second:.3f}"')
         return ", ".join(entries)
 
 
@@ -326,14 +321,8 @@ class RequestOutput:
 
     @property
     def timings(self) -> Timings:
-        end = self._finished_at or time.perf_counter()
-        return Timings(
-            queue_s=self._started.queue_time_s,
-            prefill_s=self._started.prefill_time_s,
-            total_s=end - self._received_at,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            output_tokens=self.new_tokens,
+        return Timings.of(
+            self._started, (self._finished_at or time.perf_counter()) - self._received_at, self.new_tokens
         )
 
     def to_dict(self) -> dict[str, Any]:

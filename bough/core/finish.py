@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ from bough.core.errors import RequestError
 class FinishStop(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="stop"):
     """A stop token (its id), a stop string, or what a stop regex (the pattern) describes was generated."""
 
+    kind: ClassVar[Literal["stop"]] = "stop"
     matched: int | str | None
     matched_text: str | None = None  # what a stop regex has matched
 
@@ -19,12 +20,14 @@ class FinishStop(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="typ
 class FinishLength(msgspec.Struct, frozen=True, tag_field="type", tag="length"):
     """The limit on new tokens, or the end of the context, was reached."""
 
+    kind: ClassVar[Literal["length"]] = "length"
     length: int
 
 
 class FinishAbort(msgspec.Struct, frozen=True, tag_field="type", tag="abort"):
     """The request was refused, cancelled or failed. `status_code` is what an HTTP edge answers with."""
 
+    kind: ClassVar[Literal["abort"]] = "abort"
     message: str
     status_code: int = 400
     err_type: str = "BadRequestError"

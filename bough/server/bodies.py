@@ -17,7 +17,7 @@ import logging
 import math
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -36,6 +36,9 @@ MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop
 
 def validation_error(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -> RequestError | None:
     """The error for JSON that does not fit the struct; None where the decoder's own message is good."""
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", complaint)
+    if unknown is not None:
+        return RequestError(_unknown_text(unknown[1], struct), field=unknown[1])
     choice = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(.*)`", complaint)
     if choice is not None:
         given, path = choice.groups()
@@ -202,11 +205,10 @@ async def read_body(request: Request, struct: type[S]) -> S:
     struct lets unknown fields through, they are named."""
     raw = await read_bytes(request)
     _warnings.set(())
-    known = _decode_known(raw, struct)
-    body = decode_body(raw, struct) if known is None else known
+    body = decode_body(raw, struct)
     if (recorder := request.scope.get(RECORDER_KEY)) is not None:
         request.scope[RECORDED_KEY] = recorder.add(request.scope["path"], raw or b"{}")
-    if known is None and not struct.__struct_config__.forbid_unknown_fields:
+    if not struct.__struct_config__.forbid_unknown_fields:
         name_unknown_fields(request, raw or b"{}", struct)
     return body
 
@@ -244,37 +246,15 @@ async def read_bytes(request: Request) -> bytes:
     return b"".join(chunks)
 
 
-def _decode_known(raw: bytes, struct: type[S]) -> S | None:
-    """The body, where all its fields are known: nearly always, and then the names need no second look. None: it has
-    others, or objects whose fields are to be looked at, or it is wrong."""
-    if struct.__struct_config__.forbid_unknown_fields:
-        return None
-    try:
-        with _garbage_collection_paused(len(raw)):
-            body: S = _strict_decoder(struct).decode(raw or b"{}")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return None if any(getattr(body, name, None) is not None for name in _object_fields(struct)) else body
-
-
-@functools.cache
-def _strict_decoder(struct: type[S]) -> msgspec.json.Decoder[S]:
-    twin = msgspec.defstruct(struct.__name__, [], bases=(struct,), module=struct.__module__, forbid_unknown_fields=True)
-    return msgspec.json.Decoder(typing.cast(type[S], twin))
-
-
 def decode_body(raw: bytes, struct: type[S]) -> S:
     """Bad JSON and wrong types raise; so does text that is not UTF-8."""
     try:
         with _garbage_collection_paused(len(raw)):
-            body: S = _decode(raw or b"{}", struct)
+            return _decode(raw or b"{}", struct)
     except msgspec.ValidationError as error:
-        _suggest_field(str(error), struct)
-        better = validation_error(raw, str(error), struct)
-        raise (better or error) from None
+        raise (validation_error(raw, str(error), struct) or error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise (_unrepresentable_value(raw) or RequestError(f"The body is not valid JSON: {error}.")) from None
-    return body
 
 
 @contextlib.contextmanager
@@ -292,14 +272,12 @@ def _garbage_collection_paused(size: int) -> Iterator[None]:
 
 
 def _decode(raw: bytes, struct: type[S]) -> S:
-    body: S
     try:
-        body = decoder_of(struct).decode(raw)
+        return msgspec.json.decode(raw, type=struct)
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        body = msgspec.convert(_WHOLE_NUMBERS.decode(raw), struct)
-    return body
+        return msgspec.convert(_WHOLE_NUMBERS.decode(raw), struct)
 
 
 def _number(literal: str) -> int | float:
@@ -311,22 +289,11 @@ def _number(literal: str) -> int | float:
 _WHOLE_NUMBERS = msgspec.json.Decoder(float_hook=_number)
 
 
-def _suggest_field(complaint: str, struct: type[msgspec.Struct]) -> None:
-    """An unknown field is most often a misspelt one."""
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", complaint)
-    if unknown is not None:
-        raise RequestError(_unknown_text(unknown[1], struct), field=unknown[1]) from None
-
-
 def _unknown_text(name: str, struct: type[msgspec.Struct], more: str = "") -> str:
+    """An unknown field is most often a misspelt one."""
     near = difflib.get_close_matches(name, _known_fields(struct), n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"Unknown field {name!r}{more}.{hint}"
-
-
-@functools.cache
-def decoder_of(struct: type[S]) -> msgspec.json.Decoder[S]:
-    return msgspec.json.Decoder(struct)
 
 
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)  # null: an object that was not given
@@ -372,6 +339,6 @@ def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"The body is larger than {limit // MEBIBYTE} MiB (--max-body-mb).", "RequestTooLargeError")
 
 
-def given_fields(body: msgspec.Struct, names: tuple[str, ...]) -> dict[str, Any]:
+def given_fields(body: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:
     """Those of the named fields that the client gave: null counts as not given."""
     return {name: value for name in names if (value := getattr(body, name)) is not None}

@@ -20,7 +20,7 @@ from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.bodies import warnings_of_body
-from bough.server.messages import Message, read_media, text_size
+from bough.server.messages import Message, read_media, text_of, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
@@ -173,16 +173,24 @@ class ServerContext:
         parsed. `continued` is the text of the assistant's that they continue, `budget` the most tokens of thinking."""
         sampling = plan.sampling(given["sampling_params"])
         thinking = plan.marks(sampling, prompt.text, continued, budget)
-        inputs = await self.read_inputs(
-            **{
-                **given,
-                "input_ids": prompt.ids,
-                "media": prompt.media,
-                "sampling_params": sampling,
-                "thinking": thinking,
-            }
-        )
+        planned = {"input_ids": prompt.ids, "media": prompt.media, "sampling_params": sampling, "thinking": thinking}
+        inputs = await self.read_inputs(**{**given, **planned})
         return inputs, plan.answers(prompt.text, continued)
+
+    async def converse(
+        self,
+        plan: AnswerPlan,
+        messages: Sequence[Message],
+        given: Mapping[str, Any],
+        *,
+        continued: bool = False,
+        budget: int | None = None,
+        **how: Any,
+    ) -> tuple[Inputs, AnswerFormat]:
+        """`render` with the plan's tools, then `plan_inputs`. `continued`: the answer goes on with the last message."""
+        prompt = await self.render(messages, tools=plan.tools.shown, continue_final_message=continued, **how)
+        text = text_of(messages[-1]["content"]) if continued else ""
+        return await self.plan_inputs(plan, prompt, given, text, budget)
 
     def _check_logprob_ids(self, inputs: Inputs) -> None:
         """An id that the model does not have fails the whole call, not one prompt of a batch."""

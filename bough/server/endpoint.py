@@ -16,18 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from bough.server import errors
 from bough.server.bodies import read_body
-from bough.server.errors import (
-    Failure,
-    HttpError,
-    Shape,
-    anthropic_shape,
-    failure_of,
-    native_shape,
-    ollama_shape,
-    openai_shape,
-    set_field_names,
-)
 
 _ENCODER = msgspec.json.Encoder()
 encode_json = _ENCODER.encode
@@ -38,7 +28,7 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(encode_json(content), status, headers, "application/json")
 
 
-def error_response(failure: Failure, shape: Shape) -> Response:
+def error_response(failure: errors.Failure, shape: errors.Shape) -> Response:
     return json_response(shape(failure), failure.status, failure.headers)
 
 
@@ -48,9 +38,9 @@ GET = ("GET",)
 # No key; the API's key; the key for management; the same, but an API key never takes its place.
 Access = Literal["open", "api", "admin", "admin_only"]
 # What all endpoints of a protocol share.
-OPENAI: dict[str, Any] = {"shape": openai_shape, "tag": "openai"}
-ANTHROPIC: dict[str, Any] = {"shape": anthropic_shape, "tag": "anthropic"}
-OLLAMA: dict[str, Any] = {"shape": ollama_shape, "tag": "ollama"}
+OPENAI: dict[str, Any] = {"shape": errors.openai_shape, "tag": "openai"}
+ANTHROPIC: dict[str, Any] = {"shape": errors.anthropic_shape, "tag": "anthropic"}
+OLLAMA: dict[str, Any] = {"shape": errors.ollama_shape, "tag": "ollama"}
 
 
 class ClientDisconnectedError(Exception):
@@ -74,7 +64,7 @@ class Endpoint:
     _: KW_ONLY
     methods: tuple[str, ...] = ("POST",)
     access: Access = "api"
-    shape: Shape = native_shape
+    shape: errors.Shape = errors.native_shape
     tag: str = "native"
     body: Any = None
     answer: Any = None
@@ -91,7 +81,7 @@ class Endpoint:
             begun = True
             await send(message)
 
-        set_field_names({})  # a request that follows on its connection begins in its context
+        errors.set_field_names({})  # a request that follows on its connection begins in its context
         request = Request(scope, receive)
         try:
             given = () if self.body is None else (await read_body(request, self.body),)
@@ -103,7 +93,7 @@ class Endpoint:
             # Not swallowed: the client gets an error, and a defect is logged with its traceback.
             if begun:
                 raise
-            await error_response(failure_of(error), self.shape)(scope, receive, send)
+            await error_response(errors.failure_of(error), self.shape)(scope, receive, send)
 
 
 class Keys:
@@ -125,7 +115,7 @@ class Keys:
         if access == "admin_only" and self._closed:
             advice = f"start the {self._program} with --admin-api-key and send that key"
             message = f"This route is refused to clients; {advice}."
-            raise HttpError(403, message, "PermissionDeniedError")
+            raise errors.HttpError(403, message, "PermissionDeniedError")
         needed = self._needed[access]
         if needed is None:
             return
@@ -140,11 +130,11 @@ def sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [key for key in sent if key]
 
 
-def unauthorised(access: Access, given: list[bytes]) -> HttpError:
+def unauthorised(access: Access, given: list[bytes]) -> errors.HttpError:
     what = "API key" if access == "api" else "admin key"
     problem = f"This route needs the {what}: " + ("the one sent is wrong." if given else "none was sent.")
     hint = " Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
-    return HttpError(401, problem + hint, "AuthenticationError", {"WWW-Authenticate": "Bearer"})
+    return errors.HttpError(401, problem + hint, "AuthenticationError", {"WWW-Authenticate": "Bearer"})
 
 
 def _encoded(key: str | None) -> bytes | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
@@ -39,14 +39,14 @@ def read_messages(
     given: Sequence[Mapping[str, Any]] | None, field: str = "messages", roles: Sequence[str] = ROLES
 ) -> list[Message]:
     """The messages in the form that templates expect, or an error that says which one is wrong."""
-    if not given:
-        raise RequestError(f"{field} is empty; give at least one message.", field=field)
-    check_size(given, field)
-    return [read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given)]
+    check_size(given or (), field)
+    return [read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given or ())]
 
 
 def check_size(given: Sequence[Any], field: str) -> None:
-    """Raises for a conversation with too many parts; stops counting at the limit."""
+    """Raises for a conversation that is empty or has too many parts; stops counting at the limit."""
+    if not given:
+        raise RequestError(f"{field} is empty; give at least one message.", field=field)
     left: list[Any] = [given]
     count = 0
     while left:
@@ -145,6 +145,19 @@ def _read_calls(calls: Any, where: str) -> list[Message]:
         arguments = function.get("arguments")
         read.append({**call, "function": {**function, "arguments": _arguments_of(arguments)}})
     return read
+
+
+def join_runs(
+    turns: Iterable[Message], goes_on: Callable[[list[Message], Message], bool], separator: str = ""
+) -> list[Message]:
+    """The turns with each run of them as one; `goes_on` says whether a turn belongs to the run before it."""
+    runs: list[list[Message]] = []
+    for turn in turns:
+        if runs and goes_on(runs[-1], turn):
+            runs[-1].append(turn)
+        else:
+            runs.append([turn])
+    return [joined_turns(run, separator) for run in runs]
 
 
 def joined_turns(turns: Sequence[Message], separator: str = "") -> Message:

@@ -16,33 +16,13 @@ from typing import Any
 
 import msgspec
 
+from bough import parsers
 from bough.client.inputs import ThinkingMarks
 from bough.client.outputs import Piece
 from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, require_utf8
 from bough.core.settings import Settings
-from bough.parsers import (
-    AnswerFormat,
-    AnswerParser,
-    Call,
-    CallBegin,
-    CallEnd,
-    Event,
-    Reasoning,
-    ReasoningFormat,
-    Text,
-    reasoning_format,
-    tool_format,
-)
-from bough.parsers.forcing import (
-    CallGrammar,
-    can_watch,
-    forced_calls,
-    forced_format,
-    forced_openings,
-    has_json_arguments,
-    watched_calls,
-)
+from bough.parsers import forcing
 from bough.parsers.formats.base import ToolFormat
 from bough.server.errors import add_field_names, client_name
 from bough.tokenizer.tokenizer import Tokenizer
@@ -189,18 +169,18 @@ class AnswerPlan:
     calls: ToolFormat | None = None  # the format of the model's own calls
     tags: bool = True  # whether grammars may be structural tags
     tokenizer: Tokenizer | None = None
-    thinking: ReasoningFormat | None = None  # how the model sets it apart
+    thinking: parsers.ReasoningFormat | None = None  # how the model sets it apart
     separate: bool = True  # whether it is shown apart
     stream_reasoning: bool = True
 
-    def grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
+    def grammar(self, given: Mapping[str, Any]) -> forcing.CallGrammar | None:
         """What the tools ask of the answer, beside or instead of what its request asks."""
         try:
             return self._grammar(given)
         except RecursionError:
             raise RequestError("tools: a schema is nested too deep for a grammar.", field="tools") from None
 
-    def _grammar(self, given: Mapping[str, Any]) -> CallGrammar | None:
+    def _grammar(self, given: Mapping[str, Any]) -> forcing.CallGrammar | None:
         tools, asked = self.tools, asked_for(given)
         if tools.must:
             if asked is not None:
@@ -208,16 +188,16 @@ class AnswerPlan:
                     f"{asked} and tool_choice each say what the answer must match; give one of them.",
                     field="tool_choice",
                 )
-            grammar = forced_calls(self.forcible, tools.schemas, single=tools.single)
+            grammar = forcing.forced_calls(self.forcible, tools.schemas, single=tools.single)
             lenient = all(tool.strict is False for tool in tools.tools)
             return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
         if asked is not None:
             return self._beside(asked, given[asked])
         if not self.watched or self.calls is None:
             return None
-        return watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single)
+        return forcing.watched_calls(self.calls, tools.schemas, tools.strict_names, single=tools.single)
 
-    def _beside(self, asked: str, value: Any) -> CallGrammar | None:
+    def _beside(self, asked: str, value: Any) -> forcing.CallGrammar | None:
         """Calls, or what the request asks for; None where the request's own grammar holds alone: there
         are no tools to call, or a call could match neither."""
         tools, calls = self.tools, self.calls
@@ -225,12 +205,12 @@ class AnswerPlan:
             return None
         if isinstance(value, str | list) and not value:  # which is the engine's to refuse
             return None
-        held = tools.strict_names if has_json_arguments(calls) else frozenset(tools.schemas)
+        held = tools.strict_names if forcing.has_json_arguments(calls) else frozenset(tools.schemas)
         if not self._can_watch(held):
             return None
         otherwise = _as_format(asked, value)
         add_field_names({f"structural_tag#/format/elements/1/{key}": client_name(asked) for key in otherwise})
-        return watched_calls(calls, tools.schemas, held, single=tools.single, otherwise=otherwise)
+        return forcing.watched_calls(calls, tools.schemas, held, single=tools.single, otherwise=otherwise)
 
     @property
     def watched(self) -> bool:
@@ -240,7 +220,7 @@ class AnswerPlan:
 
     def _can_watch(self, names: Collection[str]) -> bool:
         schemas = [self.tools.schemas[name] for name in names]
-        return self.tags and can_watch(self.calls, schemas) and self._in_plain_tokens()
+        return self.tags and forcing.can_watch(self.calls, schemas) and self._in_plain_tokens()
 
     def _in_plain_tokens(self) -> bool:
         """Whether the model writes the format without special tokens, which grammars do not see: under one it could not
@@ -263,7 +243,7 @@ class AnswerPlan:
         return self.calls if self.tags else None
 
     @property
-    def reasoning(self) -> ReasoningFormat | None:
+    def reasoning(self) -> parsers.ReasoningFormat | None:
         return self.thinking if self.separate else None
 
     def marks(
@@ -273,11 +253,7 @@ class AnswerPlan:
         kind = self.thinking
         if kind is None:
             if budget is not None:
-                raise RequestError(
-                    "max_thinking_tokens needs a server that knows how its model thinks; start it with "
-                    "--reasoning-parser.",
-                    field="max_thinking_tokens",
-                )
+                raise unknown_thinking("max_thinking_tokens")
             return None
         begun = kind.thinks_from_start(prompt, continued)
         switched_off = not begun and prompt.rstrip().endswith(kind.end)
@@ -301,12 +277,12 @@ class AnswerPlan:
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}
 
-    def answers(self, prompt: str = "", continued: str = "") -> AnswerFormat:
+    def answers(self, prompt: str = "", continued: str = "") -> parsers.AnswerFormat:
         """How answers to a prompt are read; `continued` is the assistant's text that they continue."""
         calls = None
         if self.tools.tools:
-            calls = forced_format(self.forcible) if self.tools.must else self.calls
-        return AnswerFormat(
+            calls = forcing.forced_format(self.forcible) if self.tools.must else self.calls
+        return parsers.AnswerFormat(
             reasoning=self.reasoning,
             thinking=self.reasoning is not None and self.reasoning.thinks_from_start(prompt, continued),
             stream_reasoning=self.stream_reasoning,
@@ -314,8 +290,14 @@ class AnswerPlan:
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
             eager=self.assured | self.tools.eager_names,
-            openings=forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
+            openings=forcing.forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
         )
+
+
+def unknown_thinking(field: str) -> RequestError:
+    """For a field that needs the server to tell its model's thinking apart."""
+    problem = f"{field} needs a server that knows how its model thinks"
+    return RequestError(f"{problem}; start it with --reasoning-parser.", field=field)
 
 
 def asked_for(sampling: Mapping[str, Any]) -> str | None:
@@ -357,10 +339,10 @@ def plan_answers(
         )
     return AnswerPlan(
         tools=tools,
-        thinking=None if thinking is None else reasoning_format(thinking),
+        thinking=None if thinking is None else parsers.reasoning_format(thinking),
         separate=separate,
         stream_reasoning=stream_reasoning,
-        calls=None if calls is None else tool_format(calls),
+        calls=None if calls is None else parsers.tool_format(calls),
         tags=settings.scheduler.grammar_backend not in WITHOUT_TAGS,
         tokenizer=tokenizer,
     )
@@ -373,41 +355,41 @@ class CallIds:
         self._prefix = prefix
         self._taken: set[str] = set()
 
-    def name(self, call: Call | CallBegin) -> str:
+    def name(self, call: parsers.Call | parsers.CallBegin) -> str:
         chosen = call.id if call.id and call.id not in self._taken else f"{self._prefix}{uuid.uuid4().hex[:24]}"
         self._taken.add(chosen)
         return chosen
 
 
 class StreamParser:
-    def __init__(self, form: AnswerFormat, id_prefix: str = "call_") -> None:
+    def __init__(self, form: parsers.AnswerFormat, id_prefix: str = "call_") -> None:
         self.called = False  # it has made a complete call
         self.ids = CallIds(id_prefix)
-        self._parser = None if form.plain else AnswerParser(form)
+        self._parser = None if form.plain else parsers.AnswerParser(form)
         self._reasoning: list[str] = []
 
     @property
     def reasoning(self) -> str:
         return "".join(self._reasoning)
 
-    def events(self, piece: Piece) -> list[Event]:
+    def events(self, piece: Piece) -> list[parsers.Event]:
         if self._parser is None:
-            return [Text(piece.text)] if piece.text else []
+            return [parsers.Text(piece.text)] if piece.text else []
         events = self._parser.feed(piece.text) if piece.text else []
         if piece.finish is not None:
             events += self._parser.finish()
         return self._noted(events)
 
-    def replay(self, text: str) -> list[Event]:
+    def replay(self, text: str) -> list[parsers.Event]:
         """The events of text that was delivered before the stream was resumed; they are not sent again."""
         if self._parser is None:
-            return [Text(text)] if text else []
+            return [parsers.Text(text)] if text else []
         return self._noted(self._parser.feed(text) if text else [])
 
-    def _noted(self, events: list[Event]) -> list[Event]:
+    def _noted(self, events: list[parsers.Event]) -> list[parsers.Event]:
         for event in events:
-            if isinstance(event, CallEnd):
+            if isinstance(event, parsers.CallEnd):
                 self.called = True
-            elif isinstance(event, Reasoning):
+            elif isinstance(event, parsers.Reasoning):
                 self._reasoning.append(event.text)
         return events

@@ -38,6 +38,7 @@ ERROR_SCHEMAS: dict[Shape, Any] = {
 
 
 DOCS_PAGE = Path(__file__).parent / "docs.html"  # reads openapi.json and shows it; needs no other server
+Schemas = dict[str, dict[str, Any]]  # by the types' names
 REF = "#/components/schemas/{name}"
 JSON = "application/json"
 OTHER_TYPES = {
@@ -80,7 +81,9 @@ def all_endpoints(context: ServerContext) -> list[Endpoint]:
 
 def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) -> dict[str, Any]:
     """OpenAPI 3.1, whose schemas are JSON Schema as msgspec writes it."""
-    schemas = _Schemas(endpoints)
+    types = [kind for e in endpoints for kind in (e.body, e.answer, e.event) if kind is not None]
+    found, components = msgspec.json.schema_components(types, ref_template=REF)
+    schemas = {str(kind): schema for kind, schema in zip(types, found, strict=True)}
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         operations = paths.setdefault(CONVERTER.sub("}", endpoint.path), {})
@@ -91,21 +94,11 @@ def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) ->
         "info": {"title": "Bough", "version": __version__, "description": "An LLM serving engine."},
         "servers": [{"url": settings.root_path or "/"}],
         "paths": paths,
-        "components": {"schemas": schemas.components, "securitySchemes": KEY_SCHEMES},
+        "components": {"schemas": components, "securitySchemes": KEY_SCHEMES},
     }
 
 
-class _Schemas:
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        types = [kind for e in endpoints for kind in (e.body, e.answer, e.event) if kind is not None]
-        found, self.components = msgspec.json.schema_components(types, ref_template=REF)
-        self._of = {str(kind): schema for kind, schema in zip(types, found, strict=True)}
-
-    def of(self, kind: Any) -> dict[str, Any]:
-        return self._of[str(kind)]
-
-
-def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: ServerSettings) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, method: str, schemas: Schemas, settings: ServerSettings) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
@@ -119,17 +112,17 @@ def _operation(endpoint: Endpoint, method: str, schemas: _Schemas, settings: Ser
     if parameters:
         operation["parameters"] = parameters
     if endpoint.body is not None and method != "GET":
-        operation["requestBody"] = {"content": {JSON: {"schema": schemas.of(endpoint.body)}}}
+        operation["requestBody"] = {"content": {JSON: {"schema": schemas[str(endpoint.body)]}}}
     if _needs_key(endpoint, settings):
         operation["security"] = [{name: []} for name in KEY_SCHEMES]
     return operation
 
 
-def _content(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
-    answer = {"type": "string"} if endpoint.answer is None else schemas.of(endpoint.answer)
+def _content(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
+    answer = {"type": "string"} if endpoint.answer is None else schemas[str(endpoint.answer)]
     content: dict[str, Any] = {endpoint.media_type: {"schema": answer}}
     for kind in endpoint.other_types:
-        event = schemas.of(endpoint.event) if kind == EVENTS and endpoint.event is not None else {}
+        event = schemas[str(endpoint.event)] if kind == EVENTS and endpoint.event is not None else {}
         content[kind] = {"schema": {"description": OTHER_TYPES[kind], **event}}
     return content
 

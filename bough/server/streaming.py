@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bough.client.handle import EngineClient
-from bough.client.inputs import Inputs, Resumption, token_array
+from bough.client.handle import EngineClient, raise_if_refused
+from bough.client.inputs import Inputs, Prompt, Resumption, token_array
 from bough.client.outputs import Piece, RequestOutput, Timings
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX
@@ -66,8 +66,8 @@ def json_event(content: object) -> bytes:
 class EventStream(Response):
     """Sends what `events` yields, as it comes.
 
-    `on_failure` makes the last bytes of a stream that breaks after it has begun. `headers` may be a function: it is
-    called when the first event is there, for headers that depend on it.
+    `on_failure` makes the last bytes of a stream that breaks after it has begun. `headers` is called when the first
+    event is there, for headers that depend on it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         on_failure: Callable[[Failure], bytes],
         *,
-        headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
+        headers: Callable[[], Mapping[str, str]] = dict,
         media_type: str = EVENTS,
         keep_alive: bytes = KEEP_ALIVE,
         keep_alive_s: float = KEEP_ALIVE_S,
@@ -121,13 +121,12 @@ class EventStream(Response):
         if self._begun:
             return
         self._begun = True
-        more = self._more_headers() if callable(self._more_headers) else self._more_headers
         self.init_headers(
             {
                 "content-type": self._content_type,
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",  # proxies must pass events on as they come
-                **(more or {}),
+                **self._more_headers(),
             }
         )
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -189,9 +188,18 @@ def named_event(event: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
-class StreamWriter(ABC):
+class Writer(ABC):
+    """Writes the response to one call: the bytes of its stream, or its JSON."""
+
     media_type = EVENTS
     keep_alive = KEEP_ALIVE
+    timed: bool | None = None  # whether the client asked for timings
+    opening_events: int | None = None  # in front of the first token; None: the stream cannot be resumed
+    shows_refusals = False  # an answer that the engine refused is written; else it is an error
+
+    @abstractmethod
+    def whole(self, answers: list[RequestOutput]) -> Any:
+        """The JSON of a response that is not streamed."""
 
     @abstractmethod
     def chunk(self, piece: Piece) -> bytes:
@@ -205,42 +213,31 @@ class StreamWriter(ABC):
         """The last bytes of a stream that breaks after it has begun."""
 
 
-class Writer(StreamWriter):
-    """Writes the response to one call: the bytes of its stream, or its JSON."""
-
-    opening_events: int | None = None  # in front of the first token; None: the stream cannot be resumed
-
-    @abstractmethod
-    def whole(self, answers: list[RequestOutput]) -> Any:
-        """The JSON of a response that is not streamed."""
-
-
 async def respond(
-    client: EngineClient, request: Request, inputs: Inputs, writer: Writer, *, stream: bool | None, timed: bool | None
+    client: EngineClient, request: Request, inputs: Inputs, writer: Writer, *, stream: bool | None
 ) -> Response:
     """The response, whole or as a stream; a stream with the comments that its client asked for."""
-    if not stream:
-        answers = await while_connected(request, client.answers(inputs))
-        return json_response(writer.whole(answers), headers=timing_headers(answers) if timed else None)
-    if request.headers.get(RESUME_HEADER) != "1" or writer.opening_events is None or inputs.batched:
-        return stream_answers(client, inputs, writer, timed=timed)
-    (prompt,) = inputs.prompts
-    # A stream that was itself resumed has sent its opening events before.
-    opening_events = writer.opening_events if prompt.resumption is None else 0
-    return stream_answers(client, inputs, AnnouncingWriter(writer, prompt.seed, opening_events), timed=timed)
+    if stream:
+        wished = request.headers.get(RESUME_HEADER) == "1" and writer.opening_events is not None
+        return stream_answers(client, inputs, writer, comments=wished and not inputs.batched)
+    answers = await while_connected(request, client.answers(inputs))
+    for answer in () if writer.shows_refusals else answers:
+        raise_if_refused(answer)
+    return json_response(writer.whole(answers), headers=timing_headers(answers) if writer.timed else None)
 
 
 def stream_answers(
     client: EngineClient,
     inputs: Inputs,
-    writer: StreamWriter,
+    writer: Writer,
     *,
-    timed: bool | None,
+    comments: bool = False,
     on_close: Callable[[], None] = lambda: None,
 ) -> EventStream:
-    """The response that streams `inputs`' answers. `on_close` is called once it is over, also after an error or a
-    disconnect."""
+    """The response that streams `inputs`' answers. `comments`: with those that let it be resumed. `on_close` is called
+    once it is over, also after an error or a disconnect."""
     seen: list[RequestOutput] = []
+    announced = Comments(inputs.prompts[0], writer.opening_events or 0) if comments else None
 
     async def events() -> AsyncGenerator[bytes, None]:
         pieces = client.pieces(inputs, stream=True)
@@ -249,15 +246,21 @@ def stream_answers(
                 async for piece in pieces:
                     if not seen:
                         seen.append(piece.answer)
-                    if chunk := writer.chunk(piece):
+                    if piece.finish is not None and not writer.shows_refusals:
+                        raise_if_refused(piece.answer)
+                    chunk = writer.chunk(piece)
+                    if announced is not None:
+                        # One group with the last piece, so that a stream is never left without its end alone.
+                        chunk = announced.before(chunk if piece.finish is None else chunk + writer.end(), piece.ids)
+                    if chunk:
                         yield chunk
-            if last := writer.end():
+            if announced is None and (last := writer.end()):
                 yield last
         finally:
             on_close()
 
     def headers() -> Mapping[str, str]:
-        return timing_headers(seen) if timed and seen else {}
+        return timing_headers(seen) if writer.timed and seen else {}
 
     return EventStream(
         events(), writer.failure, headers=headers, media_type=writer.media_type, keep_alive=writer.keep_alive
@@ -296,27 +299,19 @@ def read_resumption(resume: Resume | None, stream: bool | None) -> dict[str, Any
     return {"resumption": Resumption(token_array(resume.output_ids, "resume.output_ids"), resume.seed)}
 
 
-class AnnouncingWriter(StreamWriter):
-    """Puts comments in front of another writer's events. Tokens that show nothing are announced with the next event;
-    the last piece and the end of the stream are one group, so that a stream is never left without its end alone."""
+class Comments:
+    """What stands in front of a stream's events. Tokens that show nothing are announced with the next event."""
 
-    def __init__(self, writer: Writer, seed: int, opening_events: int) -> None:
-        self._writer = writer
+    def __init__(self, prompt: Prompt, opening_events: int) -> None:
         self._ids: list[int] = []  # not announced yet
-        self._first = f": seed {seed}\n".encode()
-        self._opening_events = opening_events
+        self._first = f": seed {prompt.seed}\n".encode()
+        # A stream that was itself resumed has sent its opening events before.
+        self._opening_events = opening_events if prompt.resumption is None else 0
 
-    def failure(self, failure: Failure) -> bytes:
-        return self._writer.failure(failure)
-
-    def chunk(self, piece: Piece) -> bytes:
-        self._ids += piece.ids
-        events = self._writer.chunk(piece)
-        if piece.finish is not None:
-            events += self._writer.end()
-        return self._announced(events) if events else b""
-
-    def _announced(self, events: bytes) -> bytes:
+    def before(self, events: bytes, ids: list[int]) -> bytes:
+        self._ids += ids
+        if not events:
+            return b""
         count = events.count(EVENT_END)  # JSON has no line breaks
         parts = [self._first, b": events %d\n" % count if count > 1 else b""]
         for _ in range(self._opening_events):

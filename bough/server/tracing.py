@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bough.client.outputs import RequestOutput
 from bough.core.errors import SettingsError
-from bough.core.finish import FinishAbort, FinishLength, FinishStop
+from bough.core.finish import FinishAbort
 from bough.messages.requests import ProcessCommand
 from bough.observability.logs import current_request
 from bough.tokenizer.tokenizer import Tokenizer
@@ -60,18 +60,14 @@ class RequestLog:
         self._logging = logging
         self._tokenizer = tokenizer
 
-    @property
-    def _level(self) -> int:
-        return self._logging.level
-
     def arrived(self, answer: RequestOutput) -> None:
         if not self._logging.on:
             return
         prompt = answer.prompt
         parts = [f"{len(prompt.ids)} prompt tokens"]
-        if self._level >= SAMPLING:
+        if self._logging.level >= SAMPLING:
             parts.append(f"sampling {msgspec.to_builtins(prompt.sampling)}")  # what is not at its default
-        if self._level >= TEXT_BEGINNINGS:
+        if self._logging.level >= TEXT_BEGINNINGS:
             parts.append(f"prompt {self._prompt_text(answer)}")
         log.info("request %r came: %s", prompt.rid, ", ".join(parts))
 
@@ -82,44 +78,40 @@ class RequestLog:
         times = {
             "queue": timings.queue_s,
             "prefill": timings.prefill_s,
-            "first token": timings.first_token_s,
+            "first token": timings.time_to_first_token_s,
             "total": timings.total_s,
         }
         parts = [
-            f"{timings.prompt_tokens} prompt tokens ({timings.cached_tokens} cached)",
-            f"{timings.output_tokens} output tokens",
+            f"{answer.prompt_tokens} prompt tokens ({answer.cached_tokens} cached)",
+            f"{answer.new_tokens} output tokens",
             *(f"{name} {seconds * 1000:.1f} ms" for name, seconds in times.items()),
         ]
-        if self._level >= TEXT_BEGINNINGS:
+        if self._logging.level >= TEXT_BEGINNINGS:
             parts.append(f"output {self._output_text(answer)}")
         log.info("request %r ended (%s): %s", answer.prompt.rid, finish_word(answer), ", ".join(parts))
 
     def _prompt_text(self, answer: RequestOutput) -> str:
-        ids = answer.prompt.shown_ids[: None if self._level >= WHOLE_TEXTS else SHOWN]
+        ids = answer.prompt.shown_ids[: None if self._logging.level >= WHOLE_TEXTS else SHOWN]
         if self._tokenizer is None:
             return str(ids.tolist())
         return self._quoted(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
     def _output_text(self, answer: RequestOutput) -> str:
         if self._tokenizer is None:
-            return str(answer.ids if self._level >= WHOLE_TEXTS else answer.ids[:SHOWN])
+            return str(answer.ids if self._logging.level >= WHOLE_TEXTS else answer.ids[:SHOWN])
         return self._quoted(answer.text)
 
     def _quoted(self, text: str) -> str:
-        return repr(text if self._level >= WHOLE_TEXTS else text[:SHOWN])
+        return repr(text if self._logging.level >= WHOLE_TEXTS else text[:SHOWN])
 
 
 def finish_word(answer: RequestOutput) -> str:
     """How a request ended, in a word or two; what stopped it is part of its text."""
-    match answer.finish:
-        case None:
-            return "left by its client" if answer.error is None else "the engine has ended"
-        case FinishStop():
-            return "stop"
-        case FinishLength():
-            return "length"
-        case FinishAbort():
-            return f"{answer.finish.err_type} {answer.finish.status_code}"
+    if answer.finish is None:
+        return "left by its client" if answer.error is None else "the engine has ended"
+    if isinstance(answer.finish, FinishAbort):
+        return f"{answer.finish.err_type} {answer.finish.status_code}"
+    return answer.finish.kind
 
 
 def check_tracing(endpoint: str | None) -> None:
@@ -182,13 +174,13 @@ class RequestTraces:
             {
                 "bough.rid": answer.prompt.rid,
                 "bough.request_id": current_request.get(),
-                "bough.cached_tokens": timings.cached_tokens,
+                "bough.cached_tokens": answer.cached_tokens,
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.response.id": answer.prompt.rid,
                 "gen_ai.response.model": self._model_name,
                 "gen_ai.response.finish_reasons": (finish_word(answer),),
-                "gen_ai.usage.input_tokens": timings.prompt_tokens,
-                "gen_ai.usage.output_tokens": timings.output_tokens,
+                "gen_ai.usage.input_tokens": answer.prompt_tokens,
+                "gen_ai.usage.output_tokens": answer.new_tokens,
             }
         )
         if isinstance(answer.finish, FinishAbort):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -313,8 +314,8 @@ def test_a_request_that_fails_on_its_way_is_a_piece_with_its_reason() -> None:
 
 
 def test_timings_come_from_the_engine_and_the_clock() -> None:
-    timings = Timings(queue_s=1.0, prefill_s=0.5, total_s=4.5, prompt_tokens=10, cached_tokens=4, output_tokens=7)
-    block = timings.to_dict()
+    timings = Timings.of(Started(0, 10, 4, queue_time_s=1.0, prefill_time_s=0.5), total_s=4.5, output_tokens=7)
+    block = msgspec.to_builtins(timings)
     assert (block["time_to_first_token_s"], block["decode_s"], block["tokens_per_second"]) == (1.5, 3.0, 2.0)
     assert (block["prefill_cached_tokens"], block["prefill_new_tokens"]) == (4, 6)
     begun = "queue;dur=1000.000, prefill;dur=500.000, ttft;dur=1500.000"
@@ -322,4 +323,4 @@ def test_timings_come_from_the_engine_and_the_clock() -> None:
     rate = 'tokens_per_second;desc="2.000"'
     assert timings.to_header() == f"{begun}, decode;dur=3000.000, total;dur=4500.000, {tokens}, {rate}"
     assert timings.to_header(finished=False) == f"{begun}, {tokens}"
-    assert Timings(0.0, 0.1, 0.1, 1, 0, 1).tokens_per_second is None
+    assert Timings.of(Started(0, 1, 0, 0.0, prefill_time_s=0.1), total_s=0.1, output_tokens=1).tokens_per_second is None

@@ -61,7 +61,7 @@ def stream(events: AsyncGenerator[bytes, None], **options: Any) -> EventStream:
 def test_events_go_out_in_order() -> None:
     async def go() -> None:
         wire = Wire()
-        await stream(play(json_event(1), json_event(2)), headers={"x-a": "b"})({}, wire.receive, wire.send)
+        await stream(play(json_event(1), json_event(2)), headers=lambda: {"x-a": "b"})({}, wire.receive, wire.send)
         assert wire.body == b"data: 1\n\ndata: 2\n\n"
         assert (b"x-a", b"b") in wire.sent[0]["headers"] and wire.sent[-1]["more_body"] is False
 

@@ -16,21 +16,9 @@ import msgspec
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, require_utf8
 from bough.core.settings import Settings
-from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, refuse_unsupported
-from bough.server.messages import (
-    Content,
-    Message,
-    as_content,
-    check_size,
-    decode_base64,
-    joined_turns,
-    media_part,
-    read_content,
-    read_message,
-    read_messages,
-    read_part,
-)
-from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function
+from bough.server import messages
+from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, given_fields, refuse_unsupported
+from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function, unknown_thinking
 from bough.server.streaming import Resume, read_resumption
 
 Messages = Annotated[
@@ -85,19 +73,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 ROLES = ("user", "assistant", "system")
 
 
-def read_conversation(request: CountTokensRequest) -> list[Message]:
+def read_conversation(request: CountTokensRequest) -> list[messages.Message]:
     """The system prompt and the turns. Turns of the same role in a row are one, as Anthropic says."""
-    opening = [] if not request.system else [{"role": "system", "content": read_content(request.system, "system")}]
-    if not request.messages:
-        read_messages(request.messages)  # which refuses it
-    check_size(request.messages, "messages")
-    runs: list[list[Message]] = []
-    for turn in [*opening, *_Reader().all(request.messages)]:
-        if runs and runs[-1][0]["role"] == turn["role"] != "tool":
-            runs[-1].append(turn)
-        else:
-            runs.append([turn])
-    return [joined_turns(run, "\n") for run in runs]
+    opening = (
+        [] if not request.system else [{"role": "system", "content": messages.read_content(request.system, "system")}]
+    )
+    messages.check_size(request.messages, "messages")
+    turns = [*opening, *_Reader().all(request.messages)]
+    return messages.join_runs(turns, lambda run, turn: run[0]["role"] == turn["role"] != "tool", "\n")
 
 
 class _Reader:
@@ -106,19 +89,19 @@ class _Reader:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
-    def all(self, messages: list[dict[str, Any]]) -> list[Message]:
-        return [turn for i, message in enumerate(messages) for turn in self._message(message, f"messages[{i}]")]
+    def all(self, given: list[dict[str, Any]]) -> list[messages.Message]:
+        return [turn for i, message in enumerate(given) for turn in self._message(message, f"messages[{i}]")]
 
-    def _message(self, message: Mapping[str, Any], where: str) -> list[Message]:
+    def _message(self, message: Mapping[str, Any], where: str) -> list[messages.Message]:
         content = message.get("content")
         if not isinstance(content, list):
-            read = read_message(message, where, ROLES)
+            read = messages.read_message(message, where, ROLES)
             return [{"role": read["role"], "content": read["content"]}]
-        role = read_message({**message, "content": ""}, where, ROLES)["role"]
-        parts: list[str | Message] = []
-        calls: list[Message] = []
+        role = messages.read_message({**message, "content": ""}, where, ROLES)["role"]
+        parts: list[str | messages.Message] = []
+        calls: list[messages.Message] = []
         thoughts: list[str] = []
-        results: list[Message] = []
+        results: list[messages.Message] = []
         for i, block in enumerate(content):
             place = f"{where}.content[{i}]"
             kind = block.get("type") if isinstance(block, Mapping) else None
@@ -130,50 +113,50 @@ class _Reader:
                 thoughts.append(str(block.get("thinking") or ""))
             elif kind != "redacted_thinking":
                 parts.append(_read_block(block, place, role))
-        turn: Message = {"role": role, "content": as_content(parts)}
+        turn: messages.Message = {"role": role, "content": messages.as_content(parts)}
         if thoughts:
             turn["reasoning_content"] = "\n".join(thoughts)
         if calls:
             turn["tool_calls"] = calls
         return [*results, turn] if parts or calls or thoughts or not results else results
 
-    def _call(self, block: Mapping[str, Any], where: str) -> Message:
+    def _call(self, block: Mapping[str, Any], where: str) -> messages.Message:
         id, name, given = block.get("id"), block.get("name"), block.get("input")
         if not isinstance(id, str) or not isinstance(name, str) or not isinstance(given, Mapping):
             raise RequestError(f"{where} must have an id, a name and an input that is an object.", field=where)
         self._names[id] = name
         return {"id": id, "type": "function", "function": {"name": name, "arguments": dict(given)}}
 
-    def _result(self, block: Mapping[str, Any], where: str) -> Message:
+    def _result(self, block: Mapping[str, Any], where: str) -> messages.Message:
         id = block.get("tool_use_id")
         if not isinstance(id, str):
             raise RequestError(f"{where}.tool_use_id must be the id of a call.", field=where)
-        content: Content
+        content: messages.Content
         if isinstance(given := block.get("content"), list):
-            content = as_content([_read_block(each, f"{where}.content[{i}]") for i, each in enumerate(given)])
+            content = messages.as_content([_read_block(each, f"{where}.content[{i}]") for i, each in enumerate(given)])
         else:
-            content = read_content(given, f"{where}.content", optional=True)
+            content = messages.read_content(given, f"{where}.content", optional=True)
         return {"role": "tool", "tool_call_id": id, "name": self._names.get(id, ""), "content": content}
 
 
-def _read_block(block: Any, where: str, role: str = "user") -> str | Message:
+def _read_block(block: Any, where: str, role: str = "user") -> str | messages.Message:
     kind = block.get("type") if isinstance(block, Mapping) else None
     if kind == "image" and role == "user":
         return _read_image(block.get("source"), where)
     if kind == "document":
         raise RequestError(f"{where}: documents are not read by this server; send their text or images.", field=where)
-    text = read_part(block, where)
+    text = messages.read_part(block, where)
     require_utf8(str(text), where)
     return text
 
 
-def _read_image(source: Any, where: str) -> Message:
+def _read_image(source: Any, where: str) -> messages.Message:
     given = source if isinstance(source, Mapping) else {}
     if given.get("type") == "base64":
-        return media_part("image", decode_base64(given.get("data"), f"{where}.source.data"), where)
+        return messages.media_part("image", messages.decode_base64(given.get("data"), f"{where}.source.data"), where)
     if given.get("type") == "url" and isinstance(url := given.get("url"), str) and url:
         require_utf8(url, f"{where}.source.url")
-        return media_part("image", url, where)
+        return messages.media_part("image", url, where)
     raise RequestError(
         f'{where}.source must be of type "base64", with data, or of type "url", with a url.', field=where
     )
@@ -217,9 +200,7 @@ def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
     schema, _ = output_schema(request)
     return {
         "rid": rid,
-        "bootstrap_host": request.bootstrap_host,
-        "bootstrap_port": request.bootstrap_port,
-        "bootstrap_room": request.bootstrap_room,
+        **given_fields(request, ("bootstrap_host", "bootstrap_port", "bootstrap_room")),
         "sampling_params": {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,
@@ -248,10 +229,7 @@ def check_thinking(thinking: Mapping[str, Any] | None, settings: Settings) -> No
     if kind not in THINKING:
         raise RequestError(f"thinking.type must be one of {', '.join(THINKING)}; got {kind!r}.", field="thinking.type")
     if kind != "disabled" and settings.model.reasoning_parser is None:
-        raise RequestError(
-            "thinking needs a server that knows how its model thinks; start it with --reasoning-parser.",
-            field="thinking",
-        )
+        raise unknown_thinking("thinking")
 
 
 def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:

@@ -13,21 +13,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from bough.client.handle import raise_if_refused
+from bough import parsers
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
-from bough.parsers import (
-    AnswerFormat,
-    AnswerParser,
-    CallArguments,
-    CallBegin,
-    CallEnd,
-    CallFailed,
-    Event,
-    Reasoning,
-    Text,
-)
 from bough.server.errors import Failure, anthropic_shape, in_client_names
 from bough.server.parsing import CallIds, StreamParser
 from bough.server.streaming import Writer, named_event
@@ -86,29 +75,29 @@ class TokensCount(msgspec.Struct, frozen=True):
 PREFIX = "toolu_"
 
 
-def whole_blocks(events: Iterable[Event]) -> list[Block]:
+def whole_blocks(events: Iterable[parsers.Event]) -> list[Block]:
     """A finished answer's blocks. There is at least one, be it an empty text."""
     blocks: list[Block] = []
     ids = CallIds(PREFIX)
     arguments: list[str] = []
-    begun: CallBegin | None = None
+    begun: parsers.CallBegin | None = None
     for event in events:
         match event:
-            case Text() | CallFailed() if event.text:
+            case parsers.Text() | parsers.CallFailed() if event.text:
                 if blocks and isinstance(blocks[-1], TextBlock):
                     blocks[-1] = TextBlock(text=blocks[-1].text + event.text)
                 else:
                     blocks.append(TextBlock(text=event.text))
-            case Reasoning():
+            case parsers.Reasoning():
                 if blocks and isinstance(blocks[-1], ThinkingBlock):
                     blocks[-1] = ThinkingBlock(thinking=blocks[-1].thinking + event.text)
                 else:
                     blocks.append(ThinkingBlock(thinking=event.text))
-            case CallBegin():
+            case parsers.CallBegin():
                 begun, arguments = event, []
-            case CallArguments():
+            case parsers.CallArguments():
                 arguments.append(event.text)
-            case CallEnd():
+            case parsers.CallEnd():
                 assert begun is not None
                 given = msgspec.json.decode("".join(arguments))
                 blocks.append(ToolUseBlock(id=ids.name(begun), name=begun.name, input=given))
@@ -123,17 +112,17 @@ class BlockWriter:
         self._index = -1
         self._open: type[Block] | None = None
 
-    def write(self, event: Event) -> bytes:
+    def write(self, event: parsers.Event) -> bytes:
         match event:
-            case Text() | CallFailed():
+            case parsers.Text() | parsers.CallFailed():
                 return self._say(TextBlock(text=""), "text", event.text) if event.text else b""
-            case Reasoning():
+            case parsers.Reasoning():
                 return self._say(ThinkingBlock(thinking=""), "thinking", event.text)
-            case CallBegin():
+            case parsers.CallBegin():
                 return self.begin(ToolUseBlock(id=self._ids.name(event), name=event.name, input={}))
-            case CallArguments():
+            case parsers.CallArguments():
                 return self._delta("input_json", "partial_json", event.text)
-            case CallEnd():
+            case parsers.CallEnd():
                 return self._end()
 
     def begin(self, block: Block) -> bytes:
@@ -167,11 +156,11 @@ MESSAGE_ENDS = named_event({"type": "message_stop"})
 
 
 class MessageWriter(Writer):
-    def __init__(self, id: str, model: str, timed: bool | None, form: AnswerFormat | None = None) -> None:
+    def __init__(self, id: str, model: str, timed: bool | None, form: parsers.AnswerFormat | None = None) -> None:
         self._id = id
         self._model = model
-        self._timed = timed
-        self._form = form or AnswerFormat()
+        self.timed = timed
+        self._form = form or parsers.AnswerFormat()
         self._begun = False
         self._blocks = BlockWriter()
         self._parser = StreamParser(self._form)
@@ -180,13 +169,13 @@ class MessageWriter(Writer):
 
     def whole(self, answers: list[RequestOutput]) -> Message:
         (answer,) = answers
-        parser = AnswerParser(self._form)
-        events: list[Event] = [*parser.feed(answer.text), *parser.finish()]
+        parser = parsers.AnswerParser(self._form)
+        events: list[parsers.Event] = [*parser.feed(answer.text), *parser.finish()]
         return Message(
             id=self._id,
             model=self._model,
             content=whole_blocks(events),
-            **stop_of(answer, called=any(isinstance(event, CallEnd) for event in events)),
+            **stop_of(answer, called=any(isinstance(event, parsers.CallEnd) for event in events)),
             usage=usage_of(answer),
             **self._extras(answer),
         )
@@ -218,7 +207,7 @@ class MessageWriter(Writer):
 
     def _extras(self, answer: RequestOutput) -> dict[str, Any]:
         """What Anthropic's answers do not have; its clients pass it on."""
-        timings = {"timings": answer.timings.to_dict()} if self._timed else {}
+        timings = {"timings": answer.timings} if self.timed else {}
         return timings | ({"warnings": list(map(in_client_names, answer.warnings))} if answer.warnings else {})
 
     def failure(self, failure: Failure) -> bytes:
@@ -228,7 +217,6 @@ class MessageWriter(Writer):
 def stop_of(answer: RequestOutput, *, called: bool) -> dict[str, Any]:
     """Why the answer ended, and at which of the client's stop sequences; `called`: it has calls. Raises for an aborted
     answer, for which the protocol has no reason."""
-    raise_if_refused(answer)
     reason, sequence = "tool_use" if called else "end_turn", None
     match answer.finish:
         case FinishStop(matched=str(matched)):

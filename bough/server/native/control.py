@@ -20,35 +20,13 @@ from bough.core.control import ProfileStart
 from bough.core.errors import RequestError, SettingsError
 from bough.core.setting_checks import check_value
 from bough.core.settings import LIVE_SETTINGS, all_fields
+from bough.messages import requests as commands
 from bough.messages.outputs import Reply
-from bough.messages.requests import (
-    ChangeAdapters,
-    ChangeSettings,
-    FlushCache,
-    Pause,
-    ProcessCommand,
-    Resume,
-    StartProfile,
-    StopProfile,
-)
 from bough.server.bodies import given_fields, refuse_unsupported
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
-from bough.server.native.schemas import (
-    AbortBody,
-    AdapterBody,
-    ExpertCounts,
-    LoggingBody,
-    MemoryBody,
-    NamedAdapter,
-    Nothing,
-    Outcome,
-    PauseBody,
-    ProfileBody,
-    SettingsBody,
-    SettingsOutcome,
-)
+from bough.server.native import schemas
 from bough.server.streaming import while_connected
 
 RETRY_S = 0.1  # between two looks whether the engine has become idle
@@ -58,6 +36,9 @@ START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
 STOP_PROFILE = "End the recording and write its file"
 START_EXPERTS = "Count how often each expert is chosen, from the next request on"
 STOP_EXPERTS = "End the counting, once the requests before this have ended"
+DUMP_EXPERTS = "How often each expert of each layer was chosen"
+RELEASE = "Give back the memory of weights and cache; 400 while requests run"
+TAKE_AGAIN = "Take the memory again; weights are read from their files"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
 STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach and detach one, are answered with 400"
@@ -68,13 +49,14 @@ SETTINGS = {f.name: f for _, f in all_fields()}
 
 def control_routes(context: ServerContext) -> list[Endpoint]:
     client = context.client
-    admin_only: dict[str, Any] = {"access": "admin_only"}
+    memory: dict[str, Any] = {"body": schemas.MemoryBody, "access": "admin_only"}
+    counts: dict[str, Any] = {"answer": schemas.ExpertCounts}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
     methods = ("GET", "PUT", "DELETE")
     storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
-    clear = partial(FlushCache, storage=True)
+    clear = partial(commands.FlushCache, storage=True)
 
-    def record(action: Literal["start", "stop", "dump"]) -> Callable[[Nothing], Coroutine[Any, Any, Reply]]:
+    def record(action: Literal["start", "stop", "dump"]) -> Callable[[schemas.Nothing], Coroutine[Any, Any, Reply]]:
         return lambda _: client.record_experts(action)
 
     return [
@@ -83,74 +65,59 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
             partial(flush_cache, context),
             "Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
             access="admin",
-            body=Nothing,
-            answer=Outcome,
+            body=schemas.Nothing,
+            answer=schemas.Outcome,
             queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
             **get_or_post,
         ),
         Endpoint("/hicache/storage-backend", partial(storage_backend, context), STORAGE, **storage),
-        command_route("/hicache/storage-backend/clear", CLEAR, Nothing, lambda _: client.call(clear)),
-        command_route("/clear_hicache_storage_backend", CLEAR, Nothing, lambda _: client.call(clear), **get_or_post),
+        command_route("/hicache/storage-backend/clear", CLEAR, lambda _: client.call(clear)),
+        command_route("/clear_hicache_storage_backend", CLEAR, lambda _: client.call(clear), **get_or_post),
         *adapter_routes(context),
-        command_route("/abort_request", "End a request, or all", AbortBody, partial(abort_request, context)),
+        command_route("/abort_request", "End a request, or all", partial(abort_request, context), schemas.AbortBody),
         command_route(
             "/pause_generation",
             "Stop computing until /continue_generation; requests that arrive in the meantime wait",
-            PauseBody,
-            lambda body: client.call(lambda call: Pause(call, body.mode or "abort")),
+            lambda body: client.call(lambda call: commands.Pause(call, body.mode or "abort")),
+            schemas.PauseBody,
         ),
-        command_route("/continue_generation", "Go on after /pause_generation", Nothing, lambda _: client.call(Resume)),
-        command_route("/start_profile", START_PROFILE, ProfileBody, partial(start_profile, context), **get_or_post),
-        command_route("/stop_profile", STOP_PROFILE, Nothing, lambda _: client.call(StopProfile), **get_or_post),
-        command_route("/start_expert_distribution_record", START_EXPERTS, Nothing, record("start"), **get_or_post),
-        command_route("/stop_expert_distribution_record", STOP_EXPERTS, Nothing, record("stop"), **get_or_post),
+        command_route("/continue_generation", "Go on after /pause_generation", lambda _: client.call(commands.Resume)),
         command_route(
-            "/dump_expert_distribution_record",
-            "How often each expert of each layer was chosen",
-            Nothing,
-            record("dump"),
-            answer=ExpertCounts,
-            **get_or_post,
+            "/start_profile", START_PROFILE, partial(start_profile, context), schemas.ProfileBody, **get_or_post
         ),
-        command_route("/freeze_gc", FREEZE, Nothing, lambda _: freeze_gc(context), **get_or_post),
-        command_route("/configure_logging", LOGGING, LoggingBody, partial(configure_logging, context), **get_or_post),
+        command_route("/stop_profile", STOP_PROFILE, lambda _: client.call(commands.StopProfile), **get_or_post),
+        command_route("/start_expert_distribution_record", START_EXPERTS, record("start"), **get_or_post),
+        command_route("/stop_expert_distribution_record", STOP_EXPERTS, record("stop"), **get_or_post),
+        command_route("/dump_expert_distribution_record", DUMP_EXPERTS, record("dump"), **counts, **get_or_post),
+        command_route("/freeze_gc", FREEZE, lambda _: freeze_gc(context), **get_or_post),
+        command_route(
+            "/configure_logging", LOGGING, partial(configure_logging, context), schemas.LoggingBody, **get_or_post
+        ),
         Endpoint(
             "/set_internal_state",
             partial(set_internal_state, context),
             f"Change settings while the engine runs: {', '.join(LIVE_SETTINGS)}",
             methods=("POST", "PUT"),
             access="admin",
-            body=SettingsBody,
-            answer=SettingsOutcome,
+            body=schemas.SettingsBody,
+            answer=schemas.SettingsOutcome,
         ),
-        command_route(
-            "/release_memory_occupation",
-            "Give back the memory of weights and cache; 400 while requests run",
-            MemoryBody,
-            lambda body: client.release_memory(body.tags),
-            **admin_only,
-        ),
-        command_route(
-            "/resume_memory_occupation",
-            "Take the memory again; weights are read from their files",
-            MemoryBody,
-            lambda body: client.resume_memory(body.tags),
-            **admin_only,
-        ),
+        command_route("/release_memory_occupation", RELEASE, lambda body: client.release_memory(body.tags), **memory),
+        command_route("/resume_memory_occupation", TAKE_AGAIN, lambda body: client.resume_memory(body.tags), **memory),
     ]
 
 
 def adapter_routes(context: ServerContext) -> list[Endpoint]:
-    async def change(body: AdapterBody | NamedAdapter) -> Reply:
-        given = (body.lora_path, bool(body.pinned)) if isinstance(body, AdapterBody) else ()
-        return await context.client.call(lambda call: ChangeAdapters(call, body.lora_name, *given))
+    async def change(body: schemas.AdapterBody | schemas.NamedAdapter) -> Reply:
+        given = (body.lora_path, bool(body.pinned)) if isinstance(body, schemas.AdapterBody) else ()
+        return await context.client.call(lambda call: commands.ChangeAdapters(call, body.lora_name, *given))
 
     return [
-        command_route(root + path, summary, body, change, access="admin_only")
+        command_route(root + path, summary, change, body, access="admin_only")
         for root in ("", "/v1")
         for path, summary, body in (
-            ("/load_lora_adapter", "Load a LoRA adapter", AdapterBody),
-            ("/unload_lora_adapter", "Forget a LoRA adapter that no request uses", NamedAdapter),
+            ("/load_lora_adapter", "Load a LoRA adapter", schemas.AdapterBody),
+            ("/unload_lora_adapter", "Forget a LoRA adapter that no request uses", schemas.NamedAdapter),
         )
     ]
 
@@ -158,8 +125,8 @@ def adapter_routes(context: ServerContext) -> list[Endpoint]:
 def command_route(
     path: str,
     summary: str,
-    body: type[msgspec.Struct],
     act: Callable[[Any], Coroutine[Any, Any, Reply]],
+    body: type[msgspec.Struct] = schemas.Nothing,
     **more: Any,
 ) -> Endpoint:
     """A route whose body becomes a command to the engine."""
@@ -169,12 +136,12 @@ def command_route(
         answer = more.get("answer")
         return outcome_of(reply) if answer is None else json_response(answer(**raise_if_refused(reply).data))
 
-    return Endpoint(path, handle, summary, **{"access": "admin", "body": body, "answer": Outcome, **more})
+    return Endpoint(path, handle, summary, **{"access": "admin", "body": body, "answer": schemas.Outcome, **more})
 
 
 def outcome_of(reply: Reply) -> Response:
     """The engine's reply to a command; a refusal becomes a 400."""
-    return json_response(Outcome(True, raise_if_refused(reply).message))
+    return json_response(schemas.Outcome(True, raise_if_refused(reply).message))
 
 
 def raise_if_refused(reply: Reply) -> Reply:
@@ -183,12 +150,12 @@ def raise_if_refused(reply: Reply) -> Reply:
     return reply
 
 
-async def flush_cache(context: ServerContext, request: Request, body: Nothing) -> Response:
+async def flush_cache(context: ServerContext, request: Request, body: schemas.Nothing) -> Response:
     deadline = time.monotonic() + _timeout_of(request)
 
     async def flush() -> Reply:
         while True:
-            reply = await context.client.call(FlushCache)
+            reply = await context.client.call(commands.FlushCache)
             left = deadline - time.monotonic()
             if reply.ok or left <= 0:
                 return reply
@@ -216,7 +183,7 @@ def _timeout_of(request: Request) -> float:
     return timeout_s
 
 
-async def abort_request(context: ServerContext, body: AbortBody) -> Reply:
+async def abort_request(context: ServerContext, body: schemas.AbortBody) -> Reply:
     if not body.rid and not body.abort_all:
         raise RequestError("Give the rid of a request, or abort_all: true.", field="rid")
     context.client.abort(body.rid or "", abort_all=bool(body.abort_all))
@@ -224,25 +191,25 @@ async def abort_request(context: ServerContext, body: AbortBody) -> Reply:
 
 
 async def freeze_gc(context: ServerContext) -> Reply:
-    reply = await context.client.call(lambda call: ProcessCommand(call, freeze_gc=True))
+    reply = await context.client.call(lambda call: commands.ProcessCommand(call, freeze_gc=True))
     return Reply(reply.call, reply.ok, "Garbage collection frozen.")
 
 
-async def configure_logging(context: ServerContext, body: LoggingBody) -> Reply:
+async def configure_logging(context: ServerContext, body: schemas.LoggingBody) -> Reply:
     refuse_unsupported(body)
     given = given_fields(body, ("log_level", "log_requests", "log_requests_level"))
-    reply = await context.client.call(lambda call: ProcessCommand(call, **given))
+    reply = await context.client.call(lambda call: commands.ProcessCommand(call, **given))
     return Reply(reply.call, reply.ok, "Logging is configured.")
 
 
-async def set_internal_state(context: ServerContext, request: Request, body: SettingsBody) -> Response:
+async def set_internal_state(context: ServerContext, request: Request, body: schemas.SettingsBody) -> Response:
     try:
         values = {name: _live_value(name, value) for name, value in body.server_args.items()}
     except SettingsError as error:
         failure = failure_of(RequestError(str(error), field="server_args"))
         return json_response({"updated": False, **native_shape(failure)}, failure.status)
-    reply = await while_connected(request, context.client.call(lambda call: ChangeSettings(call, values)))
-    return json_response(SettingsOutcome(reply.ok))
+    reply = await while_connected(request, context.client.call(lambda call: commands.ChangeSettings(call, values)))
+    return json_response(schemas.SettingsOutcome(reply.ok))
 
 
 def _live_value(name: str, value: Any) -> Any:
@@ -251,7 +218,7 @@ def _live_value(name: str, value: Any) -> Any:
     return check_value(SETTINGS[name], value)
 
 
-async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
+async def start_profile(context: ServerContext, body: schemas.ProfileBody) -> Reply:
     for name in ("profile_by_stage", "profile_stages", "profile_prefix", "merge_profiles"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
@@ -261,4 +228,4 @@ async def start_profile(context: ServerContext, body: ProfileBody) -> Reply:
         raise HttpError(403, message, "PermissionDeniedError")  # a path of the client's choice is a file written there
     profile = ProfileStart(**given_fields(body, PROFILE_OPTIONS), activities=tuple(body.activities or ()))
     start_step, num_steps = int(body.start_step or 0), int(body.num_steps or 0) or None
-    return await context.client.call(lambda call: StartProfile(call, start_step, num_steps, profile))
+    return await context.client.call(lambda call: commands.StartProfile(call, start_step, num_steps, profile))

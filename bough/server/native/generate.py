@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.handle import raise_if_refused
-from bough.client.inputs import Inputs, ThinkingMarks
+from bough.client.inputs import READ_FIELDS, Inputs, ThinkingMarks
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.bodies import decode_body, given_fields, name_unknown_fields, refuse_unsupported
@@ -20,35 +20,12 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint, encode_json, json_response
 from bough.server.errors import Failure, native_shape, set_field_names
 from bough.server.native.schemas import GenerateBody, GenerateOutput, Predictions, VertexBody
-from bough.server.parsing import plan_answers
+from bough.server.parsing import plan_answers, unknown_thinking
 from bough.server.streaming import DONE, Writer, json_event, read_resumption, respond
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
-OPTIONS = (
-    "input_ids",
-    "sampling_params",
-    "rid",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "token_ids_logprob",
-    "return_text_in_logprobs",
-    "return_prompt_token_ids",
-    "priority",
-    "extra_key",
-    "cache_salt",
-    "lora_path",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "custom_logit_processor",
-    "routed_dp_rank",
-    "data_parallel_rank",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-)
+OPTIONS = tuple(name for name in GenerateBody.__struct_fields__ if name in READ_FIELDS)
 
 
 def generate_routes(context: ServerContext) -> list[Endpoint]:
@@ -97,9 +74,8 @@ async def generate(context: ServerContext, request: Request, body: GenerateBody)
     inputs = dataclasses.replace(
         await read_inputs(context, body), watched=not body.no_logs, metered=body.log_metrics is not False
     )
-    timed = body.return_timings
-    writer = OutputWriter(batched=inputs.batched, timed=timed)
-    return await respond(context.client, request, inputs, writer, stream=body.stream, timed=timed)
+    writer = OutputWriter(batched=inputs.batched, timed=body.return_timings)
+    return await respond(context.client, request, inputs, writer, stream=body.stream)
 
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
@@ -124,10 +100,7 @@ def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:
         return None
     plan = plan_answers(context.settings)
     if plan.thinking is None:
-        field = "require_reasoning" if body.max_thinking_tokens is None else "max_thinking_tokens"
-        raise RequestError(
-            f"{field} needs a server that knows how its model thinks; start it with --reasoning-parser.", field=field
-        )
+        raise unknown_thinking("require_reasoning" if body.max_thinking_tokens is None else "max_thinking_tokens")
     texts = [body.text] if isinstance(body.text, str) else body.text or [""]
     given = body.sampling_params if isinstance(body.sampling_params, list) else [body.sampling_params]
     return plan.marks((given[0] if given else None) or {}, texts[0] if texts else "", budget=body.max_thinking_tokens)
@@ -141,10 +114,11 @@ class OutputWriter(Writer):
     """
 
     opening_events = 0
+    shows_refusals = True
 
     def __init__(self, *, batched: bool, timed: bool | None) -> None:
         self._batched = batched
-        self._timed = timed
+        self.timed = timed
         self._shown: dict[int, int] = {}  # by answer, the logprobs in its last event
 
     def whole(self, answers: list[RequestOutput]) -> Any:
@@ -171,6 +145,6 @@ class OutputWriter(Writer):
 
     def _output(self, answer: RequestOutput) -> dict[str, Any]:
         output = answer.to_dict()
-        if self._timed:
-            output["meta_info"]["timings"] = answer.timings.to_dict()
+        if self.timed:
+            output["meta_info"]["timings"] = answer.timings
         return output

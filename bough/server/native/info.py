@@ -13,6 +13,7 @@ import uuid
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -110,18 +111,7 @@ async def loads(context: ServerContext, request: Request) -> Response:
 
 
 def _load_of(state: State) -> Load:
-    figures = state_figures(state)
-    return Load(
-        dp_rank=state.get("dp_rank", 0),
-        num_running_reqs=state["num_running_reqs"],
-        num_waiting_reqs=state["num_waiting_reqs"],
-        num_used_tokens=state["num_used_tokens"],
-        max_total_num_tokens=state["max_total_num_tokens"],
-        token_usage=figures["token_usage"],
-        gen_throughput=figures["gen_throughput"],
-        cache_hit_rate=figures["cache_hit_rate"],
-        prefill_tokens_per_s=state.get("prefill_tokens_per_s"),
-    )
+    return msgspec.convert({"dp_rank": 0, **state, **state_figures(state)}, Load)
 
 
 async def brief_load(context: ServerContext, request: Request) -> Response:

@@ -11,34 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from bough.core.sampling_params import (
-    ABOVE_LOWEST,
-    INT32_MAX,
-    INT64_MAX,
-    JSON_TEXT_FIELDS,
-    MAX_BIAS,
-    MAX_STOPS,
-    RANGES,
-    SamplingParams,
-)
+from bough.client.outputs import Timings
+from bough.core import sampling_params as sampling
 from bough.server.bodies import UNSUPPORTED
 from bough.server.streaming import Resume
 
 
 def _sampling_schema() -> dict[str, Any]:
     """The schema of `sampling_params`: it is read as a plain object, whose own check knows the model's defaults."""
-    (_, components) = msgspec.json.schema_components([SamplingParams])
+    (_, components) = msgspec.json.schema_components([sampling.SamplingParams])
     properties: dict[str, Any] = components["SamplingParams"]["properties"]
     text = {"type": "string", "minLength": 1}
     for name in ("stop", "stop_regex"):  # a single value counts as a list of one
-        properties[name] = {"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOPS}]}
-    token = {"type": "integer", "minimum": -INT64_MAX, "maximum": INT64_MAX}
+        properties[name] = {"anyOf": [text, {"type": "array", "items": text, "maxItems": sampling.MAX_STOPS}]}
+    token = {"type": "integer", "minimum": -sampling.INT64_MAX, "maximum": sampling.INT64_MAX}
     properties["stop_token_ids"] = {"anyOf": [token, {"type": "array", "items": token}]}
-    for name, low, high, _ in RANGES:
-        properties[name] |= {"exclusiveMinimum" if name in ABOVE_LOWEST else "minimum": low, "maximum": high}
+    for name, low, high, _ in sampling.RANGES:
+        properties[name] |= {"exclusiveMinimum" if name in sampling.ABOVE_LOWEST else "minimum": low, "maximum": high}
     properties["top_k"]["not"] = {"const": 0}
-    properties["logit_bias"]["additionalProperties"] |= {"minimum": -MAX_BIAS, "maximum": MAX_BIAS}
-    for name in sorted(JSON_TEXT_FIELDS):
+    properties["logit_bias"]["additionalProperties"] |= {"minimum": -sampling.MAX_BIAS, "maximum": sampling.MAX_BIAS}
+    for name in sorted(sampling.JSON_TEXT_FIELDS):
         properties[name] = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "boolean"}]}
     properties["choices"] = {"anyOf": [text, {"type": "array", "items": text}]}
     nothing = {"type": "null"}
@@ -47,19 +39,6 @@ def _sampling_schema() -> dict[str, Any]:
 
 
 Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
-
-
-class Timings(msgspec.Struct):
-    """Where the time went, in seconds; part of `meta_info` when `return_timings` was asked."""
-
-    queue_s: float
-    prefill_s: float
-    prefill_cached_tokens: int
-    prefill_new_tokens: int
-    time_to_first_token_s: float
-    decode_s: float
-    tokens_per_second: float | None
-    total_s: float
 
 
 # Fields whose feature this engine does not have: accepted when they ask for nothing.
@@ -104,7 +83,7 @@ class GenerateBody(OtherFields, kw_only=True):
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
     return_timings: bool | None = None
-    max_thinking_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    max_thinking_tokens: Annotated[int, Meta(ge=0, le=sampling.INT32_MAX)] | None = None
     require_reasoning: bool | None = None  # the grammar applies after the thinking
     priority: int | None = None
     extra_key: str | list[str | None] | None = None

@@ -16,17 +16,7 @@ from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, offload
 from bough.server.endpoint import Endpoint, json_response
 from bough.server.errors import set_field_names, shape_of
 from bough.server.messages import read_messages
-from bough.server.native.schemas import (
-    DetokenizeBody,
-    DetokenizeOutput,
-    ParseCallBody,
-    ParsedCall,
-    ParsedCalls,
-    SeparateBody,
-    Separated,
-    TokenizeBody,
-    TokenizeOutput,
-)
+from bough.server.native import schemas
 from bough.server.openai.requests import choose_tools
 from bough.server.parsing import any_of, read_functions
 from bough.tokenizer.tokenizer import Tokenizer
@@ -36,10 +26,10 @@ MAX_TOKENS = 1 << 20  # to detokenize in one request, which takes about a second
 
 def text_routes(context: ServerContext) -> list[Endpoint]:
     parse, separate = partial(parse_function_call, context), partial(separate_reasoning, context)
-    reading: dict[str, Any] = {"body": TokenizeBody, "answer": TokenizeOutput}
-    writing: dict[str, Any] = {"body": DetokenizeBody, "answer": DetokenizeOutput}
-    calling: dict[str, Any] = {"body": ParseCallBody, "answer": ParsedCalls}
-    thinking: dict[str, Any] = {"body": SeparateBody, "answer": Separated}
+    reading: dict[str, Any] = {"body": schemas.TokenizeBody, "answer": schemas.TokenizeOutput}
+    writing: dict[str, Any] = {"body": schemas.DetokenizeBody, "answer": schemas.DetokenizeOutput}
+    calling: dict[str, Any] = {"body": schemas.ParseCallBody, "answer": schemas.ParsedCalls}
+    thinking: dict[str, Any] = {"body": schemas.SeparateBody, "answer": schemas.Separated}
     made: list[Endpoint] = []
     for prefix in ("", "/v1"):
         shape = shape_of(f"{prefix}/tokenize")
@@ -54,7 +44,7 @@ def text_routes(context: ServerContext) -> list[Endpoint]:
     ]
 
 
-async def tokenize(context: ServerContext, request: Request, body: TokenizeBody) -> Response:
+async def tokenize(context: ServerContext, request: Request, body: schemas.TokenizeBody) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
     tokenizer = context.require_tokenizer("prompt")
@@ -66,7 +56,7 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeBody)
     return json_response({"tokens": lists[0], "count": len(lists[0]), "max_model_len": length})
 
 
-async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
+async def _tokenize(body: schemas.TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]:
     texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
     if len(texts) > MAX_REQUESTS_PER_CALL:
         raise RequestError(f"prompt has {len(texts)} texts; at most {MAX_REQUESTS_PER_CALL} are taken.", field="prompt")
@@ -74,7 +64,7 @@ async def _tokenize(body: TokenizeBody, tokenizer: Tokenizer) -> list[list[int]]
     return await offload(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
 
 
-async def _tokenize_messages(body: TokenizeBody, context: ServerContext) -> list[list[int]]:
+async def _tokenize_messages(body: schemas.TokenizeBody, context: ServerContext) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
     variables, add = body.chat_template_kwargs, body.add_generation_prompt
     messages = read_messages(body.messages)
@@ -83,7 +73,7 @@ async def _tokenize_messages(body: TokenizeBody, context: ServerContext) -> list
     return [(await context.render(messages, tools=tools, **options)).ids]
 
 
-async def detokenize(context: ServerContext, request: Request, body: DetokenizeBody) -> Response:
+async def detokenize(context: ServerContext, request: Request, body: schemas.DetokenizeBody) -> Response:
     tokenizer = context.require_tokenizer("tokens")
     many = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: list[Any] = body.tokens if many else [body.tokens]
@@ -102,24 +92,24 @@ async def detokenize(context: ServerContext, request: Request, body: DetokenizeB
     return json_response({"text": texts if many else texts[0]})
 
 
-async def parse_function_call(context: ServerContext, request: Request, body: ParseCallBody) -> Response:
+async def parse_function_call(context: ServerContext, request: Request, body: schemas.ParseCallBody) -> Response:
     name = _chosen(body.tool_call_parser, context.settings.model.tool_call_parser, "tool_call_parser")
     tools = any_of(read_functions(body.tools)).schemas
     form = AnswerFormat(tool_format=tool_format(name, "tool_call_parser"), tools=tools)
     parsed = await offload(len(body.text), lambda: form.parse(body.text))
     places = {tool: i for i, tool in enumerate(tools)}
-    calls = [ParsedCall(places[call.name], call.name, call.arguments) for call in parsed.calls]
-    return json_response(ParsedCalls(parsed.text, calls))
+    calls = [schemas.ParsedCall(places[call.name], call.name, call.arguments) for call in parsed.calls]
+    return json_response(schemas.ParsedCalls(parsed.text, calls))
 
 
-async def separate_reasoning(context: ServerContext, request: Request, body: SeparateBody) -> Response:
+async def separate_reasoning(context: ServerContext, request: Request, body: schemas.SeparateBody) -> Response:
     """There is no prompt to look at, so the format alone says whether the text begins with thinking. An answer after
     thinking is trimmed, which a stream can do only at its beginning."""
     name = _chosen(body.reasoning_parser, context.settings.model.reasoning_parser, "reasoning_parser")
     kind = reasoning_format(name, "reasoning_parser")
     form = AnswerFormat(reasoning=kind, thinking=kind.forced)
     parsed = await offload(len(body.text), lambda: form.parse(body.text))
-    return json_response(Separated(parsed.reasoning, parsed.text.strip() if parsed.reasoning else parsed.text))
+    return json_response(schemas.Separated(parsed.reasoning, parsed.text.strip() if parsed.reasoning else parsed.text))
 
 
 def _chosen(given: str | None, own: str | None, field: str) -> str:

@@ -77,8 +77,8 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
         command_route(
             "/update_weight_version",
             "Name the weights that are served",
-            schemas.VersionBody,
             name_version,
+            schemas.VersionBody,
             answer=dict[str, Any],
             **admin_only,
         ),

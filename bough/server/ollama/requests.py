@@ -23,6 +23,7 @@ from bough.server.bodies import (
     unsupported_fields,
 )
 from bough.server.messages import Content, Message, as_content, decode_base64, media_part, read_messages
+from bough.server.parsing import unknown_thinking
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -120,9 +121,7 @@ NAMES = {
 def check_request(request: AnswerFields, settings: Settings) -> None:
     refuse_unsupported(request)
     if request.think and settings.model.reasoning_parser is None:
-        raise RequestError(
-            "think needs a server that knows how its model thinks; start it with --reasoning-parser.", field="think"
-        )
+        raise unknown_thinking("think")
     if not isinstance(request, GenerateRequest):
         return
     if request.template:

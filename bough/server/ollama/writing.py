@@ -13,9 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bough.client.handle import raise_if_refused
 from bough.client.outputs import Piece, RequestOutput
-from bough.core.finish import finish_to_dict
 from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, in_client_names, ollama_shape
@@ -136,7 +134,7 @@ class LineWriter(Writer):
     ) -> None:
         self._model = model
         self._chat = chat
-        self._timed = timed
+        self.timed = timed
         self._form = form or AnswerFormat()
         self._clock = clock  # each object, and so each line of a stream, has its own time
         self._parser = StreamParser(self._form)
@@ -186,20 +184,19 @@ class LineWriter(Writer):
         return line(self.show(message_of(text, thinking, calls), done=False))
 
     def _finished(self, answer: RequestOutput, message: ChatMessage) -> ChatAnswer | GenerateAnswer:
-        raise_if_refused(answer)
         assert answer.finish is not None
         spent = answer.timings
         return self.show(
             message,
             done=True,
-            done_reason=finish_to_dict(answer.finish)["type"],
+            done_reason=answer.finish.kind,
             total_duration=_nanoseconds(spent.total_s),
             load_duration=_nanoseconds(spent.queue_s),
             prompt_eval_count=answer.prompt_tokens,
             prompt_eval_duration=_nanoseconds(spent.prefill_s),
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
-            timings=spent.to_dict() if self._timed else UNSET,
+            timings=spent if self.timed else UNSET,
             warnings=list(map(in_client_names, answer.warnings)) or UNSET,
         )
 

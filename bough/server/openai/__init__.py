@@ -7,6 +7,7 @@ recordings.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,8 +18,8 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, GET, OPENAI, Endpoint, json_response
 from bough.server.errors import HttpError
 from bough.server.openai.audio import audio_routes
-from bough.server.openai.chat import Chats
-from bough.server.openai.completions import Completions
+from bough.server.openai.chat import chat
+from bough.server.openai.completions import complete
 from bough.server.openai.objects import ChatChunk, ChatCompletion, Completion, ModelCard, ModelList
 from bough.server.openai.requests import ChatRequest, CompletionRequest, ResponsesRequest
 from bough.server.openai.response_items import ResponseObject
@@ -34,8 +35,7 @@ STORED: dict[str, Any] = {**OPENAI, "answer": ResponseObject}
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    model, responses = context.model, Responses(context)
-    complete, chat = Completions(context).completions, Chats(context).chat
+    model, responses, answer = context.model, Responses(context), partial(chat, context)
     card = ModelCard(id=model.name, created=model.created, root=model.name, max_model_len=model.context_length)
 
     async def cards() -> list[ModelCard]:
@@ -55,9 +55,9 @@ def routes(context: ServerContext) -> list[Endpoint]:
         return json_response(found)
 
     return [
-        Endpoint("/v1/completions", complete, "Continue one prompt or several", **COMPLETION),
-        Endpoint("/v1/chat/completions", chat, "Answer a conversation", **CHAT),
-        Endpoint("/invocations", chat, "Same as /v1/chat/completions, for SageMaker", **CHAT),
+        Endpoint("/v1/completions", partial(complete, context), "Continue one prompt or several", **COMPLETION),
+        Endpoint("/v1/chat/completions", answer, "Answer a conversation", **CHAT),
+        Endpoint("/invocations", answer, "Same as /v1/chat/completions, for SageMaker", **CHAT),
         Endpoint("/v1/responses", responses.create, "Answer a conversation and remember it", **RESPONSE),
         Endpoint("/v1/responses/{id}", responses.retrieve, "A response that was stored", methods=GET, **STORED),
         Endpoint("/v1/responses/{id}/cancel", responses.cancel, "End a response that still runs", **STORED),

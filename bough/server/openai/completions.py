@@ -9,37 +9,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
 from bough.client.outputs import LogprobColumns, Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.server.context import ServerContext
+from bough.server.openai import requests, writing
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
-from bough.server.openai.requests import (
-    CompletionRequest,
-    Identity,
-    check_request,
-    logprobs_of,
-    options_of,
-    sampling_of,
-    use_openai_names,
-)
-from bough.server.openai.writing import (
-    AnswerWriter,
-    TextOffsets,
-    TokenSpeller,
-    completion_logprobs,
-    joined,
-    mean_logprob,
-    whole_piece,
-)
-from bough.server.streaming import PreparedChunk, json_event, read_resumption, respond
+from bough.server.streaming import PreparedChunk, read_resumption, respond
 
 DEFAULT_MAX_TOKENS = 16
 
 
-def read_completion(request: CompletionRequest, identity: Identity) -> dict[str, Any]:
-    check_request(request)
+def read_completion(request: requests.CompletionRequest, identity: requests.Identity) -> dict[str, Any]:
+    requests.check_request(request)
     samples, kept = samples_of(request), request.n or 1
     if samples < kept:
         raise RequestError(f"best_of ({samples}) must not be smaller than n ({kept}).", field="best_of")
@@ -49,16 +31,16 @@ def read_completion(request: CompletionRequest, identity: Identity) -> dict[str,
     echoed = request.echo and request.resume is None  # a resumed stream has shown it
     return {
         **text_or_ids(request.prompt, "prompt"),
-        **options_of(request, identity),
-        "sampling_params": sampling_of(request, max_new_tokens=max_tokens, samples=samples),
-        **logprobs_of(
+        **requests.options_of(request, identity),
+        "sampling_params": requests.sampling_of(request, max_new_tokens=max_tokens, samples=samples),
+        **requests.logprobs_of(
             request, request.logprobs, of_output=samples > kept, of_prompt=bool(echoed) and request.logprobs is not None
         ),
         **read_resumption(request.resume, request.stream),
     }
 
 
-def samples_of(request: CompletionRequest) -> int:
+def samples_of(request: requests.CompletionRequest) -> int:
     """Answers that are made for each prompt; `n` of them are shown."""
     return request.best_of or request.n or 1
 
@@ -78,23 +60,27 @@ def text_or_ids(given: str | list[Any], field: str) -> Mapping[str, Any]:
     return {"prompt": given} if kinds == {str} else {"input_ids": given}
 
 
-class CompletionWriter(AnswerWriter):
+class CompletionWriter(writing.AnswerWriter):
     """Remembers how far each answer has come."""
 
     whole_type = chunk_type = Completion
 
     def __init__(
-        self, request: CompletionRequest, identity: Identity, speller: TokenSpeller, echoes: Sequence[str] = ()
+        self,
+        request: requests.CompletionRequest,
+        identity: requests.Identity,
+        speller: writing.TokenSpeller,
+        echoes: Sequence[str] = (),
     ) -> None:
         """`echoes` are the prompts' texts, if they are to stand before their answers."""
         super().__init__(request, identity, speller, logprobs=request.logprobs, samples=samples_of(request))
         self._kept = request.n or 1  # of the samples of each prompt
         self._echoes = echoes
         self._prepared: dict[int, PreparedChunk] = {}
-        self._offsets: dict[int, TextOffsets] = {}
+        self._offsets: dict[int, writing.TextOffsets] = {}
 
     def _choices(self, answers: list[RequestOutput]) -> list[CompletionChoice]:
-        chosen = [self._choice(whole_piece(answer)) for answer in self._best(answers)]
+        chosen = [self._choice(writing.whole_piece(answer)) for answer in self._best(answers)]
         return [msgspec.structs.replace(choice, index=i) for i, choice in enumerate(chosen)]
 
     def _best(self, answers: list[RequestOutput]) -> list[RequestOutput]:
@@ -104,27 +90,21 @@ class CompletionWriter(AnswerWriter):
             return answers
 
         def likelihood(answer: RequestOutput) -> float:
-            return mean_logprob(answer.output_logprobs, len(answer.ids))
+            return writing.mean_logprob(answer.output_logprobs, len(answer.ids))
 
         groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
         return [best for group in groups for best in sorted(group, key=likelihood, reverse=True)[: self._kept]]
 
-    def chunk(self, piece: Piece) -> bytes:
-        prepared = self._prepared.get(piece.index)
-        if prepared is not None and self._fast and piece.finish is None:
-            return prepared.fill(piece.text, piece.ids)
-        return json_event(self.full_chunk(piece))
+    def _quick(self, piece: Piece) -> bytes:
+        return self._prepared[piece.index].fill(piece.text, piece.ids)
 
-    def full_chunk(self, piece: Piece) -> Completion:
-        if piece.finish is not None:
-            raise_if_refused(piece.answer)
+    def full_chunks(self, piece: Piece) -> list[Completion]:
         choice = self._choice(piece)
         if piece.index not in self._answers:
             self._answers[piece.index] = piece.answer
             empty = CompletionChoice(index=piece.index, text="", token_ids=self._shown_ids([]))
             self._prepared[piece.index] = self._prepare(empty, "text")
-        chunk: Completion = self._chunk(piece, choice, last=piece.finish is not None)
-        return chunk
+        return [self._chunk(piece, choice, last=piece.finish is not None)]
 
     def _choice(self, piece: Piece) -> CompletionChoice:
         echo = ""
@@ -143,42 +123,33 @@ class CompletionWriter(AnswerWriter):
         answer, begins = piece.answer, piece.index not in self._offsets
         if begins:
             skip = answer.prompt.sampling.skip_special_tokens
-            self._offsets[piece.index] = TextOffsets(self._speller, skip)
+            self._offsets[piece.index] = writing.TextOffsets(self._speller, skip)
         offsets = self._offsets[piece.index]
 
-        def columns(of: LogprobColumns, start: int, end: int) -> CompletionLogprobs:
-            return completion_logprobs(of, start, end, top=self._top, speller=self._speller, offsets=offsets)
-
         if begins and answer.resumed:
-            shown = answer.prompt.ids[: answer.prompt_tokens].tolist() if self._echoes else []
-            offsets.of(shown + answer.ids[: piece.first])
-        elif begins and self._echoes:
-            given = columns(answer.input_logprobs, 0, len(answer.input_logprobs.tokens))
-            return joined(given, columns(answer.output_logprobs, *piece.logprob_span))
-        return columns(answer.output_logprobs, *piece.logprob_span)
+            past = answer.prompt.ids[: answer.prompt_tokens].tolist() if self._echoes else []
+            offsets.of(past + answer.ids[: piece.first])
+        given = answer.input_logprobs if begins and self._echoes and not answer.resumed else LogprobColumns()
+        shown = given.followed_by(answer.output_logprobs, *piece.logprob_span)
+        return writing.completion_logprobs(shown, top=self._top, speller=self._speller, offsets=offsets)
 
 
-class Completions:
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
-        self._speller = TokenSpeller(context.tokenizer)
+async def complete(context: ServerContext, request: Request, body: requests.CompletionRequest) -> Response:
+    identity = requests.Identity.make("cmpl-", body.rid, context.model.name, body.resume)
+    requests.use_openai_names(body, top_logprobs_num="logprobs")
+    inputs = await context.read_inputs(**read_completion(body, identity))
+    context.require_room(inputs, body.max_tokens)
+    writer = CompletionWriter(body, identity, writing.TokenSpeller(context.tokenizer), _echoes(context, body, inputs))
+    return await respond(context.client, request, inputs, writer, stream=body.stream)
 
-    async def completions(self, request: Request, body: CompletionRequest) -> Response:
-        identity = Identity.make("cmpl-", body.rid, self._context.model.name, body.resume)
-        use_openai_names(body, top_logprobs_num="logprobs")
-        inputs = await self._context.read_inputs(**read_completion(body, identity))
-        self._context.require_room(inputs, body.max_tokens)
-        writer = CompletionWriter(body, identity, self._speller, self._echoes(body, inputs))
-        client, stream, timed = self._context.client, body.stream, body.return_timings
-        return await respond(client, request, inputs, writer, stream=stream, timed=timed)
 
-    def _echoes(self, body: CompletionRequest, inputs: Inputs) -> list[str]:
-        if not body.echo:
-            return []
-        if isinstance(body.prompt, str):
-            return [body.prompt]
-        if isinstance(body.prompt[0], str):
-            return [str(text) for text in body.prompt]
-        tokenizer = self._context.require_tokenizer("echo")
-        skip = body.skip_special_tokens is not False
-        return [tokenizer.decode(prompt.ids.tolist(), skip) for prompt in inputs.prompts[:: samples_of(body)]]
+def _echoes(context: ServerContext, body: requests.CompletionRequest, inputs: Inputs) -> list[str]:
+    if not body.echo:
+        return []
+    if isinstance(body.prompt, str):
+        return [body.prompt]
+    if isinstance(body.prompt[0], str):
+        return [str(text) for text in body.prompt]
+    tokenizer = context.require_tokenizer("echo")
+    skip = body.skip_special_tokens is not False
+    return [tokenizer.decode(prompt.ids.tolist(), skip) for prompt in inputs.prompts[:: samples_of(body)]]

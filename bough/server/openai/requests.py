@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from bough.client.inputs import READ_FIELDS
 from bough.core.errors import RequestError
 from bough.core.sampling_params import (
     GRAMMAR_FIELDS,
@@ -32,6 +33,7 @@ from bough.server.bodies import (
     between,
     check_ranges,
     check_stops,
+    given_fields,
     refuse_unsupported,
     unsupported,
 )
@@ -293,6 +295,9 @@ SAME_NAMES = tuple(
 )
 
 
+OPTIONS = tuple(name for name in EngineFields.__struct_fields__ if name in READ_FIELDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What is the same in an answer and in all chunks of it."""
@@ -336,23 +341,7 @@ def logprobs_of(
 
 
 def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
-    return {
-        "bad_words": request.bad_words or (),
-        "allowed_token_ids": request.allowed_token_ids,
-        "truncate_prompt_tokens": request.truncate_prompt_tokens,
-        "rid": identity.id,
-        "priority": request.priority,
-        "extra_key": request.extra_key,
-        "cache_salt": request.cache_salt,
-        "lora_path": request.lora_path,
-        "model": request.model,
-        "custom_logit_processor": request.custom_logit_processor,
-        "routed_dp_rank": request.routed_dp_rank,
-        "data_parallel_rank": request.data_parallel_rank,
-        "bootstrap_host": request.bootstrap_host,
-        "bootstrap_port": request.bootstrap_port,
-        "bootstrap_room": request.bootstrap_room,
-    }
+    return {**given_fields(request, OPTIONS), "model": request.model, "rid": identity.id}
 
 
 def use_openai_names(request: SamplingFields, **names: str) -> None:

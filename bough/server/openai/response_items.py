@@ -16,7 +16,16 @@ from msgspec import UNSET, UnsetType
 
 from bough.core.errors import RequestError
 from bough.parsers import CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.messages import ROLES, Message, check_size, joined_turns, read_content, read_message, read_messages
+from bough.server.messages import (
+    ROLES,
+    Message,
+    check_size,
+    join_runs,
+    joined_turns,
+    read_content,
+    read_message,
+    read_messages,
+)
 from bough.server.openai.objects import TokenLogprob
 from bough.server.parsing import CallIds
 
@@ -131,18 +140,10 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
     """The new turns of the conversation. Calls and thinking that follow each other are one turn of the assistant's."""
     if isinstance(given, str):
         return read_messages([{"role": "user", "content": given}], "input")
-    if not given:
-        read_messages(given, "input")  # which refuses it
     check_size(given, "input")
     names = {item.get("call_id"): item.get("name") for item in given if item.get("type") == "function_call"}
-    runs: list[list[Message]] = []
-    for i, item in enumerate(given):
-        turn = _read_item(item, f"input[{i}]", names)
-        if runs and _is_same_turn(runs[-1], turn):
-            runs[-1].append(turn)
-        else:
-            runs.append([turn])
-    return [joined_turns(run) for run in runs]
+    turns = (_read_item(item, f"input[{i}]", names) for i, item in enumerate(given))
+    return join_runs(turns, _is_same_turn)
 
 
 def _is_same_turn(run: list[Message], turn: Message) -> bool:

@@ -18,11 +18,9 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bough.client.handle import raise_if_refused
 from bough.client.inputs import Inputs
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
-from bough.core.finish import FinishAbort, FinishLength
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.parsers import AnswerFormat, AnswerParser
 from bough.server.context import ServerContext
@@ -30,33 +28,9 @@ from bough.server.endpoint import json_response
 from bough.server.errors import Failure, HttpError, failure_of
 from bough.server.grammars import format_fields, meant
 from bough.server.messages import Message, read_messages, text_size
+from bough.server.openai import requests
+from bough.server.openai import response_items as items
 from bough.server.openai.objects import TokenLogprob
-from bough.server.openai.requests import (
-    Identity,
-    ResponsesRequest,
-    check_request,
-    options_of,
-    response_tools,
-    sampling_of,
-    use_openai_names,
-)
-from bough.server.openai.response_items import (
-    IncompleteDetails,
-    InputTokensDetails,
-    Item,
-    ItemStatus,
-    ItemWriter,
-    OutputText,
-    OutputTokensDetails,
-    ReasoningItem,
-    ResponseError,
-    ResponseObject,
-    ResponseUsage,
-    Status,
-    StreamEvent,
-    output_messages,
-    read_input,
-)
 from bough.server.openai.writing import TokenSpeller, chat_logprobs, warnings_of
 from bough.server.parsing import StreamParser, plan_answers
 from bough.server.streaming import Writer, named_event, respond, stream_answers
@@ -73,17 +47,19 @@ SEVERAL_PROCESSES = (
 )
 
 
-def read_response_request(request: ResponsesRequest, identity: Identity, context_length: int) -> dict[str, Any]:
-    check_request(request)
+def read_response_request(
+    request: requests.ResponsesRequest, identity: requests.Identity, context_length: int
+) -> dict[str, Any]:
+    requests.check_request(request)
     if request.background and request.stream:
         raise RequestError("background and stream exclude each other; set only one of them.", field="background")
     if request.background and request.store is False:
         raise RequestError("A response in the background must be stored; leave store out.", field="store")
     limit = request.max_output_tokens
     return {
-        **options_of(request, identity),
+        **requests.options_of(request, identity),
         "sampling_params": {
-            **sampling_of(request, max_new_tokens=context_length if limit is None else limit),
+            **requests.sampling_of(request, max_new_tokens=context_length if limit is None else limit),
             **text_format(request),
         },
         "return_logprob": wants_logprobs(request),
@@ -91,7 +67,7 @@ def read_response_request(request: ResponsesRequest, identity: Identity, context
     }
 
 
-def text_format(request: ResponsesRequest) -> dict[str, Any]:
+def text_format(request: requests.ResponsesRequest) -> dict[str, Any]:
     """The sampling fields of `text.format`, this API's name for a response format."""
     given = (request.text or {}).get("format")
     if given is None:
@@ -108,7 +84,7 @@ def text_format(request: ResponsesRequest) -> dict[str, Any]:
     return fields
 
 
-def wants_logprobs(request: ResponsesRequest) -> bool:
+def wants_logprobs(request: requests.ResponsesRequest) -> bool:
     return bool(request.top_logprobs) or INCLUDE_LOGPROBS in (request.include or ())
 
 
@@ -118,7 +94,7 @@ def with_instructions(instructions: str | None, conversation: Sequence[Message])
     return [*read_messages(own, "instructions"), *conversation] if own else list(conversation)
 
 
-def template_variables(request: ResponsesRequest) -> dict[str, Any]:
+def template_variables(request: requests.ResponsesRequest) -> dict[str, Any]:
     variables = dict(request.chat_template_kwargs or {})
     effort = (request.reasoning or {}).get("effort")
     return variables if effort is None else {"reasoning_effort": effort, **variables}
@@ -127,29 +103,32 @@ def template_variables(request: ResponsesRequest) -> dict[str, Any]:
 class ResponseWriter(Writer):
     def __init__(
         self,
-        request: ResponsesRequest,
-        identity: Identity,
+        request: requests.ResponsesRequest,
+        identity: requests.Identity,
         inputs: Inputs,
         speller: TokenSpeller,
         *,
         stored: bool,
         form: AnswerFormat | None = None,
     ) -> None:
+        self.timed = request.return_timings
         self.request = request
         self.identity = identity
         self.inputs = inputs
         self.stored = stored
-        self.on_end: Callable[[ResponseObject], None] = lambda response: None  # gets the response before its client
+        self.on_end: Callable[[items.ResponseObject], None] = lambda response: (
+            None
+        )  # gets the response before its client
         self._speller = speller
         self._form = form or AnswerFormat()
         self._answer: RequestOutput | None = None
         self._parser = StreamParser(self._form)
         self._id_suffix = identity.id.removeprefix("resp_")  # which the ids of its items have in common
-        self._items = ItemWriter(self._id_suffix)
+        self._items = items.ItemWriter(self._id_suffix)
 
-    def begun(self, status: Status) -> ResponseObject:
+    def begun(self, status: items.Status) -> items.ResponseObject:
         request, sampling = self.request, self.inputs.prompts[0].sampling
-        return ResponseObject(
+        return items.ResponseObject(
             id=self.identity.id,
             created_at=self.identity.created,
             status=status,
@@ -171,49 +150,51 @@ class ResponseWriter(Writer):
             user=request.user,
         )
 
-    def whole(self, answers: list[RequestOutput]) -> ResponseObject:
+    def whole(self, answers: list[RequestOutput]) -> items.ResponseObject:
         (answer,) = answers
-        parser, writer = AnswerParser(self._form), ItemWriter(self._id_suffix)
+        parser, writer = AnswerParser(self._form), items.ItemWriter(self._id_suffix)
         for event in [*parser.feed(answer.text), *parser.finish()]:
             writer.write(event)
         writer.close(*self._ending(answer))
         return self._ended(answer, [item for item in writer.items if item not in writer.failed])
 
-    def _ended(self, answer: RequestOutput, output: list[Item]) -> ResponseObject:
+    def _ended(self, answer: RequestOutput, output: list[items.Item]) -> items.ResponseObject:
         """With its answer, complete or not."""
         status = _status(answer)
-        cut = IncompleteDetails("max_output_tokens") if status == "incomplete" else None
+        cut = items.IncompleteDetails("max_output_tokens") if status == "incomplete" else None
         response = msgspec.structs.replace(
             self.begun(status),
             output=output,
             usage=_usage(answer, sum(self._thought(item) for item in output)),
             incomplete_details=cut,
             meta_info=answer.meta_info() if self.request.return_meta_info else UNSET,
-            timings=answer.timings.to_dict() if self.request.return_timings else UNSET,
+            timings=answer.timings if self.timed else UNSET,
             warnings=warnings_of([answer]),
         )
         self.on_end(response)
         return response
 
-    def failed(self, failure: Failure) -> ResponseObject:
+    def failed(self, failure: Failure) -> items.ResponseObject:
         code = "rate_limit_exceeded" if failure.status == 429 else "invalid_prompt"
-        error = ResponseError("server_error" if failure.status >= 500 else code, failure.message)
+        error = items.ResponseError("server_error" if failure.status >= 500 else code, failure.message)
         return msgspec.structs.replace(self.begun("failed"), error=error)
 
-    def _ending(self, answer: RequestOutput) -> tuple[ItemStatus, OutputText | None]:
+    def _ending(self, answer: RequestOutput) -> tuple[items.ItemStatus, items.OutputText | None]:
         """What the last item of a finished answer shows; its text, if the answer is nothing else."""
-        status: ItemStatus = "completed" if _status(answer) == "completed" else "incomplete"
+        status: items.ItemStatus = "completed" if _status(answer) == "completed" else "incomplete"
         if not self._form.plain:
             return status, None
         shown = wants_logprobs(self.request)
-        return status, OutputText(
+        return status, items.OutputText(
             text=answer.text,
             logprobs=self._logprobs(answer, 0, len(answer.ids)) if shown else None,
             token_ids=answer.ids if self.request.return_token_ids else UNSET,
         )
 
-    def _thought(self, item: Item) -> int:
-        return self._speller.count(item.content[0].text) if isinstance(item, ReasoningItem) and item.content else 0
+    def _thought(self, item: items.Item) -> int:
+        return (
+            self._speller.count(item.content[0].text) if isinstance(item, items.ReasoningItem) and item.content else 0
+        )
 
     def _logprobs(self, answer: RequestOutput, start: int, end: int) -> list[TokenLogprob]:
         if not wants_logprobs(self.request):
@@ -222,7 +203,6 @@ class ResponseWriter(Writer):
 
     def chunk(self, piece: Piece) -> bytes:
         if piece.finish is not None:
-            raise_if_refused(piece.answer)
             self._answer = piece.answer
         events = [] if self._items.events else self._opening()
         if not self._form.plain:
@@ -243,27 +223,26 @@ class ResponseWriter(Writer):
     def failure(self, failure: Failure) -> bytes:
         return named_event(self._items.event("failed", response=self.failed(failure)))
 
-    def _opening(self) -> list[StreamEvent]:
+    def _opening(self) -> list[items.StreamEvent]:
         response = self.begun("in_progress")
         life = [self._items.event(kind, response=response) for kind in ("created", "in_progress")]
         return [*life, *self._items.begin_text()] if self._form.plain else life
 
 
-def _status(answer: RequestOutput) -> Status:
-    match answer.finish:
-        case FinishLength():
-            return "incomplete"
-        case FinishAbort():
-            return "cancelled"
-    return "completed"
+STATUS: dict[str, items.Status] = {"stop": "completed", "length": "incomplete", "abort": "cancelled"}
 
 
-def _usage(answer: RequestOutput, reasoning: int) -> ResponseUsage:
-    return ResponseUsage(
+def _status(answer: RequestOutput) -> items.Status:
+    assert answer.finish is not None
+    return STATUS[answer.finish.kind]
+
+
+def _usage(answer: RequestOutput, reasoning: int) -> items.ResponseUsage:
+    return items.ResponseUsage(
         input_tokens=answer.prompt_tokens,
-        input_tokens_details=InputTokensDetails(answer.cached_tokens, 0),
+        input_tokens_details=items.InputTokensDetails(answer.cached_tokens, 0),
         output_tokens=len(answer.ids),
-        output_tokens_details=OutputTokensDetails(min(reasoning, len(answer.ids))),
+        output_tokens_details=items.OutputTokensDetails(min(reasoning, len(answer.ids))),
         total_tokens=answer.prompt_tokens + len(answer.ids),
     )
 
@@ -272,14 +251,14 @@ def _usage(answer: RequestOutput, reasoning: int) -> ResponseUsage:
 class Record:
     """One response and the conversation that led to it, its own answer included once there is one."""
 
-    response: ResponseObject
+    response: items.ResponseObject
     messages: Sequence[Message]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     size: int = 0  # characters, as far as the store knows
 
-    def end(self, response: ResponseObject) -> None:
+    def end(self, response: items.ResponseObject) -> None:
         """Keeps the final form; its output joins the conversation."""
-        self.messages = [*self.messages, *output_messages(response.output)]
+        self.messages = [*self.messages, *items.output_messages(response.output)]
         self.response = response
         self.ended.set()
 
@@ -334,14 +313,14 @@ class Responses:
         self._store = ResponseStore() if context.settings.server.tokenizer_worker_num == 1 else None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def create(self, request: Request, body: ResponsesRequest) -> Response:
+    async def create(self, request: Request, body: requests.ResponsesRequest) -> Response:
         if body.background and len(self._tasks) >= MAX_BACKGROUND:
             raise RequestError(
                 f"{MAX_BACKGROUND} responses are at work in the background; try again later.",
                 status_code=429,
                 err_type="QueueFullError",
             )
-        conversation = [*self._earlier(body), *read_input(body.input)]
+        conversation = [*self._earlier(body), *items.read_input(body.input)]
         writer = await self._writer(body, conversation)
         record = Record(writer.begun("queued" if body.background else "in_progress"), conversation)
         writer.on_end = record.end
@@ -354,11 +333,11 @@ class Responses:
             queued = json_response(record.response)
             await asyncio.sleep(0)  # in its first turn the task submits its request, so that a cancel will find it
             return queued
-        client, inputs, timed = self._context.client, writer.inputs, body.return_timings
+        client = self._context.client
         if body.stream:
-            return stream_answers(client, inputs, writer, timed=timed, on_close=lambda: self._settle(writer, record))
+            return stream_answers(client, writer.inputs, writer, on_close=lambda: self._settle(writer, record))
         try:
-            return await respond(client, request, inputs, writer, stream=False, timed=timed)
+            return await respond(client, request, writer.inputs, writer, stream=False)
         finally:
             self._settle(writer, record)
 
@@ -381,7 +360,7 @@ class Responses:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _earlier(self, body: ResponsesRequest) -> Sequence[Message]:
+    def _earlier(self, body: requests.ResponsesRequest) -> Sequence[Message]:
         if body.previous_response_id is None:
             return ()
         name = "previous_response_id"
@@ -395,21 +374,21 @@ class Responses:
             raise RequestError(f"That response has no output to continue: it is {record.response.status}.", field=name)
         return record.messages
 
-    async def _writer(self, body: ResponsesRequest, conversation: Sequence[Message]) -> ResponseWriter:
+    async def _writer(self, body: requests.ResponsesRequest, conversation: Sequence[Message]) -> ResponseWriter:
         for name in ("background", "store"):
             if getattr(body, name) and self._store is None:
                 raise RequestError(f"{name}: {SEVERAL_PROCESSES}", field=name)
-        identity = Identity.make("resp_", body.rid, self._context.model.name)
+        identity = requests.Identity.make("resp_", body.rid, self._context.model.name)
         given = read_response_request(body, identity, self._context.model.context_length)
         names = {"input_ids": "input", "messages": "input", "max_new_tokens": "max_output_tokens"}
         names |= {name: "text.format" for name in text_format(body) if name in GRAMMAR_FIELDS}
-        use_openai_names(body, **names)
+        requests.use_openai_names(body, **names)
         messages = with_instructions(body.instructions, conversation)
-        plan = plan_answers(self._context.settings, response_tools(body), self._context.tokenizer)
-        prompt = await self._context.render(
-            messages, field="input", tools=plan.tools.shown, variables=template_variables(body)
+        plan = plan_answers(self._context.settings, requests.response_tools(body), self._context.tokenizer)
+        variables, budget = template_variables(body), body.max_thinking_tokens
+        inputs, form = await self._context.converse(
+            plan, messages, given, field="input", variables=variables, budget=budget
         )
-        inputs, form = await self._context.plan_inputs(plan, prompt, given, budget=body.max_thinking_tokens)
         self._context.require_room(inputs, body.max_output_tokens)
         stored = self._store is not None and body.store is not False
         return ResponseWriter(body, identity, inputs, self._speller, stored=stored, form=form)

@@ -15,21 +15,10 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bough.client.handle import raise_if_refused
 from bough.client.outputs import Entry, LogprobColumns, Piece, RequestOutput
-from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
+from bough.core.finish import FinishStop
 from bough.server.errors import Failure, in_client_names, openai_shape
-from bough.server.openai.objects import (
-    CompletionLogprobs,
-    CompletionTokensDetails,
-    FinishWord,
-    PromptLogprob,
-    PromptLogprobs,
-    PromptTokensDetails,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-)
+from bough.server.openai import objects
 from bough.server.openai.requests import EngineFields, Identity
 from bough.server.streaming import DONE, PreparedChunk, Writer, json_event, slowest_timings
 from bough.tokenizer.tokenizer import Tokenizer
@@ -37,7 +26,7 @@ from bough.tokenizer.tokenizer import Tokenizer
 VERY_UNLIKELY = -9999.0  # OpenAI's number for a logprob that is not finite
 
 
-def usage_of(answers: Sequence[RequestOutput], samples: int = 1, reasoning: int = 0) -> Usage:
+def usage_of(answers: Sequence[RequestOutput], samples: int = 1, reasoning: int = 0) -> objects.Usage:
     """The cost of a whole call: `samples` answers for each prompt, in the order of the prompts. Samples share their
     prompt, so it counts once; what the first of them found in the cache is what the call found there."""
     firsts = answers[::samples]
@@ -49,26 +38,16 @@ def usage_of(answers: Sequence[RequestOutput], samples: int = 1, reasoning: int 
     )
 
 
-def make_usage(*, prompt: int, cached: int, completion: int, reasoning: int = 0) -> Usage:
+def make_usage(*, prompt: int, cached: int, completion: int, reasoning: int = 0) -> objects.Usage:
     reasoning = min(reasoning, completion)
-    return Usage(
+    return objects.Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         reasoning_tokens=reasoning,
-        prompt_tokens_details=PromptTokensDetails(cached),
-        completion_tokens_details=CompletionTokensDetails(reasoning),
+        prompt_tokens_details=objects.PromptTokensDetails(cached),
+        completion_tokens_details=objects.CompletionTokensDetails(reasoning),
     )
-
-
-def finish_word(finish: FinishReason, *, called: bool = False) -> FinishWord:
-    match finish:
-        case FinishStop():
-            return "tool_calls" if called else "stop"
-        case FinishLength():
-            return "length"
-        case FinishAbort():
-            return "abort"
 
 
 def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
@@ -126,52 +105,45 @@ class TextOffsets:
 
 
 def completion_logprobs(
-    columns: LogprobColumns, start: int, end: int, *, top: int | None, speller: TokenSpeller, offsets: TextOffsets
-) -> CompletionLogprobs:
-    """The form of completions, for the tokens from `start` to `end`."""
-    entries = columns.tokens[start:end]
-    return CompletionLogprobs(
+    columns: LogprobColumns, *, top: int | None, speller: TokenSpeller, offsets: TextOffsets
+) -> objects.CompletionLogprobs:
+    """The form of completions."""
+    entries = columns.tokens
+    return objects.CompletionLogprobs(
         tokens=[speller.text(token) for _, token, _ in entries],
         token_logprobs=[logprob for logprob, _, _ in entries],
-        top_logprobs=_top_columns(entries, columns.top[start:end], speller, top) if top else None,
+        top_logprobs=_top_columns(entries, columns.top, speller, top) if top else None,
         text_offset=offsets.of(token for _, token, _ in entries),
-    )
-
-
-def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    tops = None
-    if first.top_logprobs is not None and second.top_logprobs is not None:
-        tops = first.top_logprobs + second.top_logprobs
-    return CompletionLogprobs(
-        tokens=first.tokens + second.tokens,
-        token_logprobs=first.token_logprobs + second.token_logprobs,
-        top_logprobs=tops,
-        text_offset=first.text_offset + second.text_offset,
     )
 
 
 def chat_logprobs(
     columns: LogprobColumns, start: int, end: int, speller: TokenSpeller, count: int | None = None
-) -> list[TokenLogprob]:
+) -> list[objects.TokenLogprob]:
     """The form of chats and responses, for the tokens from `start` to `end`; `count` of the likeliest, or all known."""
     tops = columns.top[start:end]
     return [
-        TokenLogprob(
+        objects.TokenLogprob(
             speller.text(token),
             _finite(logprob),
             _byte_values(speller, token),
-            [TopLogprob(speller.text(t), _finite(p), _byte_values(speller, t)) for p, t, _ in (top or [])[:count]],
+            [
+                objects.TopLogprob(speller.text(t), _finite(p), _byte_values(speller, t))
+                for p, t, _ in (top or [])[:count]
+            ],
         )
         for (logprob, token, _), top in zip(columns.tokens[start:end], tops, strict=True)
     ]
 
 
-def prompt_logprobs(columns: LogprobColumns, count: int, speller: TokenSpeller) -> PromptLogprobs:
+def prompt_logprobs(columns: LogprobColumns, count: int, speller: TokenSpeller) -> objects.PromptLogprobs:
     """vLLM's form, of a whole prompt: each token itself, then `count` of the likeliest in its place."""
-    shown: PromptLogprobs = [None]
+    shown: objects.PromptLogprobs = [None]
     for (logprob, token, _), top in zip(columns.tokens[1:], columns.top[1:], strict=True):
-        likeliest = {t: PromptLogprob(_finite(p), i + 1, speller.text(t)) for i, (p, t, _) in enumerate(top or ())}
-        own = likeliest.get(token) or PromptLogprob(_finite(logprob), None, speller.text(token))
+        likeliest = {
+            t: objects.PromptLogprob(_finite(p), i + 1, speller.text(t)) for i, (p, t, _) in enumerate(top or ())
+        }
+        own = likeliest.get(token) or objects.PromptLogprob(_finite(logprob), None, speller.text(token))
         first = dict(list(likeliest.items())[:count])
         shown.append({str(t): entry for t, entry in ({token: own} | first).items()})
     return shown
@@ -209,7 +181,7 @@ def _byte_values(speller: TokenSpeller, token: int) -> list[int] | None:
 
 
 class AnswerWriter(Writer):
-    """Between the first and the last piece of an answer, text fills in a prepared chunk."""
+    """Between the first and the last piece of an answer, text fills in a prepared chunk (`_quick`)."""
 
     whole_type: ClassVar[type[msgspec.Struct]]
     chunk_type: ClassVar[type[msgspec.Struct]]
@@ -221,6 +193,7 @@ class AnswerWriter(Writer):
         """`logprobs`: how many of the likeliest tokens are shown beside the one taken; None: there are no logprobs.
         `samples` are the answers per prompt."""
         options = request.stream_options
+        self.timed = request.return_timings
         self._request = request
         self._identity = identity
         self._speller = speller
@@ -233,15 +206,13 @@ class AnswerWriter(Writer):
         self._answers: dict[int, RequestOutput] = {}
 
     def whole(self, answers: list[RequestOutput]) -> Any:
-        for answer in answers:
-            raise_if_refused(answer)
         choices = self._choices(answers)
         return self._make(
             self.whole_type,
             choices,
             usage=usage_of(answers, self._samples, self._reasoning_tokens(choices)),
             **self._more(answers),
-            timings=slowest_timings(answers).to_dict() if self._request.return_timings else UNSET,
+            timings=slowest_timings(answers) if self.timed else UNSET,
             warnings=warnings_of(answers),
         )
 
@@ -249,11 +220,24 @@ class AnswerWriter(Writer):
     def _choices(self, answers: list[RequestOutput]) -> list[Any]:
         """The choices of the whole answer."""
 
+    def chunk(self, piece: Piece) -> bytes:
+        if self._fast and piece.finish is None and piece.index in self._answers:
+            return self._quick(piece)
+        return b"".join(map(json_event, self.full_chunks(piece)))
+
+    @abstractmethod
+    def _quick(self, piece: Piece) -> bytes:
+        """The chunks of a piece that is neither the first nor the last one of its answer."""
+
+    @abstractmethod
+    def full_chunks(self, piece: Piece) -> list[Any]:
+        """The chunks of any piece."""
+
     def _more(self, answers: list[RequestOutput]) -> dict[str, Any]:
         """What else stands beside the choices."""
         return {}
 
-    def _prompt_logprobs(self, answer: RequestOutput) -> PromptLogprobs | UnsetType:
+    def _prompt_logprobs(self, answer: RequestOutput) -> objects.PromptLogprobs | UnsetType:
         count = self._request.prompt_logprobs
         return UNSET if count is None else prompt_logprobs(answer.input_logprobs, count, self._speller)
 
@@ -282,7 +266,7 @@ class AnswerWriter(Writer):
             done = piece.first + len(piece.ids)
             more["usage"] = make_usage(prompt=answer.prompt_tokens, cached=answer.cached_tokens, completion=done)
         if last:
-            more["timings"] = answer.timings.to_dict() if self._request.return_timings else UNSET
+            more["timings"] = answer.timings if self.timed else UNSET
             more["warnings"] = warnings_of([answer])
         return self._make(self.chunk_type, [choice], **more)
 
@@ -297,7 +281,7 @@ class AnswerWriter(Writer):
         finish = answer.finish
         assert finish is not None
         return {
-            "finish_reason": finish_word(finish, called=called),
+            "finish_reason": "tool_calls" if called and finish.kind == "stop" else finish.kind,
             "matched_stop": finish.matched if isinstance(finish, FinishStop) else None,
             "meta_info": answer.meta_info() if self._request.return_meta_info else UNSET,
         }

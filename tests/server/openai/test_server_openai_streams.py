@@ -99,7 +99,7 @@ def test_completion_streams(
     stream = b""
     for piece in pieces_of(answers, scripts, turns):
         chunk = writer.chunk(piece)
-        assert chunk == json_event(slow.full_chunk(piece))
+        assert chunk == b"".join(map(json_event, slow.full_chunks(piece)))
         stream += chunk
     chunks, end = parsed(stream), writer.end()
     assert end.endswith(DONE)

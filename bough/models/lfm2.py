@@ -59,8 +59,11 @@ class Lfm2Moe(Lfm2):
 
 def _inner_width(config: Fields) -> int:
     """Of the MLPs, which is not the one that the configuration states unless it says so."""
-    stated, step = config.integer("intermediate_size"), config.integer("block_multiple_of")
+    stated = config.integer("intermediate_size")
     if not config.boolean("block_auto_adjust_ff_dim", True):
         return stated
-    wanted = int(config.number("block_ffn_dim_multiplier") * int(2 * stated / 3))
+    wanted, step = (
+        int(config.number("block_ffn_dim_multiplier") * int(2 * stated / 3)),
+        config.integer("block_multiple_of"),
+    )
     return -(-wanted // step) * step

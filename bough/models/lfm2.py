@@ -62,8 +62,6 @@ def _inner_width(config: Fields) -> int:
     stated = config.integer("intermediate_size")
     if not config.boolean("block_auto_adjust_ff_dim", True):
         return stated
-    wanted, step = (
-        int(config.number("block_ffn_dim_multiplier") * int(2 * stated / 3)),
-        config.integer("block_multiple_of"),
-    )
+    step, wanted = config.integer("block_multiple_of"), int(2 * stated / 3)
+    wanted = int(config.number("block_ffn_dim_multiplier") * wanted)
     return -(-wanted // step) * step

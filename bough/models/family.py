@@ -57,6 +57,9 @@ class ModelFamily:
     encoder: str | None = None  # Transformers' class that has the encoders of its multi-modal checkpoints
     whole_items = False  # whether tokens of an image attend to those behind them, too
     pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
+    block_kind = "PreNormBlock"  # the class of each layer, of `bough.layers`, and what else it is given
+    block_options: ClassVar[Mapping[str, Any]] = {}
+    recurrent_kind: str | None = None  # the class of layers that have a state
 
     def __init__(self, **stated: Any) -> None:
         """`stated` are the attributes above, of the families of this package (`families.toml`)."""
@@ -98,9 +101,13 @@ class ModelFamily:
 
     def block(self, config: ModelConfig, layer: int, placement: Placement) -> Block:
         """One layer of the model."""
-        from bough.layers.blocks import PreNormBlock
+        from bough import layers  # which loads torch
 
-        return PreNormBlock(config, layer, placement)
+        options = dict(self.block_options)
+        if self.recurrent_kind is not None:
+            options["recurrent"] = getattr(layers, self.recurrent_kind)
+        made: Block = getattr(layers, self.block_kind)(config, layer, placement, **options)
+        return made
 
     def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
         """The model, with memory for its weights."""

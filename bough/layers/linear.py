@@ -82,7 +82,10 @@ class RowLinear:
         biased = bias and placement.topology.tp_rank == 0
         part = Part(name, out_features, (slice(None), held))
         self._weight = placement.make_weight(int(held.stop) - int(held.start), [part], biased, placement)
-        self.gate: Gate = self._weight.gate
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
+        """What gives this layer its rows (`LinearWeight.gate`)."""
+        return self._weight.gate(gate_up, activation)
 
     def __call__(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         return self._all_reduce(self._weight.linear(x, ctx))

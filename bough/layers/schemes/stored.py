@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -18,7 +18,7 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.experts import fp4
 from bough.kernels.experts.fp4 import FloatRows, Fp4Rows
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation, Norm, Router
+from bough.kernels.ops import Activation, Norm
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PARTS = (("gate", "up"), ("down",))  # of an expert, by the matrix that they become
-W = TypeVar("W", bound=Filled)
 FormOf = Callable[[str], Form | None]  # of a tensor, by its name; None: it is not quantised, or only to be dequantised
 
 
@@ -47,7 +46,7 @@ class StoredScheme:
         self._once = TellOnce(log)
 
     def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
-        return StoredWeight(partial(self._make, in_features, parts, bias, placement))
+        return cast(LinearWeight, Named(partial(self._make, in_features, parts, bias, placement)))
 
     def _make(
         self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, prefix: str
@@ -66,7 +65,7 @@ class StoredScheme:
 
     def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
         alone = replace(moe, shared_size=0)  # those that every token passes may have another form
-        return StoredExperts(partial(self._make_experts, hidden_size, alone, placement))
+        return cast(ExpertWeights, Named(partial(self._make_experts, hidden_size, alone, placement)))
 
     def _make_experts(self, hidden_size: int, moe: MoEConfig, placement: Placement, prefix: str) -> ExpertWeights:
         names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
@@ -90,69 +89,27 @@ class StoredScheme:
         self._once(f"{', '.join(names)}: {why} for {shape[0]} x {shape[1]}; these weights are dequantised")
 
 
-class Named(Generic[W]):
-    """A weight whose form is known when it is to be filled: only then has its layer a name."""
+class Named:
+    """Stands for a weight whose form is known when it is to be filled: only then has its layer a name. Whatever is
+    asked of it later, it asks of that weight."""
 
-    def __init__(self, make: Callable[[str], W]) -> None:
+    has_shared = False  # of experts
+
+    def __init__(self, make: Callable[[str], Filled]) -> None:
         self._make = make
-        self._made: W | None = None
+        self._made: Any = None
 
-    @property
-    def _weight(self) -> W:
+    def __getattr__(self, name: str) -> Any:
         assert self._made is not None, "no checkpoint has been read into this weight"
-        return self._made
+        return getattr(self._made, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._made(*arguments)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         if self._made is None:
             self._made = self._make(prefix)
-        return self._made.slots(prefix)
-
-
-class StoredExperts(Named[ExpertWeights]):
-    has_shared = False
-
-    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._weight(x, router, activation, ctx)
-
-    def after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._weight.after_norm(x, residual, norm, router, activation, ctx)
-
-    def by_logits(
-        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
-    ) -> torch.Tensor:
-        return self._weight.by_logits(x, logits, scale, activation, ctx)
-
-
-class StoredWeight(Named[LinearWeight], LinearWeight):
-    def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
-        return self._weight.linear(x, ctx)
-
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._weight.after_norm(x, residual, norm, ctx)
-
-    def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
-        return self._weight.gated_after_norm(x, residual, norm, activation, gate, ctx)
-
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
-        return self._weight.gate(gate_up, activation)
+        yield from self._made.slots(prefix)
 
 
 class W4Weight(LinearWeight):

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+UNTYPED = ("model_type", "default_theta")  # attributes of a class that are no fields, and are read
+
 
 def transformers_source(path: str) -> str:
     """A file of the package; empty where there is none."""
@@ -34,14 +36,14 @@ def usual_fields(model_type: str) -> dict[str, Any]:
 
 
 def _constants(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
-    """The class's attributes, and the defaults of its constructor: the first releases of Transformers 5 have fields
-    there. None is left out, as it stands for what config.json need not say."""
+    """Its fields, or the defaults of its constructor, where the first releases of Transformers 5 have them, and which
+    model it is. None is left out, as it stands for what config.json need not say."""
     for each in node.body:
         named: list[tuple[str, ast.expr | None]] = []
         if isinstance(each, ast.AnnAssign):
             named = [(ast.unparse(each.target), each.value)]
         elif isinstance(each, ast.Assign):
-            named = [(ast.unparse(each.targets[0]), each.value)]
+            named = [(name, each.value) for name in map(ast.unparse, each.targets) if name in UNTYPED]
         elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
             with_default = each.args.args[len(each.args.args) - len(each.args.defaults) :]
             named = [(arg.arg, value) for arg, value in zip(with_default, each.args.defaults, strict=True)]

@@ -18,12 +18,22 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.experts import fp4
 from bough.kernels.experts.fp4 import FloatRows, Fp4Rows
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
+from bough.layers.schemes.base import (
+    ExpertWeights,
+    Gate,
+    LinearWeight,
+    NormedSum,
+    Part,
+    Rows,
+    TellOnce,
+    bands,
+    bias_slots,
+)
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
@@ -135,26 +145,18 @@ class W4Weight(LinearWeight):
         assert isinstance(x, torch.Tensor), "quantised rows are for weights of 8 bits"
         return self._w4.linear(x, self._rows, self._bias)
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._w4.norm_linear is not None and x.shape[0] == 1:
-            return self._w4.norm_linear(x, residual, norm, self._rows, self._bias)
-        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._w4.norm_linear is not None and len(inputs.x) == 1:
+            return self._w4.norm_linear(*inputs, self._rows, self._bias)
+        normed, stream = inputs.taken(self._ops)
         return self.linear(normed, ctx), stream
 
     def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
+        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
     ) -> tuple[Rows, torch.Tensor]:
-        if self._w4.norm_gate_up is not None and x.shape[0] == 1 and self._bias is None:
-            return self._w4.norm_gate_up(x, residual, norm, self._rows, activation)
-        return super().gated_after_norm(x, residual, norm, activation, gate, ctx)
+        if self._w4.norm_gate_up is not None and len(inputs.x) == 1 and self._bias is None:
+            return self._w4.norm_gate_up(*inputs, self._rows, activation)
+        return super().gated_after_norm(inputs, activation, gate, ctx)
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)

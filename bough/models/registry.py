@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bough.models.base import CausalLM
 
 FAMILIES = table_beside(__file__, "families.toml")  # of this package, by their first model type
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
@@ -59,10 +59,11 @@ def _built_in(model_type: str) -> ModelFamily:
 
 
 def _usual(model_type: str, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What Transformers assumes, but for sizes, which a file must state unless they are in its `text_config`."""
+    """What Transformers assumes, but for sizes, which a file must state unless they are in its `text_config`; without
+    a number of key-value heads there are as many as query heads."""
     if "text" in stated:  # the family of the language model knows
         return {}
-    needed = () if f"{model_type}_text" in stated.get("also", ()) else SIZES
+    needed = () if f"{model_type}_text" in stated.get("also", ()) else (*SIZES, "num_key_value_heads")
     usual, renamed = usual_fields(model_type), stated["renamed_fields"]
     return {name: value for name, value in usual.items() if renamed.get(name, name) not in needed}
 

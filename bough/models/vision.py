@@ -26,13 +26,13 @@ class Llava(ModelFamily):
         self.encoder = self.architectures[0]
 
     def read_config(self, config: Fields) -> ModelConfig:
-        from bough.models.registry import find_family, has_type  # which lists this module
+        from bough.models.registry import SIZES, find_family, has_type  # which lists this module
 
         named = config.text("model_type", self.text)
         text = named if has_type(named) and named not in self.model_types else self.text
-        family = find_family(text)
-        layers = (dict(config.values), dict(family.defaults), usual_fields(text))
-        return family.read_config(Fields(config.where, ChainMap(*layers)))
+        family, usual = find_family(text), usual_fields(text)
+        sizes = {name: usual[name] for name in SIZES if name in usual}
+        return family.read_config(Fields(config.where, ChainMap(dict(config.values), dict(family.defaults), sizes)))
 
 
 class Qwen2VL(Llava):

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import Any
 
-from bough.core.settings import ServerSettings
+from bough.core.server_settings import ServerSettings
 from bough.server.protocols import all_endpoints, openapi_document
 from tests.server.native_engine import NativeEngine
 

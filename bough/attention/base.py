@@ -108,8 +108,7 @@ class IndexQueries(NamedTuple):
         return IndexQueries(self.q[part], self.weights[part])
 
 
-@dataclass(frozen=True, slots=True)
-class QKNormRope:
+class QKNormRope(NamedTuple):
     """What is done to the query and key heads of one layer before they attend: a norm, if they have one, and the
     rotation by their positions."""
 

@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from bough.core.server_settings import EdgeSettings
 from bough.core.setting_checks import setting
-from bough.core.settings import EdgeSettings
 
 UNLIMITED = -1
 BOOTSTRAP_PORT = 8998  # of a prefill engine that does not name another

@@ -1,4 +1,5 @@
-"""Every setting of an engine, in small frozen groups: the one place where a name, its default and its help are written.
+"""Every setting of an engine, in small frozen groups: the one place where a name, its default and its help are written
+(those of several ranks and of the server stand in `parallel_settings` and `server_settings`).
 
 Flags, `BOUGH_*` variables, configuration files and `Engine(...)` keywords are derived from these fields, with SGLang's
 names. `None` or "auto" is decided once at start, from the model and the machine, and never written back here.
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bough.core.errors import SettingsError
+from bough.core.parallel_settings import DisaggregationSettings, ParallelSettings
+from bough.core.server_settings import ServerSettings
 from bough.core.setting_checks import SECRETS, check_value, setting, unknown_setting_text
 
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
@@ -120,9 +123,7 @@ class ModelSettings:
         "{}", "JSON object of variables for the chat template; those of a request's chat_template_kwargs win"
     )
     tool_call_parser: str | None = setting(
-        None,
-        "format in which the model writes calls of tools; requests with tools need it",
-        choices=TOOL_CALL_PARSERS,
+        None, "format in which the model writes calls of tools; requests with tools need it", choices=TOOL_CALL_PARSERS
     )
     reasoning_parser: str | None = setting(
         None, "format in which the model sets its thinking apart from its answer", choices=REASONING_PARSERS
@@ -342,119 +343,6 @@ class SpeculativeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSettings:
-    """One model on several devices."""
-
-    tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
-    pp_size: int = setting(1, "stages that the layers are cut into (pipeline parallel), each of tp_size ranks", low=1)
-    ep_size: int = setting(
-        1, "runs of ranks that the experts are spread over (expert parallel); it divides --tp-size", low=1
-    )
-    moe_a2a_backend: str = setting(
-        "none",
-        "none: each rank sees all tokens, and results are summed up; torch: tokens are sent to the ranks with their "
-        "experts",
-        choices=("none", "torch"),
-        instead=dict.fromkeys(
-            ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe", "pplx"),
-            "Bough has no such kernels, because they could not be run on its machines.",
-        ),
-    )
-    enable_eplb: bool = setting(False, "count which experts are used, and move them so that ranks have equal loads")
-    ep_num_redundant_experts: int = setting(0, "places for second copies of experts, over all ranks", low=0)
-    eplb_rebalance_num_iterations: int = setting(1000, "steps between two looks at the loads of experts", low=1)
-    expert_distribution_recorder_mode: str | None = setting(
-        None,
-        "stat: count how often each expert is chosen, for /start_expert_distribution_record; so does --enable-eplb",
-        choices=("stat",),
-        instead=dict.fromkeys(("stat_approx", "per_pass", "per_token"), "Bough keeps sums alone; use stat."),
-    )
-    dp_size: int = setting(
-        1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
-    )
-    enable_dp_attention: bool = setting(
-        False, "the replicas are groups of the tp-size ranks: attention runs in each, experts and MLPs over all"
-    )
-    enable_dp_lm_head: bool = setting(False, "accepted for SGLang's users; groups always have a head of their own")
-    load_balance_method: str = setting(
-        "auto",
-        "which replica gets a request; auto goes by what each has cached and by their loads",
-        choices=("auto", "round_robin", "total_requests", "total_tokens"),
-        instead={"follow_bootstrap_room": "Rooms say nothing of what a replica has cached; auto goes by that."},
-    )
-    dist_timeout: float = setting(
-        300.0, "seconds that a rank waits for the others in an exchange before the engine ends", low=1.0
-    )
-    nnodes: int = setting(1, "hosts that the ranks are spread over; each runs the same command", low=1)
-    node_rank: int = setting(0, "which of the hosts this is; 0 serves, the others only compute", low=0)
-    dist_init_addr: str | None = setting(None, "HOST:PORT of the first host, where the others find it")
-    use_ray: bool = setting(False, "let Ray choose the hosts and start the ranks there; needs bough[ray]")
-    distributed_executor_backend: str | None = setting(None, "ray: same as --use-ray", choices=("mp", "ray"))
-    simulate_tp: int = setting(
-        1, "hold one rank's share of so many, without the others: times and memory are right, answers are not", low=1
-    )
-    check_ranks: bool = setting(
-        False, "have ranks compare their page tables and sampled tokens in every step, which is slow; for debugging"
-    )
-
-    @property
-    def counts_experts(self) -> bool:
-        return self.enable_eplb or self.expert_distribution_recorder_mode is not None
-
-    @property
-    def ranks(self) -> int:
-        """Processes that compute, in all replicas."""
-        return self.replica_ranks * self.dp_size
-
-    @property
-    def replica_ranks(self) -> int:
-        return self.tp_size * self.pp_size // self.groups
-
-    @property
-    def groups(self) -> int:
-        """Of ranks that run attention apart and the rest together (DP attention)."""
-        return self.dp_size if self.enable_dp_attention else 1
-
-    @property
-    def ranks_per_node(self) -> int:
-        return self.ranks // self.nnodes
-
-    @property
-    def on_ray(self) -> bool:
-        return self.use_ray or self.distributed_executor_backend == "ray"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DisaggregationSettings:
-    """Prompts and answers on different engines."""
-
-    disaggregation_mode: str = setting(
-        "null",
-        "prefill: compute prompts for other engines; decode: have them computed by prefill engines; null: do both here",
-        choices=("null", "prefill", "decode"),
-    )
-    disaggregation_transfer_backend: str = setting(
-        "auto",
-        "how pages travel: shm between engines of one user on one host, tcp between hosts; auto takes shm where it can",
-        choices=("auto", "shm", "tcp"),
-        instead=dict.fromkeys(
-            ("mooncake", "nixl", "mori", "ascend", "cuda_ipc"), "Bough has no such transport; auto takes shm or tcp."
-        ),
-    )
-    disaggregation_bootstrap_port: int = setting(
-        8998, "port where a prefill engine meets decode engines; of --prefill-url, the port there", low=1, high=65535
-    )
-    prefill_url: str | None = setting(
-        None, "URL of the prefill engine of requests that name none; a prompt that it cannot compute is computed here"
-    )
-    disaggregation_claim_timeout_s: float = setting(120.0, "for a router's request to reach both engines", low=0.1)
-    disaggregation_peer_timeout_s: float = setting(5.0, "silence after which another engine counts as gone", low=2.0)
-    disaggregation_transfer_timeout_s: float = setting(30.0, "silence after which a transfer has failed", low=2.0)
-    disaggregation_decode_enable_radix_cache: bool = setting(False, "accepted for SGLang's users; it is always on")
-    disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
     """LoRA adapters, which change the model for the requests that choose them."""
 
@@ -490,8 +378,7 @@ class MediaSettings:
     mm_max_seconds: float = setting(600.0, "longest clip or recording", low=0.1)
     mm_timeout_s: float = setting(60.0, "most seconds for fetching, and then for preparing, one item", low=0.1)
     allowed_media_domains: str | None = setting(
-        None,
-        "hosts that media are fetched from, separated by commas, and no others; these may have private addresses",
+        None, "hosts that media are fetched from, separated by commas, and no others; these may have private addresses"
     )
     allowed_local_media_path: str | None = setting(None, "folder below which requests may name files")
 
@@ -504,65 +391,6 @@ class ProcessSettings:
     start_timeout_s: float = setting(1800.0, "an engine that is not ready by then is ended", low=1.0)
     enable_step_trace: bool = setting(False, "write when the loop and the device did what, for Perfetto to show")
     step_trace_path: str | None = setting(None, "file that the step trace goes to; one in BOUGH_HOME when left out")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeSettings:
-    """A listening socket and who may use it: of the server and of the gateway."""
-
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 or :: for all of this machine's")
-    port: int = setting(30000, "port to listen on", low=0, high=65535)
-    uds: str | None = setting(None, "path of a unix socket to listen on, instead of host and port")
-    ssl_certfile: str | None = setting(None, "certificate (PEM); with it the server speaks HTTPS")
-    ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
-    allowed_origins: str | None = setting(
-        None,
-        "origins whose web pages may call the server (CORS), separated by commas, or *; only its own when left out",
-    )
-    allowed_hosts: str | None = setting(
-        None,
-        "names in Host that are let in besides localhost, separated by commas, or *; checked when this is given and on "
-        "loopback addresses",
-    )
-    forwarded_allow_ips: str = setting(
-        "127.0.0.1", "addresses and networks of proxies whose X-Forwarded-* are believed, or *"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings(EdgeSettings):
-    """The HTTP server of `bough serve`."""
-
-    root_path: str = setting("", "prefix under which a proxy shows this server")
-    api_key: str | None = setting(None, "key that clients must send; BOUGH_API_KEY keeps it out of the process list")
-    admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
-    max_body_mb: int = setting(64, "largest request body, in MiB", low=1)
-    strict_fields: bool = setting(False, "refuse requests with unknown fields; otherwise their answers have warnings")
-    tokenizer_worker_num: int = setting(1, "HTTP and tokenizer processes on the one port", low=1, high=64)
-    log_requests: bool = setting(False, "log lines for each request, when it comes and when it ends: id, sizes, times")
-    log_requests_level: int = setting(
-        2,
-        "what those lines show besides: 1 sampling, 2 also the beginning of texts, 3 all of them",
-        choices=(0, 1, 2, 3),
-    )
-    otlp_endpoint: str | None = setting(
-        None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of each request; needs bough[otel]"
-    )
-    enable_metrics: bool = setting(False, "accepted for SGLang's users; /metrics is always on")
-    metrics_names: str = setting(
-        "bough",
-        "whose metric names /metrics has, so that dashboards and autoscalers made for another engine go on working",
-        choices=("bough", "sglang", "vllm"),
-    )
-    enable_cache_report: bool = setting(False, "accepted for SGLang's users; answers always tell their cached tokens")
-    skip_server_warmup: bool = setting(False, "accepted for SGLang's users; the port opens at once in any case")
-    crash_dump_folder: str | None = setting(
-        None, "folder that gets the bodies of the last five minutes when the engine dies, for `bough replay`"
-    )
-    watchdog_timeout: float = setting(
-        300.0, "seconds without progress after which the engine counts as stuck; 0 for never", low=0.0
-    )
-    drain_timeout_s: float = setting(60.0, "how long running requests may go on when the server is told to stop", low=0)
 
 
 # Settings of the scheduler that can change while it runs (/set_internal_state).

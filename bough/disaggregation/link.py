@@ -20,8 +20,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort
+from bough.core.parallel_settings import DisaggregationSettings
 from bough.core.plan import Executor
-from bough.core.settings import DisaggregationSettings
 from bough.disaggregation.wire import Buffer, Identity
 from bough.messages.channels import TCP, Receiver, use_key
 from bough.messages.outputs import WEIGHT_VERSION

@@ -12,8 +12,9 @@ from bough.attention.registry import BackendNames, choose_backends
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
+from bough.core.parallel_settings import ParallelSettings
 from bough.core.plan import Limits
-from bough.core.settings import ModelSettings, ParallelSettings, Settings
+from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
 from bough.executor.encoder import make_encoder

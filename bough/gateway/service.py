@@ -23,7 +23,7 @@ import uvloop
 from bough.core.errors import BoughError, SettingsError
 from bough.core.garbage import settle_garbage
 from bough.core.gateway_settings import GatewaySettings
-from bough.core.settings import ServerSettings
+from bough.core.server_settings import ServerSettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway

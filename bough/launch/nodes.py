@@ -15,7 +15,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from bough.core import errors
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
-from bough.core.settings import ParallelSettings, Settings, all_fields
+from bough.core.parallel_settings import ParallelSettings
+from bough.core.settings import Settings, all_fields
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles, fingerprint
 from bough.messages.channels import KEY_VARIABLE, TCP, Addresses, cluster_key, use_key

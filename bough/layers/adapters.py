@@ -12,9 +12,9 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.kernels.lora.reference import LEAST_RANK, AdapterStack, tiles_of
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation
 from bough.layers.placement import Placement, WeightMaker
-from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands
+from bough.layers.schemes.base import Gate, LinearWeight, NormedSum, Part, Rows, bands
 from bough.layers.weights import WeightSlot
 
 # By the names that the matrices have in the model, without `.weight`: `down` [rank, inputs] and `up` [outputs, rank],
@@ -101,26 +101,18 @@ class AdaptedWeight:
             self._ops.lora_(product, x, stack, ctx.adapters.among(len(x), ctx.logits_indices))
         return product
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         if ctx.adapters is None:
-            return self._weight.after_norm(x, residual, norm, ctx)
-        normed, total = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+            return self._weight.after_norm(inputs, ctx)
+        normed, total = inputs.taken(self._ops)
         return self.linear(normed, ctx), total
 
     def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
+        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
     ) -> tuple[Rows, torch.Tensor]:
         if ctx.adapters is None:
-            return self._weight.gated_after_norm(x, residual, norm, activation, gate, ctx)
-        gate_up, total = self.after_norm(x, residual, norm, ctx)
+            return self._weight.gated_after_norm(inputs, activation, gate, ctx)
+        gate_up, total = self.after_norm(inputs, ctx)
         # Not as the next weight would have it: its adapters are to multiply what was not rounded.
         return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up), total
 

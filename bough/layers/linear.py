@@ -16,7 +16,7 @@ from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation
 from bough.layers.norm import NormLayer
 from bough.layers.placement import Placement
-from bough.layers.schemes.base import Gate, Part, Rows
+from bough.layers.schemes.base import Gate, NormedSum, Part, Rows
 from bough.layers.weights import WeightSlot
 
 
@@ -49,7 +49,7 @@ class ColumnLinear:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of the norm of x + residual, and that sum."""
         if norm.rms is not None:
-            return self._weight.after_norm(x, residual, norm.rms, ctx)
+            return self._weight.after_norm(NormedSum(x, residual, norm.rms), ctx)
         normed, total = norm(x, residual, ctx)
         return self._weight.linear(normed, ctx), total
 
@@ -65,7 +65,7 @@ class ColumnLinear:
         """The same for two matrices of equal size, of which the first gates the second; `gate` is that of the layer
         that takes the result."""
         if norm.rms is not None:
-            return self._weight.gated_after_norm(x, residual, norm.rms, activation, gate, ctx)
+            return self._weight.gated_after_norm(NormedSum(x, residual, norm.rms), activation, gate, ctx)
         gate_up, total = self.after(norm, x, residual, ctx)
         return gate(gate_up, activation), total
 
@@ -82,7 +82,10 @@ class RowLinear:
         biased = bias and placement.topology.tp_rank == 0
         part = Part(name, out_features, (slice(None), held))
         self._weight = placement.make_weight(int(held.stop) - int(held.start), [part], biased, placement)
-        self.gate: Gate = self._weight.gate
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
+        """What gives this layer its rows (`LinearWeight.gate`)."""
+        return self._weight.gate(gate_up, activation)
 
     def __call__(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         return self._all_reduce(self._weight.linear(x, ctx))

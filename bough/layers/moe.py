@@ -18,6 +18,7 @@ from bough.kernels.ops import Router
 from bough.layers.mlp import GatedMLP, PlainMLP
 from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement, no_reduce
+from bough.layers.schemes.base import NormedSum
 from bough.layers.weights import WeightSlot, slots_of
 
 
@@ -46,7 +47,8 @@ class MoE:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block over the norm of x + residual; returns the result and that sum."""
         if norm.rms is not None:
-            out, normed, total = self._experts.after_norm(x, residual, norm.rms, self._router, self._activation, ctx)
+            inputs = NormedSum(x, residual, norm.rms)
+            out, normed, total = self._experts.after_norm(inputs, self._router, self._activation, ctx)
         else:
             normed, total = norm(x, residual, ctx)
             out = self._experts(normed, self._router, self._activation, ctx)

@@ -1,8 +1,9 @@
 """Turns the blocks of a GGUF tensor into numbers, to the bit as the `gguf` package does.
 
-The common formats are unpacked here with torch, in 0.2 to 0.7 of the package's time on the rows of real models (Q4_K
-gains most, Q8_0 least); all others go through the package. In every format a block holds one or two float16 scales and
-small integers; each function below follows the layout of one format and writes one row of `out` per block.
+The formats of most files are unpacked here with torch, in 0.2 to 0.7 of the package's time on the rows of real models
+(Q4_K gains most); others, such as Q4_0 and Q5_0, would gain little and go through the package. In every format a block
+holds one or two float16 scales and small integers; each function below follows the layout of one format and writes one
+row of `out` per block.
 """
 
 from __future__ import annotations
@@ -64,31 +65,6 @@ def _nibbles(packed: torch.Tensor, out: torch.Tensor) -> None:
     out[..., half:] = packed >> 4
 
 
-def _bits(packed: torch.Tensor) -> torch.Tensor:
-    """Each byte's bits, lowest first. [n, bytes] to [n, 8 * bytes]"""
-    return ((packed[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1)
-
-
-def _q4_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    _nibbles(blocks[:, 2:], out)
-    out.sub_(8).mul_(_half(blocks, 0))
-
-
-def _q4_1(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    _nibbles(blocks[:, 4:], out)
-    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
-
-
-def _q5_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    _nibbles(blocks[:, 6:], out)
-    out.add_(_bits(blocks[:, 2:6]), alpha=16).sub_(16).mul_(_half(blocks, 0))
-
-
-def _q5_1(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    _nibbles(blocks[:, 8:], out)
-    out.add_(_bits(blocks[:, 4:8]), alpha=16).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
-
-
 def _q8_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(blocks[:, 2:].view(torch.int8)).mul_(_half(blocks, 0))
 
@@ -124,10 +100,6 @@ def _q6_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
 
 
 FAST: dict[GGMLQuantizationType, Unpack] = {
-    GGMLQuantizationType.Q4_0: _q4_0,
-    GGMLQuantizationType.Q4_1: _q4_1,
-    GGMLQuantizationType.Q5_0: _q5_0,
-    GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q8_0: _q8_0,
     GGMLQuantizationType.Q4_K: _q4_k,
     GGMLQuantizationType.Q5_K: _q5_k,

@@ -58,7 +58,7 @@ class WeightSource(Protocol):
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
         """The same part of a matrix as it is stored, where it can be packed so; else as floats."""
-        ...
+        return float_rows(self.read(name, index))
 
     def form(self, name: str) -> Form | None:
         """The form in which `read_kept` gives a matrix; None: it cannot."""
@@ -106,9 +106,6 @@ class SafetensorsSource(WeightSource):
         part: torch.Tensor = self._part(self._where[name][0], name)[index]
         return part
 
-    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
-        return float_rows(self.read(name, index))
-
     def _open(self, path: Path) -> Any:
         if self._mapped is None or self._mapped[0] != path:
             self._mapped = None  # before the next is mapped
@@ -144,9 +141,6 @@ class TensorSource(WeightSource):
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         return self._tensors[name][index].clone()
-
-    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
-        return float_rows(self.read(name, index))
 
 
 class GgufSource(WeightSource):
@@ -344,9 +338,6 @@ class DummySource(WeightSource):
         if name.endswith("norm.weight"):
             values = values + self._norm_base
         return values[(slice(None), *index[1:])]
-
-    def read_stored(self, name: str, index: Index = ()) -> StoredRows:
-        return float_rows(self.read(name, index))
 
     def _stretch(self, name: str, start: int, count: int) -> torch.Tensor:
         """Elements start .. start + count of an endless repetition of the block, begun elsewhere for each name."""

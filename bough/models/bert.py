@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from bough import layers
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
@@ -17,6 +16,7 @@ ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": T
 
 class Bert(ModelFamily):
     activations = PLAIN
+    block_kind = "PostNormBlock"
     prefix = "bert."  # that the names of the model's own modules may have
     first_position = 0  # of their table
     head: ClassVar[Names] = {"bert.pooler.dense": "score.hidden", "classifier": "score.out"}
@@ -40,12 +40,6 @@ class Bert(ModelFamily):
     def names(self, config: ModelConfig) -> Names:
         own = self.modules(config)
         return {**own, **{self.prefix + name: piece for name, piece in own.items()}, **self.head}
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.PostNormBlock(config, layer, placement)
-
-
-KINDS = ("Model", "ForSequenceClassification", "ForMaskedLM")
 
 
 class Roberta(Bert):

@@ -3,9 +3,9 @@ windows in most layers, and no rotation in the others."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
@@ -15,6 +15,8 @@ from bough.models.names import Names, projections_apart
 
 class Cohere(ModelFamily):
     pairs_apart = True
+    block_kind = "ParallelBlock"
+    block_options: ClassVar[Mapping[str, Any]] = {"one_norm": True}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("use_qk_norm"):
@@ -27,9 +29,6 @@ class Cohere(ModelFamily):
 
     def names(self, config: ModelConfig) -> Names:
         return projections_apart(config, neighbours=True)
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.ParallelBlock(config, layer, placement, one_norm=True)
 
 
 class Cohere2(Cohere):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
-from bough.models.family import Metadata, ModelFamily
+from bough.core.model_config import LatentConfig, ModelConfig
+from bough.models.family import Metadata, ModelFamily, read_moe
 from bough.models.fields import Fields
 from bough.models.names import GGUF_MODULES, Names, Piece, interleaved_rows
 from bough.models.rope_config import score_factor
@@ -36,10 +36,9 @@ class DeepseekV2(ModelFamily):
             "head_dim": head_dim,
             "num_kv_heads": 1,
             "query_scale": head_dim**-0.5 * score_factor(config),
-            "moe": MoEConfig(
-                experts=config.integer("n_routed_experts"),
-                per_token=config.integer("num_experts_per_tok"),
-                intermediate_size=config.integer("moe_intermediate_size"),
+            "moe": read_moe(
+                config,
+                experts="n_routed_experts",
                 scale=config.number("routed_scaling_factor", 1.0),
                 shared_size=(config.optional_integer("n_shared_experts") or 0)
                 * config.integer("moe_intermediate_size"),

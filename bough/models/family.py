@@ -2,7 +2,8 @@
 
 `ModelFamily` as it stands is a model like Llama. A model file subclasses it and says what differs: how its fields
 become a `ModelConfig`, where its tensors stand, and the block of each layer. The names under which checkpoints announce
-it and the defaults of its Transformers class are attributes too; of the families of this package they stand in a table.
+it and the defaults of its Transformers class are attributes too; for the families of this package a table and those
+classes state them (`registry`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 GATED: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2"}
 DTYPES = ("float32", "float16", "bfloat16")
+# How Transformers 5 writes the number of experts, and the names that families have for it.
+EXPERTS_WRITTEN = tuple({"num_local_experts": name} for name in ("num_experts", "n_routed_experts"))
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
 
@@ -54,6 +57,9 @@ class ModelFamily:
     encoder: str | None = None  # Transformers' class that has the encoders of its multi-modal checkpoints
     whole_items = False  # whether tokens of an image attend to those behind them, too
     pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
+    block_kind = "PreNormBlock"  # the class of each layer, of `bough.layers`, and what else it is given
+    block_options: ClassVar[Mapping[str, Any]] = {}
+    recurrent_kind: str | None = None  # the class of layers that have a state
 
     def __init__(self, **stated: Any) -> None:
         """`stated` are the attributes above, of the families of this package (`families.toml`)."""
@@ -95,9 +101,13 @@ class ModelFamily:
 
     def block(self, config: ModelConfig, layer: int, placement: Placement) -> Block:
         """One layer of the model."""
-        from bough.layers.blocks import PreNormBlock
+        from bough import layers  # which loads torch
 
-        return PreNormBlock(config, layer, placement)
+        options = dict(self.block_options)
+        if self.recurrent_kind is not None:
+            options["recurrent"] = getattr(layers, self.recurrent_kind)
+        made: Block = getattr(layers, self.block_kind)(config, layer, placement, **options)
+        return made
 
     def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
         """The model, with memory for its weights."""
@@ -107,7 +117,7 @@ class ModelFamily:
 
     def read_config(self, config: Fields) -> ModelConfig:
         """The model's shape, from a config.json with the defaults laid under it."""
-        config = config.renamed(self.renamed_fields)
+        config = config.renamed(*EXPERTS_WRITTEN, self.renamed_fields)
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         kv_heads = config.integer("num_key_value_heads", heads)
         if heads % kv_heads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +82,14 @@ class Fields:
             raise ModelError(f"{self.where}: {name} must be a token id or a list of them, got {value!r}.")
         return tuple(ids)
 
-    def renamed(self, names: Mapping[str, str]) -> Fields:
-        """The same fields, some of them under another name too."""
-        added = {meant: self.values[name] for name, meant in names.items() if name in self.values}
-        return Fields(self.where, {**self.values, **added})
+    def renamed(self, *names: Mapping[str, str]) -> Fields:
+        """The same fields, some of them under another name too. What the first map of a chain says holds, by whichever
+        name it says so."""
+        merged: dict[str, Any] = {}
+        for layer in reversed(self.values.maps if isinstance(self.values, ChainMap) else [self.values]):
+            merged |= layer
+            merged |= {meant: layer[name] for each in names for name, meant in each.items() if name in layer}
+        return Fields(self.where, merged)
 
     def _read(self, name: str, kind: Any, what: str, allows: Callable[[Any], bool] = lambda value: True) -> Any:
         """The field's value, or None where it is absent; raises where it is not `what`."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bough import layers
-from bough.core.model_config import Activation, ModelConfig
+from bough.core.model_config import Activation
 from bough.models.family import GATED, Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
 from bough.models.names import GGUF_SANDWICH
@@ -34,6 +33,7 @@ class Gemma(ModelFamily):
 
 class Gemma2(Gemma):
     gguf_modules = GGUF_SANDWICH
+    block_kind = "SandwichBlock"
     activation_field = "hidden_activation"
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -48,10 +48,6 @@ class Gemma2(Gemma):
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"query_pre_attn_scalar": gguf_query_scale(given, GGUF_27B_LAYERS)}
 
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.SandwichBlock(config, layer, placement)
-
 
 class VaultGemma(Gemma2):
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.PreNormBlock(config, layer, placement)
+    block_kind = "PreNormBlock"

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
@@ -22,6 +21,7 @@ GGUF_27B_LAYERS = 62
 
 class Gemma3(ModelFamily):
     gguf_modules = GGUF_SANDWICH
+    block_kind = "SandwichBlock"
     activation_field = "hidden_activation"
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -41,6 +41,3 @@ class Gemma3(ModelFamily):
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"query_pre_attn_scalar": gguf_query_scale(given, GGUF_27B_LAYERS)}
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SandwichBlock:
-        return layers.SandwichBlock(config, layer, placement)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
@@ -26,6 +25,7 @@ class Glm(ModelFamily):
 
 class Glm4(Glm):
     gguf_modules: ClassVar[Mapping[str, str]] = {**GGUF_FUSED_MLP, **GGUF_SANDWICH}
+    block_kind = "SandwichBlock"
 
     def names(self, config: ModelConfig) -> Names:
         layer = "model.layers.*"
@@ -35,6 +35,3 @@ class Glm4(Glm):
             f"{layer}.post_attention_layernorm": f"{layer}.pre_feedforward_layernorm",
             f"{layer}.post_mlp_layernorm": f"{layer}.post_feedforward_layernorm",
         }
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.SandwichBlock(config, layer, placement)

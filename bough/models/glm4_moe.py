@@ -7,7 +7,7 @@ from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
-from bough.models.family import ModelFamily
+from bough.models.family import ModelFamily, read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, pairs_apart
 
@@ -31,10 +31,9 @@ class Glm4Moe(ModelFamily):
 def corrected_experts(config: Fields) -> MoEConfig:
     """Experts that are chosen by sigmoid scores and a correction of these, and weighed without it."""
     inner = config.integer("moe_intermediate_size")
-    return MoEConfig(
-        experts=config.integer("n_routed_experts"),
-        per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=inner,
+    return read_moe(
+        config,
+        experts="n_routed_experts",
         scores="sigmoid",
         renormalise=config.boolean("norm_topk_prob", True),
         scale=config.number("routed_scaling_factor", 1.0),

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import Metadata, ModelFamily, window_fields
+from bough.core.model_config import ModelConfig
+from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, Rows, planes
 
 
 class GptOss(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = MoEConfig(
-            experts=config.integer("num_local_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("intermediate_size"),
-            biases=True,
-            clamped_gate=(config.number("swiglu_alpha"), config.number("swiglu_limit")),
-        )
+        gate = (config.number("swiglu_alpha"), config.number("swiglu_limit"))
+        sizes = {"experts": "num_local_experts", "size": "intermediate_size"}
+        moe = read_moe(config, **sizes, biases=True, clamped_gate=gate)
         return {"moe": moe, "attention_sinks": True, **window_fields(config, lambda layer: layer % 2 == 0)}
 
     def names(self, config: ModelConfig) -> Names:

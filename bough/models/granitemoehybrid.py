@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bough import layers
 from bough.core.errors import ModelError
-from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
-from bough.models.family import layers_of_type
+from bough.core.model_config import NO_ROPE, ModelConfig, RecurrentConfig
+from bough.models.family import layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.granite import Granite, expert_names
 from bough.models.names import Names, fused
@@ -18,6 +17,8 @@ MAMBA_PARTS = ("norm", "out_proj", "A_log", "D", "dt_bias")
 
 
 class GraniteMoeHybrid(Granite):
+    recurrent_kind = "Mamba2"
+
     def fields(self, config: Fields) -> dict[str, Any]:
         position = config.text("position_embedding_type", "nope")
         if position not in ("rope", "nope"):
@@ -27,12 +28,8 @@ class GraniteMoeHybrid(Granite):
         recurs = (True,) * count if config.values.get("layer_types") is None else layers_of_type(config, KINDS)
         found["recurrent"] = mamba(config, recurs, config.integer("mamba_expand") * config.integer("hidden_size"))
         if config.count("num_local_experts"):
-            found["moe"] = MoEConfig(
-                experts=config.integer("num_local_experts"),
-                per_token=config.integer("num_experts_per_tok"),
-                intermediate_size=config.integer("intermediate_size"),
-                shared_size=shared,
-            )
+            sizes = {"experts": "num_local_experts", "size": "intermediate_size"}
+            found["moe"] = read_moe(config, **sizes, shared_size=shared)
         else:
             found["intermediate_size"] = shared
         return found if position == "rope" else {**found, "rope": NO_ROPE}
@@ -52,9 +49,6 @@ class GraniteMoeHybrid(Granite):
             f"{theirs}.shared_mlp.input_linear": fused(parts, (inner, inner)),
             f"{theirs}.shared_mlp.output_linear": f"{shared}.down_proj",
         }
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
-        return layers.PreNormBlock(config, layer, placement, layers.Mamba2)
 
 
 def mamba(config: Fields, recurs: tuple[bool, ...], inner: int) -> RecurrentConfig:

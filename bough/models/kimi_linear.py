@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, RecurrentConfig
 from bough.models.deepseek_v3 import DeepseekV3
@@ -20,6 +19,8 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class KimiLinear(DeepseekV3):
+    recurrent_kind = "KimiDelta"
+
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")
         if config.values.get("mlp_layer_types") is not None:
@@ -42,9 +43,6 @@ class KimiLinear(DeepseekV3):
             **{f"{theirs}.{part}": f"{ours}.{part}" for part in MLP_PARTS},
             **{f"{theirs}.shared_experts.{part}": f"{ours}.shared_experts.{part}" for part in MLP_PARTS},
         }
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
-        return layers.PreNormBlock(config, layer, placement, layers.KimiDelta)
 
 
 def _recurs(config: Fields, nested: Fields | None) -> tuple[bool, ...]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from bough import layers
-from bough.core.model_config import ModelConfig, MoEConfig, RecurrentConfig
-from bough.models.family import ModelFamily, layers_of_type
+from bough.core.model_config import ModelConfig, RecurrentConfig
+from bough.models.family import ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
 
 class Lfm2(ModelFamily):
+    recurrent_kind = "ShortConv"
+
     def fields(self, config: Fields) -> dict[str, Any]:
         count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")
         recurs = tuple(attends is not None and layer not in attends for layer in range(count))
@@ -37,17 +38,12 @@ class Lfm2(ModelFamily):
         parts = [f"model.layers.*.self_attn.{part}_proj" for part in "bcx"]
         return {**self.stated_names, "model.layers.*.conv.in_proj": fused(parts, (config.hidden_size,) * 3)}
 
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
-        return layers.PreNormBlock(config, layer, placement, layers.ShortConv)
-
 
 class Lfm2Moe(Lfm2):
     def fields(self, config: Fields) -> dict[str, Any]:
         dense, count = config.count("num_dense_layers"), config.integer("num_hidden_layers")
-        moe = MoEConfig(
-            experts=config.integer("num_experts"),
-            per_token=config.integer("num_experts_per_tok"),
-            intermediate_size=config.integer("moe_intermediate_size"),
+        moe = read_moe(
+            config,
             scores="sigmoid",
             renormalise=config.boolean("norm_topk_prob", True),
             scale=config.number("routed_scaling_factor", 1.0),
@@ -59,8 +55,9 @@ class Lfm2Moe(Lfm2):
 
 def _inner_width(config: Fields) -> int:
     """Of the MLPs, which is not the one that the configuration states unless it says so."""
-    stated, step = config.integer("intermediate_size"), config.integer("block_multiple_of")
+    stated = config.integer("intermediate_size")
     if not config.boolean("block_auto_adjust_ff_dim", True):
         return stated
-    wanted = int(config.number("block_ffn_dim_multiplier") * int(2 * stated / 3))
+    step, wanted = config.integer("block_multiple_of"), int(2 * stated / 3)
+    wanted = int(config.number("block_ffn_dim_multiplier") * wanted)
     return -(-wanted // step) * step

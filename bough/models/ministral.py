@@ -19,12 +19,14 @@ class Ministral(ModelFamily):
         return {"qkv_bias": False, "output_bias": False, **window_fields(config, lambda layer: True)}
 
 
-class Mistral3(Ministral):
+class Ministral3(Ministral):
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**super().fields(config), "query_growth": _growth(config)}
 
+
+class Mistral3(Ministral3):
     def names(self, config: ModelConfig) -> Names:
         return NESTED
 
@@ -39,13 +41,6 @@ class Mistral3(Ministral):
             "architectures": ["Ministral3ForCausalLM"],
             "rope_parameters": {**(given["rope_scaling"] or {}), **more},
         }
-
-
-class Ministral3(Ministral):
-    gguf_interleaved = True
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {**super().fields(config), "query_growth": _growth(config)}
 
 
 def _growth(config: Fields) -> tuple[float, int, int] | None:

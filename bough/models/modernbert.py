@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig
 from bough.models.bert import ENCODER, Bert
-from bough.models.family import LAYER_TYPES, ModelFamily, layers_of_type
+from bough.models.family import LAYER_TYPES, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 from bough.models.rope_config import read_local_rope
@@ -14,7 +14,7 @@ from bough.models.rope_config import read_local_rope
 
 class ModernBert(Bert):
     activation_field = "hidden_activation"
-    block = ModelFamily.block
+    block_kind = "PreNormBlock"
     prefix = "model."
     head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layers_of_type
@@ -19,6 +18,7 @@ OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 class NemotronH(ModelFamily):
     activations = PLAIN
     activation_field = "mlp_hidden_act"
+    block_kind, recurrent_kind = "SingleBlock", "Mamba2"
 
     def read_config(self, config: Fields) -> ModelConfig:
         kinds = _kinds(config.renamed(self.renamed_fields))
@@ -47,9 +47,6 @@ class NemotronH(ModelFamily):
             **{f"{outer}.{name}": f"model.{own}" for outer in ("model", "backbone") for name, own in ENDS.items()},
             "backbone.": "model.",
         }
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SingleBlock:
-        return layers.SingleBlock(config, layer, placement, layers.Mamba2)
 
 
 ENDS = {"embeddings": "embed_tokens", "norm_f": "norm"}

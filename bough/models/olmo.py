@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bough import layers
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig
 from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import GGUF_SANDWICH
 from bough.models.rope_config import read_local_rope
+
+AFTER_ONLY = {"before": False}
 
 
 class Olmo(ModelFamily):
@@ -27,6 +27,7 @@ class Olmo(ModelFamily):
 
 class Olmo2(ModelFamily):
     gguf_modules = GGUF_SANDWICH
+    block_kind, block_options = "SandwichBlock", AFTER_ONLY
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"qk_norm": True, "qk_norm_whole": True}
@@ -34,9 +35,6 @@ class Olmo2(ModelFamily):
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """llama.cpp has one name for both."""
         return {"architectures": ["Olmo3ForCausalLM"]} if given["sliding_window"] else {}
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.SandwichBlock(config, layer, placement, before=False)
 
 
 class Olmo3(Olmo2):
@@ -55,5 +53,4 @@ class Olmoe(ModelFamily):
 
 
 class FlexOlmo(Olmoe):
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.SandwichBlock(config, layer, placement, before=False)
+    block_kind, block_options = "SandwichBlock", AFTER_ONLY

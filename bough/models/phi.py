@@ -5,10 +5,10 @@ stretched by LongRoPE. Phi-3.5 MoE: layer norms, and two experts for each token,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
@@ -21,6 +21,8 @@ from bough.models.rope_config import read_rope
 class Phi(ModelFamily):
     activations = PLAIN
     partial_rotation = pairs_apart = True
+    block_kind = "ParallelBlock"
+    block_options: ClassVar[Mapping[str, Any]] = {"one_norm": True}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("qk_layernorm"):
@@ -29,9 +31,6 @@ class Phi(ModelFamily):
 
     def names(self, config: ModelConfig) -> Names:
         return {**projections_apart(config), **self.stated_names}
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.Block:
-        return layers.ParallelBlock(config, layer, placement, one_norm=True)
 
 
 class Phi3(ModelFamily):

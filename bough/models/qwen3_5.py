@@ -10,7 +10,7 @@ from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, nested, planes
+from bough.models.names import Names, fused, fused_experts, nested
 from bough.models.qwen2 import shared_experts, shared_names
 from bough.models.qwen3_next import NET, Qwen3Next, attention_names, net_fields, net_names, projections
 from bough.models.rope_config import with_sections
@@ -46,11 +46,5 @@ class Qwen35Moe(Qwen35):
 
     def names(self, config: ModelConfig) -> Names:
         assert config.moe is not None
-        experts, inner = config.moe.experts, config.moe.intermediate_size
-        gates, ups = slice(0, inner), slice(inner, 2 * inner)
-        side_by_side = {
-            "model.layers.*.mlp.experts.gate_up_proj": planes("gate_proj.weight", experts, gates)
-            + planes("up_proj.weight", experts, ups),
-            "model.layers.*.mlp.experts.down_proj": planes("down_proj.weight", experts),
-        }
-        return nested({**super().names(config), **shared_names(), **side_by_side})
+        experts = fused_experts("model.layers.*.mlp.experts", config.moe)
+        return nested({**super().names(config), **shared_names(), **experts})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
@@ -20,6 +19,7 @@ KINDS = {"linear_attention": True, "full_attention": False}
 
 class Qwen3Next(ModelFamily):
     partial_rotation = pairs_apart = True
+    recurrent_kind = "GatedDeltaNet"
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}
@@ -36,9 +36,6 @@ class Qwen3Next(ModelFamily):
             f"{NET}.in_proj_qkvz": fused(projections("qkvz"), sizes, groups=net.key_heads),
             f"{NET}.in_proj_ba": fused(projections("ba"), (shared, shared), groups=net.key_heads),
         }
-
-    def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.PreNormBlock:
-        return layers.PreNormBlock(config, layer, placement, layers.GatedDeltaNet)
 
 
 def net_fields(config: Fields) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
@@ -19,6 +20,7 @@ from bough.core.tables import table_beside
 from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
 from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
+from bough.models.transformers_source import usual_fields
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from bough.models.base import CausalLM
 
 FAMILIES = table_beside(__file__, "families.toml")  # of this package, by their first model type
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
@@ -39,18 +42,30 @@ DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
 
 @functools.cache
 def _built_in(model_type: str) -> ModelFamily:
-    stated = FAMILIES[model_type]
+    own = FAMILIES[model_type]
+    shared = FAMILIES[own["like"]] if "like" in own else {}
+    stated = own | {part: shared.get(part, {}) | own.get(part, {}) for part in ("defaults", "renamed_fields", "names")}
     module, _, name = stated["family"].partition(".")
     family: type[ModelFamily] = getattr(importlib.import_module(f"bough.models.{module}"), name)
     return family(
         architectures=tuple(stated["architectures"]),
         model_types=(model_type, *stated.get("also", ())),
         gguf_architecture=stated.get("gguf"),
-        defaults=stated.get("defaults", {}),
-        renamed_fields=stated.get("renamed_fields", {}),
-        stated_names=stated.get("names", {}),
-        **stated.get("media", {}),
+        defaults=_usual(model_type, stated) | stated["defaults"],
+        renamed_fields=stated["renamed_fields"],
+        stated_names=stated["names"],
+        **{name: stated[name] for name in ("encoder", "whole_items", "text") if name in stated},
     )
+
+
+def _usual(model_type: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """What Transformers assumes, but for sizes, which a file must state unless they are in its `text_config`; without
+    a number of key-value heads there are as many as query heads."""
+    if "text" in stated:  # the family of the language model knows
+        return {}
+    needed = () if f"{model_type}_text" in stated.get("also", ()) else (*SIZES, "num_key_value_heads")
+    usual, renamed = usual_fields(model_type), stated["renamed_fields"]
+    return {name: value for name, value in usual.items() if renamed.get(name, name) not in needed}
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -59,9 +74,9 @@ def supported_architectures() -> tuple[str, ...]:
     return (*of_package, *(name for family in _registered() for name in family.architectures))
 
 
-def supported_types() -> dict[str, ModelFamily]:
-    """The families by the model types of config.json."""
-    return {name: family for family in map(find_family, FAMILIES) for name in family.model_types}
+def has_type(name: str) -> bool:
+    """Whether a family of this package is of this model type of config.json."""
+    return any(name in (model_type, *stated.get("also", ())) for model_type, stated in FAMILIES.items())
 
 
 def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:

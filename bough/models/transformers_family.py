@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import ModelFamily, read_dtype
 from bough.models.fields import Fields
+from bough.models.transformers_source import transformers_source
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +43,8 @@ class TransformersFamily(ModelFamily):
     config_type = TransformersConfig
 
     def knows(self, architecture: str) -> bool:
-        """Whether `transformers` have the class. Their list of models is read: to import it takes seconds, in
-        processes that have no other use for it."""
-        package = find_spec("transformers")
-        if package is None or package.origin is None or not architecture.endswith(DECODERS):
-            return False
-        return f'"{architecture}"' in (Path(package.origin).parent / MODEL_LIST).read_text()
+        """Whether `transformers` have the class."""
+        return architecture.endswith(DECODERS) and f'"{architecture}"' in transformers_source(MODEL_LIST)
 
     def read_config(self, config: Fields) -> ModelConfig:
         from bough.models.transformers_model import probe

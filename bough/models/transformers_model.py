@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PreTrainedConfig
@@ -60,19 +60,7 @@ class Mask:
     window: int | None
 
 
-class Attending(Protocol):
-    """What answers while a decoder runs."""
-
-    def mask(self, sees: Callable[..., torch.Tensor]) -> Mask: ...
-
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, options: Mapping[str, Any]
-    ) -> torch.Tensor:
-        """All have [1, heads, tokens, head_dim]; gives [1, tokens, heads, head_dim] back."""
-        ...
-
-
-_attending: ContextVar[Attending] = ContextVar("attending")
+_attending: ContextVar[Probe | PoolAttention] = ContextVar("attending")  # what answers while a decoder runs
 
 
 def _attention(
@@ -115,6 +103,7 @@ class Probe:
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, options: Mapping[str, Any]
     ) -> torch.Tensor:
+        """All have [1, heads, tokens, head_dim]; gives [1, tokens, heads, head_dim] back."""
         if layer in self.layers:
             raise ModelError("one of its layers attends more than once")
         if not isinstance(mask, Mask):
@@ -295,7 +284,9 @@ def _split(whole: Any) -> tuple[Any, Any]:
     return decoder, whole
 
 
-def _run(decoder: Any, token_ids: torch.Tensor, positions: torch.Tensor, attending: Attending) -> torch.Tensor:
+def _run(
+    decoder: Any, token_ids: torch.Tensor, positions: torch.Tensor, attending: Probe | PoolAttention
+) -> torch.Tensor:
     token = _attending.set(attending)
     try:
         # With a mask of its own for padding, a model does not look for several texts in one.

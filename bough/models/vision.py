@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import ChainMap
 from dataclasses import replace
+from typing import Any
 
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.rope_config import with_sections
+from bough.models.transformers_source import usual_fields
 
 
 class Llava(ModelFamily):
@@ -19,13 +21,18 @@ class Llava(ModelFamily):
 
     text: str  # the text family, where the checkpoint does not name one of its own
 
+    def __init__(self, **stated: Any) -> None:
+        super().__init__(**stated)
+        self.encoder = self.architectures[0]
+
     def read_config(self, config: Fields) -> ModelConfig:
-        from bough.models.registry import supported_types  # which lists this module
+        from bough.models.registry import SIZES, find_family, has_type  # which lists this module
 
         named = config.text("model_type", self.text)
-        families = supported_types()
-        family = families[named if named in families and named not in self.model_types else self.text]
-        return family.read_config(Fields(config.where, ChainMap(dict(config.values), dict(family.defaults))))
+        text = named if has_type(named) and named not in self.model_types else self.text
+        family, usual = find_family(text), usual_fields(text)
+        sizes = {name: usual[name] for name in SIZES if name in usual}
+        return family.read_config(Fields(config.where, ChainMap(dict(config.values), dict(family.defaults), sizes)))
 
 
 class Qwen2VL(Llava):

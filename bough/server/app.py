@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.core.settings import EdgeSettings, ServerSettings
+from bough.core.server_settings import EdgeSettings, ServerSettings
 from bough.observability.logs import current_request
 from bough.observability.request_meter import RequestMeter
 from bough.server.bodies import RECORDED_KEY, RECORDER_KEY, SETTINGS_KEY

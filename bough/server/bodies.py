@@ -26,7 +26,7 @@ from starlette.requests import Request
 
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, MAX_STOPS
-from bough.core.settings import ServerSettings
+from bough.core.server_settings import ServerSettings
 from bough.server.errors import HttpError
 
 log = logging.getLogger(__name__)

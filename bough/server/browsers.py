@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from starlette.types import Scope
 
 from bough.core.errors import SettingsError
-from bough.core.settings import EdgeSettings
+from bough.core.server_settings import EdgeSettings
 from bough.server.errors import Failure
 
 Headers = Mapping[bytes, bytes]

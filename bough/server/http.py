@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from bough.core.errors import SettingsError
-from bough.core.settings import EdgeSettings, ServerSettings
+from bough.core.server_settings import EdgeSettings, ServerSettings
 from bough.server.http_protocol import HttpProtocol
 
 BACKLOG = 2048

@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from bough.core.settings import ServerSettings
+from bough.core.server_settings import ServerSettings
 from bough.server import anthropic, native, ollama, openai
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint, encode_json

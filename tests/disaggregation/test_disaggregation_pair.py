@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
-from bough.core.settings import DisaggregationSettings
+from bough.core.parallel_settings import DisaggregationSettings
 from bough.disaggregation import wire
 from bough.messages.requests import Abort, Bootstrap, LogprobRequest
 from tests.fakes.engine_pair import HERE, EnginePair

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bough.core.parallel_settings import DisaggregationSettings
 from bough.core.plan import Executor
-from bough.core.settings import DisaggregationSettings, MemorySettings
+from bough.core.settings import MemorySettings
 from bough.disaggregation.decode import DecodeSide
 from bough.disaggregation.prefill import PrefillSide
 from bough.disaggregation.wire import Identity, ToDecode, ToPrefill

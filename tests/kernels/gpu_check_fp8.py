@@ -29,7 +29,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.registry import ops_for
 from bough.kernels.scaled_linear.library import scaled_linear
 from bough.layers.placement import Placement
-from bough.layers.schemes.base import LinearWeight, Part
+from bough.layers.schemes.base import LinearWeight, NormedSum, Part
 from bough.layers.schemes.registry import scheme_for
 from tests.fakes.context import NO_CONTEXT
 from tests.kernels.references import paged_attention as plain_attention
@@ -151,7 +151,7 @@ def launcher(name: str, rows: int, made: list[LinearWeight]) -> Callable[[int], 
     norm = Norm(torch.rand(inputs, dtype=BF16, device=CUDA), EPS, False)
     gate_up = torch.randn(rows, 2 * inputs, dtype=BF16, device=CUDA)
     if name in ("qkv", "gate_up"):
-        return lambda number: made[number % len(made)].after_norm(x, residual, norm, NO_CONTEXT)
+        return lambda number: made[number % len(made)].after_norm(NormedSum(x, residual, norm), NO_CONTEXT)
     if name == "o":
         return lambda number: made[number % len(made)].linear(x, NO_CONTEXT)
     return lambda number: made[number % len(made)].linear(made[0].gate(gate_up, "silu"), NO_CONTEXT)

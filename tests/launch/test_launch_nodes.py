@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from bough.core.errors import EngineDeadError, ModelError, SettingsError
-from bough.core.settings import ParallelSettings, Settings
+from bough.core.parallel_settings import ParallelSettings
+from bough.core.settings import Settings
 from bough.launch import nodes
 from bough.launch.engine_processes import EngineProcesses
 from bough.launch.head import Head

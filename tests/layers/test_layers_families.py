@@ -15,14 +15,14 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import NO_ROPE, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation
 from bough.layers.blocks import ParallelBlock, PreNormBlock
 from bough.layers.embedding import Head
 from bough.layers.mlp import PlainMLP
 from bough.layers.norm import NO_NORM, LayerNorm
 from bough.layers.placement import Placement
 from bough.layers.rope import rope_table
-from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows
+from bough.layers.schemes.base import Gate, LinearWeight, NormedSum, Part, Rows
 from bough.layers.schemes.plain import PlainTable, PlainWeight
 from bough.models.decoder import Decoder
 from tests.fakes.context import NO_CONTEXT
@@ -181,22 +181,14 @@ class Adapted:
         rows = rows if ctx.logits_indices is None or len(rows) == len(x) else rows[ctx.logits_indices]
         return self._inner.linear(x, ctx) + (x @ self.delta.T) * (rows == 1)[:, None]
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, total = PLACEMENT.ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, total = inputs.taken(PLACEMENT.ops)
         return self.linear(normed, ctx), total
 
     def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
+        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
     ) -> tuple[Rows, torch.Tensor]:
-        gate_up, total = self.after_norm(x, residual, norm, ctx)
+        gate_up, total = self.after_norm(inputs, ctx)
         return gate(gate_up, activation), total
 
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from bough.core.errors import SettingsError
-from bough.core.settings import ServerSettings, Settings
+from bough.core.server_settings import ServerSettings
+from bough.core.settings import Settings
 from bough.launch.service import MODEL_EXECUTOR, MainServer
 from bough.server.app import Front, Phase
 from bough.server.browsers import BrowserRules, allowed_origins

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bough.core.settings import ServerSettings
+from bough.core.server_settings import ServerSettings
 from bough.server.http import HttpServer, open_listener
 from bough.server.http_protocol import EXCHANGE_KEY
 

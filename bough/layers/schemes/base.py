@@ -11,19 +11,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import MoEConfig
-from bough.kernels.ops import Activation, Norm, Router
+from bough.kernels.ops import Activation, Norm, Ops, Router
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
 
 Rows = torch.Tensor | QuantizedRows  # activations, as they are or in the form that some weight multiplies
 Gate = Callable[[torch.Tensor, Activation], Rows]
+
+
+class NormedSum(NamedTuple):
+    """The norm of x + residual, which some products take themselves."""
+
+    x: torch.Tensor
+    residual: torch.Tensor | None
+    norm: Norm
+
+    def taken(self, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm, and the sum."""
+        x, residual, norm = self
+        return ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +55,16 @@ class LinearWeight(Protocol):
         """The product of the rows."""
         ...
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of the norm of x + residual, and that sum."""
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of the norm, and the sum."""
         ...
 
     def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
+        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
     ) -> tuple[Rows, torch.Tensor]:
         """The same for a weight of which the first half of the outputs gates the second. `gate` is that of the weight
         that multiplies the result; one that has a fused way to plain rows need not use it."""
-        gate_up, stream = self.after_norm(x, residual, norm, ctx)
+        gate_up, stream = self.after_norm(inputs, ctx)
         return gate(gate_up, activation), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
@@ -84,15 +89,9 @@ class ExpertWeights(Protocol):
         ...
 
     def after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
+        self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same for the norm of x + residual; that norm; and the sum."""
+        """The same for a norm; that norm; and the sum."""
         ...
 
     def by_logits(

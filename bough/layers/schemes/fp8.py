@@ -16,12 +16,12 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation, Norm
+from bough.kernels.ops import Activation
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
 from bough.kernels.scaled_linear.reference import FEW_ROWS, FEWEST_ROWS
-from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, NormedSum, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.plain import PlainWeight
 from bough.layers.weights import Form, KeptRows, WeightSlot
@@ -69,11 +69,10 @@ class Fp8Weight(LinearWeight):
             return self._fp8.weight_linear(x, self._weight, self._bias)
         return self._product(self._fp8.quantize_rows(x, self._group))
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual, norm = inputs
         if self._takes_plain(x):
-            normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+            normed, stream = inputs.taken(self._ops)
             return self.linear(normed, ctx), stream
         rows, stream = self._fp8.norm_quantize_rows(x, norm.weight, norm.eps, residual, norm.plus_one, self._group)
         return self._product(rows), stream

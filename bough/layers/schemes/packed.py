@@ -12,11 +12,12 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
-from bough.kernels.ops import Activation, Norm, PackedExpertWeights, PackedOps, Router
+from bough.kernels.ops import Activation, PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.filling import FillingWeight, of_tables
 from bough.layers.schemes.base import (
     ExpertWeights,
     LinearWeight,
+    NormedSum,
     Part,
     Rows,
     TableWeight,
@@ -60,10 +61,8 @@ class PackedLinear(LinearWeight):
         assert isinstance(x, torch.Tensor), "the product itself quantises its rows"
         return self._ops.packed_linear(x, [weight.weight for weight in self._weights], self._bias)
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, stream = inputs.taken(self._ops)
         return self.linear(normed, ctx), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
@@ -97,15 +96,9 @@ class PackedExperts(ExpertWeights):
         return self._ops.packed_experts(x, *router, self._moe, experts, activation)
 
     def after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
+        self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+        normed, stream = inputs.taken(self._ops)
         return self(normed, router, activation, ctx), normed, stream
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

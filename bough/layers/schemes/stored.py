@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -18,12 +18,22 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.experts import fp4
 from bough.kernels.experts.fp4 import FloatRows, Fp4Rows
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation, Norm, Router
+from bough.kernels.ops import Activation
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
+from bough.layers.schemes.base import (
+    ExpertWeights,
+    Gate,
+    LinearWeight,
+    NormedSum,
+    Part,
+    Rows,
+    TellOnce,
+    bands,
+    bias_slots,
+)
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
@@ -34,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PARTS = (("gate", "up"), ("down",))  # of an expert, by the matrix that they become
-W = TypeVar("W", bound=Filled)
 FormOf = Callable[[str], Form | None]  # of a tensor, by its name; None: it is not quantised, or only to be dequantised
 
 
@@ -47,7 +56,7 @@ class StoredScheme:
         self._once = TellOnce(log)
 
     def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
-        return StoredWeight(partial(self._make, in_features, parts, bias, placement))
+        return cast(LinearWeight, Named(partial(self._make, in_features, parts, bias, placement)))
 
     def _make(
         self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, prefix: str
@@ -66,7 +75,7 @@ class StoredScheme:
 
     def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
         alone = replace(moe, shared_size=0)  # those that every token passes may have another form
-        return StoredExperts(partial(self._make_experts, hidden_size, alone, placement))
+        return cast(ExpertWeights, Named(partial(self._make_experts, hidden_size, alone, placement)))
 
     def _make_experts(self, hidden_size: int, moe: MoEConfig, placement: Placement, prefix: str) -> ExpertWeights:
         names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
@@ -90,69 +99,27 @@ class StoredScheme:
         self._once(f"{', '.join(names)}: {why} for {shape[0]} x {shape[1]}; these weights are dequantised")
 
 
-class Named(Generic[W]):
-    """A weight whose form is known when it is to be filled: only then has its layer a name."""
+class Named:
+    """Stands for a weight whose form is known when it is to be filled: only then has its layer a name. Whatever is
+    asked of it later, it asks of that weight."""
 
-    def __init__(self, make: Callable[[str], W]) -> None:
+    has_shared = False  # of experts
+
+    def __init__(self, make: Callable[[str], Filled]) -> None:
         self._make = make
-        self._made: W | None = None
+        self._made: Any = None
 
-    @property
-    def _weight(self) -> W:
+    def __getattr__(self, name: str) -> Any:
         assert self._made is not None, "no checkpoint has been read into this weight"
-        return self._made
+        return getattr(self._made, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._made(*arguments)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         if self._made is None:
             self._made = self._make(prefix)
-        return self._made.slots(prefix)
-
-
-class StoredExperts(Named[ExpertWeights]):
-    has_shared = False
-
-    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._weight(x, router, activation, ctx)
-
-    def after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._weight.after_norm(x, residual, norm, router, activation, ctx)
-
-    def by_logits(
-        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
-    ) -> torch.Tensor:
-        return self._weight.by_logits(x, logits, scale, activation, ctx)
-
-
-class StoredWeight(Named[LinearWeight], LinearWeight):
-    def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
-        return self._weight.linear(x, ctx)
-
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._weight.after_norm(x, residual, norm, ctx)
-
-    def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
-        return self._weight.gated_after_norm(x, residual, norm, activation, gate, ctx)
-
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
-        return self._weight.gate(gate_up, activation)
+        yield from self._made.slots(prefix)
 
 
 class W4Weight(LinearWeight):
@@ -178,26 +145,18 @@ class W4Weight(LinearWeight):
         assert isinstance(x, torch.Tensor), "quantised rows are for weights of 8 bits"
         return self._w4.linear(x, self._rows, self._bias)
 
-    def after_norm(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: Norm, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._w4.norm_linear is not None and x.shape[0] == 1:
-            return self._w4.norm_linear(x, residual, norm, self._rows, self._bias)
-        normed, stream = self._ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._w4.norm_linear is not None and len(inputs.x) == 1:
+            return self._w4.norm_linear(*inputs, self._rows, self._bias)
+        normed, stream = inputs.taken(self._ops)
         return self.linear(normed, ctx), stream
 
     def gated_after_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
+        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
     ) -> tuple[Rows, torch.Tensor]:
-        if self._w4.norm_gate_up is not None and x.shape[0] == 1 and self._bias is None:
-            return self._w4.norm_gate_up(x, residual, norm, self._rows, activation)
-        return super().gated_after_norm(x, residual, norm, activation, gate, ctx)
+        if self._w4.norm_gate_up is not None and len(inputs.x) == 1 and self._bias is None:
+            return self._w4.norm_gate_up(*inputs, self._rows, activation)
+        return super().gated_after_norm(inputs, activation, gate, ctx)
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)

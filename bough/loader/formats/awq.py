@@ -27,10 +27,6 @@ class AwqTensor(IntegerTensor):
         inputs, words = files.shape(self._weight)
         super().__init__(files, f"{module}.weight", parts, (words * PER_WORD, inputs))
 
-    @property
-    def groups(self) -> int:
-        return self.files.shape(self._scales)[0]
-
     def integers(self, index: Index) -> IntegerRows:
         rows, inputs, groups = self._cut(index, self.group_size)
         scales = self.files.read(self._scales, (groups, rows)).float()

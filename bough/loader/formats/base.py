@@ -69,6 +69,8 @@ class IntegerTensor(QuantizedTensor):
     """A matrix of small integers, each row in groups of equal size with a scale and a zero point."""
 
     bits: int
+    _scales: str  # the tensor that has those of all groups, and which of its sides counts these
+    _group_side = 0
     _index = ""  # the tensor that has the group of each input, where there may be one
 
     @abstractmethod
@@ -89,12 +91,8 @@ class IntegerTensor(QuantizedTensor):
         return None if torch.equal(groups, regular) or (groups < 0).any() else groups  # -1: not in use
 
     @property
-    @abstractmethod
-    def groups(self) -> int: ...
-
-    @property
     def group_size(self) -> int:
-        return self.shape[1] // self.groups
+        return self.shape[1] // self.files.shape(self._scales)[self._group_side]
 
     @cached_property
     def symmetric(self) -> bool:

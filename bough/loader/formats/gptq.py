@@ -27,10 +27,6 @@ class GptqTensor(IntegerTensor):
         parts = (self._weight, self._zero_points, self._scales, self._index)
         super().__init__(files, f"{module}.weight", parts, (outputs, packed * 32 // bits))
 
-    @property
-    def groups(self) -> int:
-        return self.files.shape(self._scales)[0]
-
     def integers(self, index: Index) -> IntegerRows:
         rows, inputs, groups = self._cut(index, self.group_size)
         words = self.files.read(self._weight, (words_of(inputs, self.bits), rows)).T.contiguous()  # less to transpose

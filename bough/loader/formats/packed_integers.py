@@ -19,6 +19,8 @@ class PackedIntegers(IntegerTensor):
     """weight_packed [outputs, inputs / 8], weight_scale [outputs, groups], weight_zero_point [outputs / 8, groups],
     weight_g_idx [inputs], weight_shape [2]; a scale for each output is one group."""
 
+    _group_side = 1
+
     def __init__(self, files: SafetensorsSource, module: str) -> None:
         parts = tuple(f"{module}.{part}" for part in PARTS)
         self._packed, self._scales, self._zero_points, self._index, shape = parts
@@ -27,10 +29,6 @@ class PackedIntegers(IntegerTensor):
         super().__init__(files, f"{module}.weight", parts, (outputs, inputs))
         if not self.bits:
             raise self._wrong(f"{inputs} integers of 4 or 8 bits do not fill {files.shape(self._packed)[1]} words")
-
-    @property
-    def groups(self) -> int:
-        return self.files.shape(self._scales)[1]
 
     @cached_property
     def symmetric(self) -> bool:

@@ -1,0 +1,72 @@
+"""What is read of Transformers' configuration classes: what the classes themselves say, in either of their forms."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import transformers
+
+from bough.models import transformers_source
+from bough.models.registry import FAMILIES, find_family
+from bough.models.transformers_source import usual_fields
+
+ASSIGNED = """
+class TinyConfig(PreTrainedConfig):
+    model_type = "tiny"
+    hidden_act: str = "relu"
+    num_key_value_heads: int | None = None
+    ends: tuple[int, ...] = (3, 4)
+    context: int = 4 * 1024
+    default_theta = 5e5
+"""
+CONSTRUCTED = """
+class TinyConfig(PreTrainedConfig):
+    model_type = "tiny"
+    default_theta = 5e5
+
+    def __init__(self, vocab=None, hidden_act="relu", ends=(3, 4), context=4 * 1024, **kwargs):
+        super().__init__(**kwargs)
+"""
+
+
+@pytest.mark.parametrize("source", [ASSIGNED, CONSTRUCTED])
+def test_constants_are_read_and_what_is_computed_is_not(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(transformers_source, "transformers_source", lambda path: source)
+    assert usual_fields("tiny") == {"hidden_act": "relu", "ends": [3, 4], "rope_theta": 5e5}
+
+
+def test_of_a_multimodal_model_it_is_the_language_models_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ASSIGNED.replace('"tiny"', '"tiny_text"')
+    outer = 'class WholeConfig(PreTrainedConfig):\n    model_type = "tiny"\n    hidden_act: str = "gelu"\n'
+    monkeypatch.setattr(transformers_source, "transformers_source", lambda path: text + outer)
+    assert usual_fields("tiny")["hidden_act"] == "relu"
+
+
+def test_a_model_that_transformers_do_not_have_has_none() -> None:
+    assert usual_fields("nobodys") == {}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_families_assume_what_the_class_does(model_type: str) -> None:
+    """Of what is read there, the class itself says the same; so a release that writes its classes otherwise shows."""
+    classes = transformers.CONFIG_MAPPING
+    config = classes[f"{model_type}_text" if f"{model_type}_text" in classes else model_type]
+    stated = {field.name: field.default for field in dataclasses.fields(config)}
+    read = {name: value for name, value in usual_fields(model_type).items() if name in stated}
+    assert read
+    for name, value in read.items():
+        assert (tuple(value) if isinstance(stated[name], tuple) else value) == stated[name], name
+
+
+def test_sizes_must_be_stated_but_in_a_text_config() -> None:
+    assert "hidden_size" not in find_family("llama").defaults
+    assert "n_embd" not in find_family("gpt2").defaults
+    assert find_family("gemma3").defaults["hidden_size"] == 2304
+
+
+def test_the_package_is_found_without_being_imported() -> None:
+    assert Path(transformers.__file__).parent.joinpath("models/llama").is_dir()
+    assert "class LlamaConfig" in transformers_source.transformers_source("models/llama/configuration_llama.py")
+    assert transformers_source.transformers_source("models/nobodys.py") == ""

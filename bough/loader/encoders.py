@@ -73,9 +73,10 @@ def packed_attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of each token to all of its item."""
-    rows = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
-    sizes = (cu_seq_lens_q, cu_seq_lens_q, int(max_length_q), int(max_length_q))
-    return varlen_attn(*rows, *sizes)[None], None
+    q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+    longest = int(max_length_q)
+    found: torch.Tensor = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest)  # type: ignore[assignment]
+    return found[None], None
 
 
 def _of_text(name: str) -> bool:

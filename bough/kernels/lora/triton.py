@@ -1,8 +1,8 @@
 """What adapters add, in Triton: two launches, down to the rank and up again.
 
 A program takes a block of rows of one slot, so that neighbours which share an adapter read it once, and programs
-without a block return at once: how many there are depends on sizes alone, as a CUDA graph needs it. Where there are
-few rows, the inputs are cut among programs as well, whose parts are summed on the way up, in a fixed order.
+without a block return at once: how many there are depends on sizes alone, as a CUDA graph needs it. The inputs are cut
+among programs as well, whose parts are summed on the way up, in a fixed order.
 """
 
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
@@ -15,7 +15,7 @@ import triton.language as tl
 from bough.kernels.lora.reference import FEW_ROWS, TILE, AdapterStack, GroupedRows
 from bough.kernels.overlap import overlap, take_turn
 
-PIECE = 1024  # inputs that one program sums where there are few rows
+PIECE = 1024  # inputs that one program sums
 MOST_RANK = 64  # lines of thin matrices that one program computes
 
 
@@ -25,7 +25,7 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
     matrices, rank = stack.down.shape[1:3]
     lines = min(triton.next_power_of_2(matrices * rank), MOST_RANK)
     few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
-    splits = triton.cdiv(inputs, PIECE) if few else 1
+    splits = triton.cdiv(inputs, PIECE)
     thin = torch.empty((splits, count, matrices * rank), dtype=torch.float32, device=x.device)
     cut = {"BLOCK_M": grouped.block_rows, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
     cut |= {"PRECISION": "ieee" if wide else "tf32", "num_stages": 2 if wide else 3, **overlap(0 if few else rows)}
@@ -98,7 +98,11 @@ def _up(
     m, r, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R), tl.load(tile + 1) + tl.arange(0, TILE)
     held, inside = m < tl.load(block + 2), n < tl.load(tile + 2)
     row = tl.load(order + first + m, mask=held, other=0).to(tl.int64)
+    out, kept = product + row[:, None] * product_stride + n[None, :], held[:, None] & inside[None, :]
+    # A sum that begins with the product is faster for large blocks, and slower for small ones.
     total = tl.zeros((BLOCK_M, TILE), dtype=tl.float32)
+    if BLOCK_M > 16:
+        total = tl.load(out, mask=kept, other=0.0).to(tl.float32)
     for lowest in range(0, rank, BLOCK_R):
         line = lowest + r
         left = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
@@ -109,6 +113,6 @@ def _up(
         places = up + (slot * N + n[None, :]) * RANK + line[:, None]
         right = tl.load(places, mask=(line < rank)[:, None] & inside[None, :], other=0.0)
         total = tl.dot(left.to(right.dtype), right, total, input_precision=PRECISION)
-    out = product + row[:, None] * product_stride + n[None, :]
-    kept = held[:, None] & inside[None, :]
-    tl.store(out, (tl.load(out, mask=kept, other=0.0).to(tl.float32) + total).to(product.dtype.element_ty), mask=kept)
+    if BLOCK_M <= 16:
+        total += tl.load(out, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out, total.to(product.dtype.element_ty), mask=kept)

@@ -49,7 +49,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
         },
         {
-            "depth": 32, "hidden_size": 1280, "num_heads": 16, "num_attention_heads": 16, "intermediate_size": 3420, "out_hidden_size": 2048,
+            "depth": 32, "hidden_size": 1280, "num_heads": 16, "num_attention_heads": 16, "intermediate_size": 3420,
+            "out_hidden_size": 2048,
             "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "patch_size": 14, "spatial_merge_size": 2,
         },
         {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280 * 2},

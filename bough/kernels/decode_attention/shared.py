@@ -30,8 +30,8 @@ LINES = 64  # of a program's matrix of queries: as many as the widest instructio
 KEY_STEP = 128  # parts are a multiple of it
 PART_KEYS = 64  # storing and weighing a row's part takes as long as reading so many keys
 # Keys times kv heads that a step must not read again to be worth a launch more in every layer: of 128 columns they take
-# about 10 microseconds on a large GPU.
-MIN_SAVED = 1 << 17
+# about 20 microseconds on a large GPU.
+MIN_SAVED = 1 << 18
 ITEM_FIELDS = 5  # first place in the batch, rows, first key, end of keys, which of its rows' parts
 MAX_ITEMS = 256
 PARTS_PER_ROW = 4  # at most, on average

@@ -44,9 +44,9 @@ class Part:
         chosen = numbers[places]
         return cls(chosen, to_device(chosen.astype(np.int64), device), to_device(places, device))
 
-    def take(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+    def take(self, tensor: Tensor) -> Tensor:
         """The part's rows of a batch-wide tensor: the tensor itself when the part is the whole batch, else a copy."""
-        return tensor if self.places is None else torch.index_select(tensor, 0, self.places, out=out)
+        return tensor if self.places is None else tensor.index_select(0, self.places)
 
     def put(self, tensor: Tensor, values: Tensor) -> None:
         """Writes the part's rows back. `values` may be what `take` gave, changed in place."""

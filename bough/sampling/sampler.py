@@ -45,8 +45,7 @@ def sample(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
     bad = peak.isfinite().logical_not_()
     random = Part.where(state.flags.random[rows], rows, state.device)
     if random is not None:
-        room = state.workspace.lend("part", len(random.numbers), state.vocab_size)
-        random.put(tokens, _draw(state, random, random.take(logits, room), random.take(peak)))
+        random.put(tokens, _draw(state, random, random.take(logits), random.take(peak)))
     tokens = state.agree(tokens.masked_fill_(bad, 0))
     batch = Part.where(np.ones(len(rows), dtype=np.bool_), rows, state.device)
     if batch is not None:
@@ -98,15 +97,11 @@ def _shape(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
 
 def _draw(state: SamplingState, part: Part, logits: Tensor, peak: Tensor) -> Tensor:
     """Tokens for rows that all draw at random. [part] int64"""
-    workspace, parameters = state.workspace, state.parameters
-    weights = softmax_weights(logits, peak, parameters.temperature[part.rows], workspace)
+    parameters = state.parameters
+    weights = softmax_weights(logits, peak, parameters.temperature[part.rows])
     ranked = Part.where(state.flags.ranked[part.numbers], part.numbers, state.device)
     if ranked is not None:
         top_k, top_p = parameters.top_k[ranked.rows], parameters.top_p[ranked.rows]
-        room = workspace.lend("part", len(ranked.numbers), weights.shape[1])  # the logits in it are used up by now
-        ranked.put(weights, keep_top(ranked.take(weights, room), top_k, top_p, state.vocab_size, workspace))
-    min_p = Part.where(state.flags.min_p[part.numbers], part.numbers, state.device)
-    if min_p is not None:
-        room = workspace.lend("part", len(min_p.numbers), weights.shape[1])
-        min_p.put(weights, keep_min_p(min_p.take(weights, room), parameters.min_p[min_p.rows], workspace))
+        ranked.put(weights, keep_top(ranked.take(weights), top_k, top_p))
+    weights = keep_min_p(weights, parameters.min_p[part.rows])
     return draw(weights, uniform(parameters.seed[part.rows], parameters.generated[part.rows]))

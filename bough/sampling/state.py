@@ -25,7 +25,6 @@ from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore, count_
 from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
-from bough.sampling.filters import Workspace
 from bough.sampling.slots import StopBars, VocabularySlots
 
 LEAST_REPETITION = 1e-25  # of any logit, however biased, a smaller penalty could make an infinite number
@@ -90,7 +89,6 @@ class SamplingState:
         self.agree = agree
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.workspace = Workspace()  # of CPUs
         self.scratch_row = rows
         rows += 1
         self.flags = RowFlags.none(rows)
@@ -159,10 +157,14 @@ class SamplingState:
     def advance(self, batch: Part, tokens: Tensor) -> None:
         """Counts one sampled token for every row of the batch, on a CPU; on devices the kernels do."""
         self.parameters.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
-        slots = self.output_counts.slot_of[batch.numbers]
+        self.count(batch.numbers, tokens)
+
+    def count(self, rows: IntArray, tokens: Tensor) -> None:
+        """The same where something else has counted how many tokens a row has, as the native kernels do."""
+        slots = self.output_counts.slot_of[rows]
         if (slots >= 0).any():
             count_tokens_(self.output_counts.tensor, torch.from_numpy(slots.astype(np.int64)), tokens)
-        self.lift_bars(batch.numbers)
+        self.lift_bars(rows)
 
     def lift_bars(self, rows: IntArray) -> None:
         """These rows sample a token each: those that then have enough of them need nothing special for it any more."""

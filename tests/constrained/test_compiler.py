@@ -16,22 +16,13 @@ import pytest
 from bough.constrained import xgrammar_backend
 from bough.constrained.compiler import CachingCompiler
 from bough.constrained.compiler_process import CompilerPool, Hello
-from bough.constrained.interface import (
-    Compiled,
-    GrammarCompiler,
-    GrammarSpec,
-    Ticket,
-    choice_spec,
-    ebnf_spec,
-    json_schema_spec,
-    regex_spec,
-    structural_tag_spec,
-)
+from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError, SettingsError
 from bough.core.pipe_process import PipeProcess
 from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
+from tests.fakes.grammar_specs import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 
 HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 

@@ -54,16 +54,23 @@ static double uniform(int64_t seed, int64_t position) {
 
 /* ---- all tokens */
 
+/* The sum of all weights; where asked, also that of each block. */
+static double sum_all(const drawing *d, const bough_ops *ops, double *sums) {
+    double total = 0.0;
+    for (int64_t first = 0; first < d->size; first += BLOCK) {
+        int64_t count = d->size - first < BLOCK ? d->size - first : BLOCK;
+        double sum = ops->sum_weights(d->logits + first, count, d->peak, d->temperature);
+        total += sum;
+        if (sums != NULL)
+            sums[first / BLOCK] = sum;
+    }
+    return total;
+}
+
 /* The token on which a random number falls: the block first, then the place in it. */
 static int64_t draw(const drawing *d, const bough_ops *ops) {
-    double sums[BOUGH_MAX_VOCABULARY / BLOCK], total = 0.0, passed = 0.0;
+    double sums[BOUGH_MAX_VOCABULARY / BLOCK], target = d->number * sum_all(d, ops, sums), passed = 0.0;
     int64_t blocks = (d->size + BLOCK - 1) / BLOCK, block = 0;
-    for (int64_t i = 0; i < blocks; i++) {
-        int64_t count = d->size - i * BLOCK < BLOCK ? d->size - i * BLOCK : BLOCK;
-        sums[i] = ops->sum_weights(d->logits + i * BLOCK, count, d->peak, d->temperature);
-        total += sums[i];
-    }
-    double target = d->number * total;
     while (block < blocks - 1 && passed + sums[block] <= target)
         passed += sums[block++];
     int64_t first = block * BLOCK, count = d->size - first < BLOCK ? d->size - first : BLOCK;
@@ -170,29 +177,22 @@ static double mass_up_to(const candidate *all, int64_t count, uint64_t cut) {
     return mass;
 }
 
-/* The heaviest weight such that those of at least as much have the mass; all masses are measured at once. */
-static double find_bar(const drawing *d, const bough_ops *ops, double *mass) {
-    double sums[BOUGH_LEVELS] = {0}, bar = 0.25;
-    ops->sum_levels(d->logits, d->size, d->peak, d->temperature, sums);
-    *mass = d->top_p * sums[BOUGH_LEVELS - 1];
-    for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25)
-        if (sums[level] >= *mass * 1.0001) /* so that rounding does not decide */
-            return bar * 0.999;
-    return 0.0;
-}
-
 /* Candidates among which the cut surely lies: as many as top-k keeps, or as heavy as what top-p keeps of all tokens.
  * `mass` becomes the mass at which top-p cuts. */
 static int64_t gather(const drawing *d, const bough_ops *ops, const room *room, double *mass) {
     bool has_k = d->top_k < d->size, has_p = d->top_p < 1.0;
-    *mass = INFINITY;
-    if (!has_k)
-        return find_candidates(d, ops, has_p ? find_bar(d, ops, mass) : 0.99 * d->min_p, room);
-    double bar = 0x1p-5;
+    *mass = has_p && !has_k ? d->top_p * sum_all(d, ops, NULL) : INFINITY;
+    if (!has_k && !has_p)
+        return find_candidates(d, ops, 0.99 * d->min_p, room);
     int64_t count;
-    while ((count = find_candidates(d, ops, bar, room)) < d->top_k && bar > 0.0)
-        bar = bar > 0x1p-40 ? bar * 0x1p-5 : 0.0;
-    if (has_p)
+    for (double bar = 0x1p-5;; bar = bar > 0x1p-40 ? bar * 0x1p-5 : 0.0) {
+        count = find_candidates(d, ops, bar, room);
+        bool enough = has_k ? count >= d->top_k
+                            : mass_up_to(room->found, count, UINT64_MAX) >= *mass * 1.0001; /* rounding must not decide */
+        if (enough || bar == 0.0)
+            break;
+    }
+    if (has_k && has_p)
         *mass = d->top_p * mass_up_to(room->found, count, find_cut(room->found, count, d->top_k, INFINITY, room->spare));
     return count;
 }

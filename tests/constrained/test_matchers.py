@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from bough.constrained.interface import GrammarSpec
-from bough.constrained.vocabulary import allowed_tokens
-from tests.constrained.walks import BACKEND_NAMES, BYTES, STOP, accepts, matcher_of, random_text
+from tests.constrained.walks import BACKEND_NAMES, BYTES, STOP, accepts, allowed_tokens, matcher_of, random_text
 from tests.fakes.grammar_specs import choice_spec, json_schema_spec, regex_spec
 
 PERSON = {

@@ -1,7 +1,7 @@
 """The seam between structured output and the engine.
 
-A request carries a `GrammarSpec`. The scheduler hands it to a `GrammarCompiler` and polls the `Ticket`. All requests
-with the same spec share the `Compiled` grammar; each has a `Matcher` of its own.
+A request carries a `GrammarSpec`. The scheduler hands it to a compiler and polls the `Ticket`. All requests with the same
+spec share the `Compiled` grammar; each has a `Matcher` of its own.
 """
 
 from __future__ import annotations
@@ -73,12 +73,6 @@ class Ticket(Protocol):
 
     def cancel(self) -> None:
         """The request no longer waits; a compile that serves no other request may be dropped."""
-
-
-class GrammarCompiler(Protocol):
-    def request(self, spec: GrammarSpec) -> Ticket: ...
-
-    def close(self) -> None: ...
 
 
 def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:

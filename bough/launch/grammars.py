@@ -16,7 +16,8 @@ from bough.core.errors import BoughError, RequestError
 from bough.core.settings import SchedulerSettings
 
 if TYPE_CHECKING:
-    from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
+    from bough.constrained.compiler import CachingCompiler
+    from bough.constrained.interface import Compiled, GrammarSpec, Ticket
     from bough.constrained.vocabulary import Vocabulary
     from bough.tokenizer.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ class GrammarDesk:
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._settings = settings
-        self._compiler: GrammarCompiler | None = None
+        self._compiler: CachingCompiler | None = None
         self._builder: threading.Thread | None = None
         self._spell: Callable[[int | None, bytes, bool], Sequence[int]] | None = None
         self.error: Exception | None = None  # why there will be no compiler

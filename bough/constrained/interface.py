@@ -1,7 +1,7 @@
 """The seam between structured output and the engine.
 
-A request carries a `GrammarSpec`. The scheduler hands it to a compiler and polls the `Ticket`. All requests with the same
-spec share the `Compiled` grammar; each has a `Matcher` of its own.
+A request carries a `GrammarSpec`. The scheduler hands it to a compiler and polls the `Ticket`. All requests with the
+same spec share the `Compiled` grammar; each has a `Matcher` of its own.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK = 128, BUCKETS = 1024 };
+enum { BLOCK = 128 };
 
 typedef struct {
     const bough_sampling *rows;
@@ -115,8 +115,9 @@ static uint64_t middle_rank(const candidate *all, int64_t count) {
 }
 
 /* The rank of the last candidate that is kept, counted from the highest rank: the one with which `places` are kept or,
- * if that is sooner, with which the weights reach `mass`. The order of the candidates changes. */
-static uint64_t select_cut(candidate *all, int64_t count, int64_t places, double mass) {
+ * if that is sooner, with which the weights reach `mass`. A copy of the candidates is worked in: their order stays. */
+static uint64_t find_cut(const candidate *given, int64_t count, int64_t places, double mass, candidate *all) {
+    memcpy(all, given, (size_t)count * sizeof *all);
     while (count > 1) {
         uint64_t pivot = middle_rank(all, count);
         int64_t below = 0; /* behind these stand those above the pivot; the pivot itself is one of the first */
@@ -141,33 +142,6 @@ static uint64_t select_cut(candidate *all, int64_t count, int64_t places, double
         }
     }
     return all[0].rank;
-}
-
-/* The same for many: deals them to buckets by their rank, which says in which bucket the cut is. */
-static uint64_t find_cut(const candidate *all, int64_t count, int64_t places, double mass, candidate *spare) {
-    int64_t counts[BUCKETS] = {0}, members = 0;
-    double masses[BUCKETS] = {0};
-    uint64_t low = UINT64_MAX, high = 0;
-    for (int64_t i = 0; i < count; i++) {
-        low = all[i].rank < low ? all[i].rank : low;
-        high = all[i].rank > high ? all[i].rank : high;
-    }
-    int shift = 0, bucket = 0;
-    while ((high - low) >> shift >= BUCKETS)
-        shift++;
-    for (int64_t i = 0; i < count; i++) {
-        counts[(all[i].rank - low) >> shift]++;
-        masses[(all[i].rank - low) >> shift] += all[i].weight;
-    }
-    int last = (int)((high - low) >> shift);
-    for (; bucket < last && counts[bucket] < places && masses[bucket] < mass; bucket++) {
-        places -= counts[bucket];
-        mass -= masses[bucket];
-    }
-    for (int64_t i = 0; i < count; i++)
-        if ((int)((all[i].rank - low) >> shift) == bucket)
-            spare[members++] = all[i];
-    return select_cut(spare, members, places, mass);
 }
 
 static double mass_up_to(const candidate *all, int64_t count, uint64_t cut) {

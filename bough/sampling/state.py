@@ -23,9 +23,8 @@ from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
 from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore, count_tokens_
 from bough.kernels.sampling.rows import RowParameters
-from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
-from bough.sampling.slots import StopBars, VocabularySlots
+from bough.sampling.slots import StopBars, VocabularySlots, to_device
 
 LEAST_REPETITION = 1e-25  # of any logit, however biased, a smaller penalty could make an infinite number
 TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything
@@ -154,10 +153,10 @@ class SamplingState:
         slots = (held.slot_of[rows] for held in (self.output_counts, self.prompt_tokens, self.bias))
         return PenaltyLines(*to_device(np.stack((places, rows, *slots)).astype(np.int64), self.device))
 
-    def advance(self, batch: Part, tokens: Tensor) -> None:
-        """Counts one sampled token for every row of the batch, on a CPU; on devices the kernels do."""
-        self.parameters.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
-        self.count(batch.numbers, tokens)
+    def advance(self, rows: IntArray, tokens: Tensor) -> None:
+        """Counts one sampled token for each of these rows, on a CPU; on devices the kernels do."""
+        self.parameters.generated[torch.from_numpy(rows.astype(np.int64))] += 1
+        self.count(rows, tokens)
 
     def count(self, rows: IntArray, tokens: Tensor) -> None:
         """The same where something else has counted how many tokens a row has, as the native kernels do."""

@@ -92,7 +92,6 @@ class SamplingState:
         rows += 1
         self.flags = RowFlags.none(rows)
         self.adjusted_rows: set[int] = set()  # that `flags.adjusted` is true of: mostly there are none
-        self._special_rows: set[int] = set()  # and those of `flags.special`
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
         self.processors: dict[int, tuple[Processor, dict[str, Any]]] = {}  # by row, with the request's `custom_params`
         self.parameters = RowParameters(  # what the kernels read of each row; `generated` is theirs to count on
@@ -132,7 +131,6 @@ class SamplingState:
         for row in rows.tolist():
             self.logprob_specs[row] = None
             self.adjusted_rows.discard(row)
-            self._special_rows.discard(row)
             self.bars.take_down(row)
             self.processors.pop(row, None)
 
@@ -172,12 +170,10 @@ class SamplingState:
             alone = np.array([row], dtype=np.int32)
             if not self.flags.adjusted(alone).any():
                 self.adjusted_rows.discard(row)
-            if not self.flags.special(alone).any():
-                self._special_rows.discard(row)
 
     def plain(self, rows: IntArray) -> bool:
         """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""
-        return self._special_rows.isdisjoint(rows.tolist())
+        return not self.flags.special(rows).any()
 
     def specs(self, rows: IntArray) -> list[LogprobSpec | None] | None:
         """What logprobs these rows want; None when none of them wants any."""
@@ -211,7 +207,6 @@ class SamplingState:
         flags.logprobs[rows] = [s.logprobs is not None for s in setups]
         flags.processed[rows] = [s.processor is not None for s in setups]
         self.adjusted_rows.update(rows[flags.adjusted(rows)].tolist())
-        self._special_rows.update(rows[flags.special(rows)].tolist())
         for s in setups:
             self.logprob_specs[s.row] = s.logprobs
             if s.processor is not None:

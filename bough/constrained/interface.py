@@ -1,21 +1,22 @@
 """The seam between structured output and the engine.
 
-A request carries a `GrammarSpec`. The scheduler hands it to a `GrammarCompiler` and polls the `Ticket`. All requests
-with the same spec share the `Compiled` grammar; each has a `Matcher` of its own.
+A request carries a `GrammarSpec`. The scheduler hands it to a compiler and polls the `Ticket`. All requests with the
+same spec share the `Compiled` grammar; each has a `Matcher` of its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import RequestError
+from bough.core.sampling_params import SamplingParams
 
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choice"]
 
@@ -74,61 +75,30 @@ class Ticket(Protocol):
         """The request no longer waits; a compile that serves no other request may be dropped."""
 
 
-class GrammarCompiler(Protocol):
-    def request(self, spec: GrammarSpec) -> Ticket: ...
-
-    def close(self) -> None: ...
-
-
-# From what clients write to a `GrammarSpec`: one text for each meaning, so that the cache finds it again. Keys keep
-# their order, which is that of the answer's properties. `prepare` decides whether a back end can enforce it.
-
-
-def json_schema_spec(
-    schema: Any, *, strict: bool = True, any_whitespace: bool = False, field: str = "json_schema"
-) -> GrammarSpec:
-    """A schema given as an object, a boolean, JSON text, or a pydantic model."""
-    if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
-    return GrammarSpec("json_schema", _canonical(schema, field, (dict, bool)), strict, any_whitespace)
+def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:
+    """What a request's grammar field asks for: one text for each meaning, so that the cache finds it again. `prepare`
+    decides whether a back end can enforce it."""
+    if sampling.choices:
+        return GrammarSpec("choice", json.dumps(list(dict.fromkeys(sampling.choices)), ensure_ascii=False))
+    if sampling.regex:
+        return GrammarSpec("regex", sampling.regex)
+    if sampling.ebnf:
+        return GrammarSpec("ebnf", sampling.ebnf)
+    strict = sampling.grammar_strict
+    if sampling.structural_tag:
+        tag = _canonical(sampling.structural_tag, "structural_tag", (dict,))
+        return GrammarSpec("structural_tag", tag, strict, any_whitespace)
+    schema = _canonical(sampling.json_schema or "", "json_schema", (dict, bool))
+    return GrammarSpec("json_schema", schema, strict, any_whitespace)
 
 
-def regex_spec(pattern: str, *, field: str = "regex") -> GrammarSpec:
-    return GrammarSpec("regex", _text(pattern, field))
-
-
-def ebnf_spec(grammar: str, *, field: str = "ebnf") -> GrammarSpec:
-    return GrammarSpec("ebnf", _text(grammar, field))
-
-
-def structural_tag_spec(
-    tag: Any, *, strict: bool = True, any_whitespace: bool = False, field: str = "structural_tag"
-) -> GrammarSpec:
-    """A tag in either form, `{type, structures, triggers}` or `{type, format}`, as an object or as JSON text."""
-    return GrammarSpec("structural_tag", _canonical(tag, field, (dict,)), strict, any_whitespace)
-
-
-def choice_spec(choices: Sequence[str], *, field: str = "guided_choice") -> GrammarSpec:
-    if isinstance(choices, str) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise RequestError(f"{field} must be a non-empty list of strings.", field=field)
-    return GrammarSpec("choice", json.dumps(list(dict.fromkeys(choices)), ensure_ascii=False))
-
-
-def _text(value: Any, field: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise RequestError(f"{field} must be a non-empty string.", field=field)
-    return value
-
-
-def _canonical(value: Any, field: str, allowed: tuple[type, ...]) -> str:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{field} is not valid JSON: {error}.", field=field) from None
+def _canonical(text: str, field: str, allowed: tuple[type, ...]) -> str:
+    """Keys keep their order, which is that of the answer's properties."""
+    try:
+        value = json.loads(text)
+        written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field} is not valid JSON: {error}.", field=field) from None
     if not isinstance(value, allowed):
         raise RequestError(f"{field} must be a JSON object, not {type(value).__name__}.", field=field)
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{field} cannot be written as JSON: {error}.", field=field) from None
+    return written

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -114,39 +114,18 @@ def _wholes(low: int, high: int | None) -> Node | None:
     if len(first) > MAX_DIGITS and (high is None or low <= high):
         return literal(first)
     if high is None:
-        return choice([_same_length(first, None, len(first)), Row((FIRST, repeat(DIGIT, len(first), None)))])
+        return _either([_Tail(first).exactly(len(first)), Row((FIRST, repeat(DIGIT, len(first), None)))])
     most = 10 ** max(WHOLE_DIGITS, len(first) + 1) - 1
     last = str(min(high, most))
     if low > int(last):
         return None
     if len(first) == len(last):
-        return _same_length(first, last, len(first))
-    options = [_same_length(first, None, len(first))]
+        return _Tail(first, high=last).exactly(len(first))
+    options = [_Tail(first).exactly(len(first))]
     if len(last) - len(first) > 1:
         options.append(Row((FIRST, repeat(DIGIT, len(first), len(last) - 2))))
-    options.append(_same_length("1" + "0" * (len(last) - 1), last, len(last)))
-    return choice(options)
-
-
-def _same_length(low: str | None, high: str | None, places: int) -> Node:
-    """So many digits, not below one text of as many digits and not above another; None is no bound on that side."""
-    low = low if low is not None and low.strip("0") else None
-    high = high if high is not None and high.strip("9") else None
-    if low is None and high is None:
-        return repeat(DIGIT, places, places)
-    first, last = int(low[0]) if low else 0, int(high[0]) if high else 9
-    if first == last:
-        return Row((_digits(first, last), _same_length(low and low[1:], high and high[1:], places - 1)))
-    options: list[Node] = []
-    if low is not None:
-        options.append(Row((_digits(first, first), _same_length(low[1:], None, places - 1))))
-        first += 1
-    if high is not None:
-        options.append(Row((_digits(last, last), _same_length(None, high[1:], places - 1))))
-        last -= 1
-    if first <= last:
-        options.append(Row((_digits(first, last), repeat(DIGIT, places - 1, places - 1))))
-    return choice(options)
+    options.append(_Tail("1", high=last).exactly(len(last)))
+    return _either(options)
 
 
 def _digits(first: int, last: int) -> Node:
@@ -214,12 +193,12 @@ def _at(before: int, low: str, above: bool, high: str | None, below: bool) -> No
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """Digits still to come behind the point, and what they must not fall short of or pass."""
+    """Digits still to come, behind the point or of a whole number, and what they must not fall short of or pass."""
 
     low: str | None  # None: anything is high enough
-    above: bool
-    high: str | None  # None: anything is low enough
-    below: bool
+    above: bool = False
+    high: str | None = None  # None: anything is low enough
+    below: bool = False
 
     @property
     def ends(self) -> bool:
@@ -232,6 +211,16 @@ class _Tail:
             return None
         if self.low is None and self.high is None:
             return repeat(DIGIT, 1, places)
+        return self._next(lambda after: _either([EMPTY if after.ends else None, after.pattern(places - 1)]))
+
+    def exactly(self, places: int) -> Node | None:
+        """So many digits."""
+        if self.low is None and self.high is None:
+            return repeat(DIGIT, places, places)
+        return self._next(lambda after: after.exactly(places - 1)) if places else EMPTY
+
+    def _next(self, rest_of: Callable[[_Tail], Node | None]) -> Node | None:
+        """One digit, and what may follow it."""
         groups: dict[_Tail, list[int]] = {}
         for digit in range(10):
             after = self._after(digit)
@@ -239,8 +228,7 @@ class _Tail:
                 groups.setdefault(after, []).append(digit)
         options = []
         for after, digits in groups.items():
-            more = after.pattern(places - 1)
-            rest = _either([EMPTY if after.ends else None, more])
+            rest = rest_of(after)
             options.append(None if rest is None else Row((_digits(digits[0], digits[-1]), rest)))
         return _either(options)
 
@@ -250,7 +238,7 @@ class _Tail:
             bound = int(low[:1] or 0)
             if digit < bound:
                 return None
-            low = None if digit > bound or (not low[1:] and not self.above) else low[1:]
+            low = None if digit > bound or (not low[1:].strip("0") and not self.above) else low[1:]
         if high is not None:
             bound = int(high[:1] or 0)
             if digit > bound or (not high and self.below):

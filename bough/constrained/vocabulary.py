@@ -37,11 +37,6 @@ def allow_also(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
         words[token // 32] |= np.uint32(1 << (token % 32))
 
 
-def allowed_tokens(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits)
-
-
 def tail_bits(size: int) -> int:
     """The bits of the last word that stand for tokens, as the signed number that a word is."""
     bits = 0xFFFFFFFF >> (-size % 32)

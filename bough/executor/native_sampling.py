@@ -1,4 +1,4 @@
-"""Sampling on the native kernels, for rows whose logits are the model's own; others use torch.
+"""Sampling on the native kernels. What requests do to the logits of their rows is torch's part (`sampling.adjust`).
 
 The state of the rows stays in `SamplingState`, so that a row may be in either kind of company from step to step: the
 kernels read its columns where they are, and count on. Random numbers are those of (seed, output position), as
@@ -15,6 +15,7 @@ from bough.core.plan import IntArray
 from bough.executor.verification import Drawn, draw_by_torch
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import MAX_VOCABULARY, Sampling, ThreadPool
+from bough.sampling.adjust import adjust
 from bough.sampling.masks import BatchMasks, maskable
 from bough.sampling.state import SamplingState
 
@@ -44,13 +45,20 @@ class NativeSampler:
 
     def __call__(self, logits: torch.Tensor, rows: IntArray, masks: BatchMasks | None = None) -> Drawn:
         """The next token of each of `rows` from the first lines of contiguous `logits` [n or more, V]; counts it in the
-        state. Rows with masks may be overwritten there, unless one of them wants logprobs."""
-        if not self._fits or (self._state.adjusted_rows and self._state.flags.adjusted(rows).any()):
+        state. Rows with masks, or that adjust their logits, may be overwritten there, unless one of them wants
+        logprobs."""
+        if not self._fits:
             return draw_by_torch(self._state, logits[: len(rows)], rows, masks)
-        job = self._job
+        job, own = self._job, logits[: len(rows)]
         job.masks = None
+        adjusts = bool(self._state.adjusted_rows and self._state.flags.adjusted(rows).any())
+        logits = own
+        if adjusts:
+            with torch.inference_mode():
+                logits = adjust(self._state, own, rows)
         if masks is not None:
-            logits = maskable(self._state, logits[: len(rows)], rows, masks)
+            if logits is own:
+                logits = maskable(self._state, own, rows, masks)
             job.masks = masks.words.data_ptr()
             self._mask_lines[: len(rows)] = np.where(masks.masked, masks.masked.cumsum() - 1, -1)
         drawn = Drawn(np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.bool_))
@@ -58,4 +66,7 @@ class NativeSampler:
         job.count, job.logits = len(rows), logits.data_ptr()
         job.tokens, job.bad = drawn.tokens.ctypes.data, drawn.bad.ctypes.data
         self._pool.sample(job)
+        if adjusts:
+            with torch.inference_mode():
+                self._state.count(rows, torch.from_numpy(drawn.tokens))
         return drawn

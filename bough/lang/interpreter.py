@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -39,7 +40,6 @@ class Executor:
         self._lock = threading.RLock()
         self._queue: deque[Step] = deque()
         self._busy = branch  # the queue is being worked off, or waits for the parent
-        self._idle: list[tuple[Future[None], bool]] = []  # who waits, and whether until the end of the program
         self._task: asyncio.Task[None] | None = None
         self._doing: Step | None = None
         self._promised: list[Slot] = []  # those that this state will fill, and not its parent
@@ -80,8 +80,7 @@ class Executor:
         self.ended = True
         for child in self.children:
             child.end()
-        with self._lock:
-            self._wake()
+        self.changes.notify()
 
     def settle_branches(self) -> None:
         """Waits for branches that nobody has waited for: no request outlives its program. Those of a state that has
@@ -149,30 +148,32 @@ class Executor:
         """Nothing more will come. Inside of the program nobody can wait for its end."""
         return self.failure is not None or (not self._busy and (self.ended or not outside))
 
-    def until_idle(self, *, outside: bool = False) -> Future[None]:
-        """Done when everything that was submitted has been done; for those outside the program, when it has ended.
-        Does not raise."""
-        waiter: Future[None] = Future()
-        self._settle()
-        with self._lock:
-            self._idle.append((waiter, outside))
-            self._wake()
-        return waiter
+    def until(self, condition: Callable[[], bool]) -> Iterator[Future[None]]:
+        """What to wait for, one change after the other, until the condition holds."""
+        while True:
+            version = self.changes.version  # before the look, so that no change is missed
+            if condition():
+                return
+            yield self.changes.since(version)
+
+    def until_idle(self, *, outside: bool = False) -> Iterator[Future[None]]:
+        """The same until everything that was submitted has been done; for those outside the program, until it has
+        ended."""
+        if self._busy or not self.ended:
+            self._settle()
+        return self.until(lambda: self.over(outside=outside))
 
     def sync(self, *, outside: bool = False) -> None:
-        if self._busy or not self.ended:
-            self.until_idle(outside=outside).result()
+        for change in self.until_idle(outside=outside):
+            change.result()
 
     def raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure.report()
 
-    def declared(self, name: str) -> Future[None]:
-        """For those outside: done when the program has come to a variable's declaration, or will never come to it."""
-        version = self.changes.version
-        if name in self.slots or self.ended or self.failure is not None:
-            version = -1
-        return self.changes.since(version)
+    def until_declared(self, name: str) -> Iterator[Future[None]]:
+        """For those outside: until the program has come to a variable's declaration, or will never come to it."""
+        return self.until(lambda: name in self.slots or self.ended or self.failure is not None)
 
     def slot(self, name: str) -> Slot:
         slot = self.slots.get(name)
@@ -271,17 +272,6 @@ class Executor:
 
     def _rest(self) -> None:
         self._busy, self._doing = False, None
-        self._wake()
-
-    def _wake(self) -> None:
-        """Tells those whose wait is over. Called with the lock."""
-        if not self._busy:
-            over = self.ended or self.failure is not None
-            done = [waiter for waiter, at_end in self._idle if over or not at_end]
-            self._idle = [] if over else [entry for entry in self._idle if entry[1]]
-            for waiter in done:
-                if not waiter.done():  # done: it was cancelled with the task that waited
-                    waiter.set_result(None)
         self.changes.notify()
 
     def _fail_at(self, site: Site | None, error: BaseException) -> None:

@@ -198,8 +198,8 @@ class ProgramState(StateBase):
     def _filled(self, name: str) -> Slot:
         """In a stream the program may not have come to the variable yet."""
         executor = self._executor
-        while self._outside and not (declared := executor.declared(name)).done():
-            declared.result()
+        for change in executor.until_declared(name) if self._outside else ():
+            change.result()
         slot = executor.slot(name)
         slot.filled.result()
         slot.check()
@@ -233,15 +233,16 @@ class ProgramState(StateBase):
 
     async def async_get_var(self, name: str) -> Any:
         executor = self._executor
-        while self._outside and not (declared := executor.declared(name)).done():
-            await asyncio.wrap_future(declared)
+        for change in executor.until_declared(name) if self._outside else ():
+            await asyncio.wrap_future(change)
         slot = executor.slot(name)
         await asyncio.shield(asyncio.wrap_future(slot.filled))  # others wait for it, too
         slot.check()
         return slot.value
 
     async def async_sync(self) -> None:
-        await asyncio.wrap_future(self._executor.until_idle(outside=self._outside))
+        for change in self._executor.until_idle(outside=self._outside):
+            await asyncio.wrap_future(change)
         self._executor.raise_failure()
 
     def _end(self) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from bough.core.errors import BoughError, RequestError
 from bough.core.settings import SchedulerSettings
 
 if TYPE_CHECKING:
-    from bough.constrained.interface import Compiled, GrammarCompiler, GrammarSpec, Ticket
+    from bough.constrained.compiler import CachingCompiler
+    from bough.constrained.interface import Compiled, GrammarSpec, Ticket
     from bough.constrained.vocabulary import Vocabulary
     from bough.tokenizer.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ class GrammarDesk:
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._settings = settings
-        self._compiler: GrammarCompiler | None = None
+        self._compiler: CachingCompiler | None = None
         self._builder: threading.Thread | None = None
         self._spell: Callable[[int | None, bytes, bool], Sequence[int]] | None = None
         self.error: Exception | None = None  # why there will be no compiler
@@ -98,6 +99,7 @@ class GrammarDesk:
 
     def _build(self) -> None:
         from bough.constrained.compiler import CachingCompiler
+        from bough.constrained.spelling import spell
 
         try:
             tokenizer = self._open_tokenizer()
@@ -109,9 +111,8 @@ class GrammarDesk:
                 log.exception("grammars cannot be compiled")
             self.error = error
             return
-        self._spell = lru_cache(SPELLINGS)(
-            lambda last, forced, whole: spell(tokenizer, vocabulary, last, forced, whole)
-        )
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._spell = lru_cache(SPELLINGS)(partial(spell, encode, vocabulary.pieces.__getitem__))
         self._compiler = compiler
 
 
@@ -131,16 +132,3 @@ def read_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int], size: int | N
         return found if isinstance(found, bytes) else found.encode()
 
     return Vocabulary(tuple(map(piece, range(width))), stops)
-
-
-def spell(tokenizer: Tokenizer, vocabulary: Vocabulary, last: int | None, forced: bytes, whole: bool) -> Sequence[int]:
-    """The tokens of the last token's text and what must follow it; no more than the last where the tokenizer cannot
-    say."""
-    from bough.constrained.retokenise import retokenise
-
-    def encode(text: str) -> Sequence[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    standing = () if last is None else (last,)
-    seam = retokenise(encode, vocabulary.pieces.__getitem__, standing, forced, final=whole, max_cut=1)
-    return seam.tokens if seam.cut else (*standing, *seam.tokens)

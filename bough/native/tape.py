@@ -18,7 +18,7 @@ Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
 
 MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
 MAX_THREADS = 255  # of a pool: BOUGH_MAX_THREADS of thread_pool.h
-MAX_EXPERTS = 1024  # BOUGH_MAX_EXPERTS of routing.h
+MAX_EXPERTS = 1024  # BOUGH_MAX_EXPERTS of experts.h
 MAX_LATENT_DIM = 576  # BOUGH_MAX_LATENT_DIM of ops.h
 # The arguments of each operation, in the order of its struct in tape.h; the kinds are numbered in this order.
 ARGUMENTS: dict[str, tuple[type[Any], ...]] = {

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray
 from bough.kernels.penalties.reference import PenaltyLines, penalise
-from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, run_processor
 from bough.sampling.masks import BatchMasks
+from bough.sampling.slots import to_device
 from bough.sampling.state import SamplingState
 
 
@@ -118,9 +118,8 @@ def _run_processors(state: SamplingState, logits: Tensor, rows: IntArray) -> Non
 
 def _bar_stop_ids(state: SamplingState, logits: Tensor, rows: IntArray, guarded: BoolArray) -> None:
     """Touches only the stop ids' own logits."""
-    part = Part.where(guarded, rows, state.device)
-    if part is None:
+    places = np.flatnonzero(guarded)
+    if not len(places):
         return
-    places = torch.arange(len(logits), device=logits.device) if part.places is None else part.places
-    at = (places[:, None], state.bars.ids[part.rows])  # [part, width]
-    logits.index_put_(at, logits.new_full((), -torch.inf))
+    at, numbers = to_device(np.stack((places, rows[places])), state.device)
+    logits.index_put_((at[:, None], state.bars.ids[numbers]), logits.new_full((), -torch.inf))  # [guarded, width]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bough.core.plan import LogprobSpec, PositionLogprobs
 from bough.kernels.log_normaliser.reference import log_normaliser
-from bough.sampling.batch import to_device
+from bough.sampling.slots import to_device
 
 INPUT_BLOCK = 256  # positions whose logits exist at once: 150 MiB with a vocabulary of 150,000
 OUTPUT_BLOCK = INPUT_BLOCK  # rows whose logits are widened at once

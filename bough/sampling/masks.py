@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import BatchPlan, BoolArray, IntArray, TokenMasks
-from bough.sampling.batch import to_device
+from bough.sampling.slots import to_device
 from bough.sampling.state import SamplingState
 
 

@@ -1,9 +1,8 @@
 """One sampling step for a whole batch: logits in, one token per row out.
 
-A greedy batch pays for an argmax. Other needs are met for the rows that have them, as sub-batches chosen from the
-host's flags. A row whose logits are unusable is reported as bad, alone. On CUDA devices the same happens in two or
-three launches for all rows; rows that adjust their logits are drawn by launches of their own. State lives in
-`SamplingState`.
+A greedy batch pays for an argmax. Other needs are met for the rows that have them, chosen from the host's flags. A row
+whose logits are unusable is reported as bad, alone. On CUDA devices the same happens in two or three launches for all
+rows; rows that adjust their logits are drawn by launches of their own. State lives in `SamplingState`.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bough.core.plan import IntArray
 from bough.kernels.sampling.rows import uniform
 from bough.kernels.token_mask.reference import forbid_tokens_
 from bough.sampling.adjust import adjust, adjust_on_device
-from bough.sampling.batch import Part, to_device
 from bough.sampling.filters import best, draw, keep_min_p, keep_top, softmax_weights
 from bough.sampling.masks import BatchMasks, maskable
+from bough.sampling.slots import to_device
 from bough.sampling.state import SamplingState
 
 
@@ -43,14 +43,12 @@ def sample(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
     logits = _shape(state, logits, rows, masks)
     peak, tokens = best(logits)
     bad = peak.isfinite().logical_not_()
-    random = Part.where(state.flags.random[rows], rows, state.device)
-    if random is not None:
-        room = state.workspace.lend("part", len(random.numbers), state.vocab_size)
-        random.put(tokens, _draw(state, random, random.take(logits, room), random.take(peak)))
+    random = np.flatnonzero(state.flags.random[rows])
+    if len(random):
+        at = torch.from_numpy(random)
+        tokens.index_copy_(0, at, _draw(state, rows[random], logits[at], peak[at]))
     tokens = state.agree(tokens.masked_fill_(bad, 0))
-    batch = Part.where(np.ones(len(rows), dtype=np.bool_), rows, state.device)
-    if batch is not None:
-        state.advance(batch, tokens)
+    state.advance(rows, tokens)
     return Sampled(tokens, bad)
 
 
@@ -96,17 +94,13 @@ def _shape(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
     return adjusted
 
 
-def _draw(state: SamplingState, part: Part, logits: Tensor, peak: Tensor) -> Tensor:
-    """Tokens for rows that all draw at random. [part] int64"""
-    workspace, parameters = state.workspace, state.parameters
-    weights = softmax_weights(logits, peak, parameters.temperature[part.rows], workspace)
-    ranked = Part.where(state.flags.ranked[part.numbers], part.numbers, state.device)
-    if ranked is not None:
-        top_k, top_p = parameters.top_k[ranked.rows], parameters.top_p[ranked.rows]
-        room = workspace.lend("part", len(ranked.numbers), weights.shape[1])  # the logits in it are used up by now
-        ranked.put(weights, keep_top(ranked.take(weights, room), top_k, top_p, state.vocab_size, workspace))
-    min_p = Part.where(state.flags.min_p[part.numbers], part.numbers, state.device)
-    if min_p is not None:
-        room = workspace.lend("part", len(min_p.numbers), weights.shape[1])
-        min_p.put(weights, keep_min_p(min_p.take(weights, room), parameters.min_p[min_p.rows], workspace))
-    return draw(weights, uniform(parameters.seed[part.rows], parameters.generated[part.rows]))
+def _draw(state: SamplingState, rows: IntArray, logits: Tensor, peak: Tensor) -> Tensor:
+    """Tokens for rows that all draw at random. [rows] int64"""
+    parameters, numbers = state.parameters, torch.from_numpy(rows.astype(np.int64))
+    weights = softmax_weights(logits, peak, parameters.temperature[numbers])
+    ranked = torch.from_numpy(np.flatnonzero(state.flags.ranked[rows]))
+    if len(ranked):
+        top_k, top_p = parameters.top_k[numbers[ranked]], parameters.top_p[numbers[ranked]]
+        weights.index_copy_(0, ranked, keep_top(weights[ranked], top_k, top_p))
+    weights = keep_min_p(weights, parameters.min_p[numbers])
+    return draw(weights, uniform(parameters.seed[numbers], parameters.generated[numbers]))

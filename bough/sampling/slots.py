@@ -8,13 +8,20 @@ left to its user.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from bough.core.plan import IntArray
-from bough.sampling.batch import to_device
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A fresh host array as a tensor there. Pinned memory lets the copy queue behind running work without a wait."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class VocabularySlots:

@@ -23,10 +23,8 @@ from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
 from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore, count_tokens_
 from bough.kernels.sampling.rows import RowParameters
-from bough.sampling.batch import Part, to_device
 from bough.sampling.custom_logit_processor import Processor, load_processor
-from bough.sampling.filters import Workspace
-from bough.sampling.slots import StopBars, VocabularySlots
+from bough.sampling.slots import StopBars, VocabularySlots, to_device
 
 LEAST_REPETITION = 1e-25  # of any logit, however biased, a smaller penalty could make an infinite number
 TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything
@@ -90,12 +88,10 @@ class SamplingState:
         self.agree = agree
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.workspace = Workspace()  # of CPUs
         self.scratch_row = rows
         rows += 1
         self.flags = RowFlags.none(rows)
         self.adjusted_rows: set[int] = set()  # that `flags.adjusted` is true of: mostly there are none
-        self._special_rows: set[int] = set()  # and those of `flags.special`
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
         self.processors: dict[int, tuple[Processor, dict[str, Any]]] = {}  # by row, with the request's `custom_params`
         self.parameters = RowParameters(  # what the kernels read of each row; `generated` is theirs to count on
@@ -135,7 +131,6 @@ class SamplingState:
         for row in rows.tolist():
             self.logprob_specs[row] = None
             self.adjusted_rows.discard(row)
-            self._special_rows.discard(row)
             self.bars.take_down(row)
             self.processors.pop(row, None)
 
@@ -156,13 +151,17 @@ class SamplingState:
         slots = (held.slot_of[rows] for held in (self.output_counts, self.prompt_tokens, self.bias))
         return PenaltyLines(*to_device(np.stack((places, rows, *slots)).astype(np.int64), self.device))
 
-    def advance(self, batch: Part, tokens: Tensor) -> None:
-        """Counts one sampled token for every row of the batch, on a CPU; on devices the kernels do."""
-        self.parameters.generated.index_add_(0, batch.rows, torch.ones_like(batch.rows))
-        slots = self.output_counts.slot_of[batch.numbers]
+    def advance(self, rows: IntArray, tokens: Tensor) -> None:
+        """Counts one sampled token for each of these rows, on a CPU; on devices the kernels do."""
+        self.parameters.generated[torch.from_numpy(rows.astype(np.int64))] += 1
+        self.count(rows, tokens)
+
+    def count(self, rows: IntArray, tokens: Tensor) -> None:
+        """The same where something else has counted how many tokens a row has, as the native kernels do."""
+        slots = self.output_counts.slot_of[rows]
         if (slots >= 0).any():
             count_tokens_(self.output_counts.tensor, torch.from_numpy(slots.astype(np.int64)), tokens)
-        self.lift_bars(batch.numbers)
+        self.lift_bars(rows)
 
     def lift_bars(self, rows: IntArray) -> None:
         """These rows sample a token each: those that then have enough of them need nothing special for it any more."""
@@ -171,12 +170,10 @@ class SamplingState:
             alone = np.array([row], dtype=np.int32)
             if not self.flags.adjusted(alone).any():
                 self.adjusted_rows.discard(row)
-            if not self.flags.special(alone).any():
-                self._special_rows.discard(row)
 
     def plain(self, rows: IntArray) -> bool:
         """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""
-        return self._special_rows.isdisjoint(rows.tolist())
+        return not self.flags.special(rows).any()
 
     def specs(self, rows: IntArray) -> list[LogprobSpec | None] | None:
         """What logprobs these rows want; None when none of them wants any."""
@@ -210,7 +207,6 @@ class SamplingState:
         flags.logprobs[rows] = [s.logprobs is not None for s in setups]
         flags.processed[rows] = [s.processor is not None for s in setups]
         self.adjusted_rows.update(rows[flags.adjusted(rows)].tolist())
-        self._special_rows.update(rows[flags.special(rows)].tolist())
         for s in setups:
             self.logprob_specs[s.row] = s.logprobs
             if s.processor is not None:

@@ -10,17 +10,18 @@ is sampled.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from bough.constrained.interface import Compiled
+from bough.constrained.vocabulary import allow_also
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import IntArray
 from bough.core.sampling_params import SamplingParams
 from bough.messages.requests import Thinking
-from bough.scheduler.bad_words import BadWords
 from bough.scheduler.mask_work import MaskWork
 from bough.scheduler.thinking import ThinkingTrack
 
@@ -32,6 +33,30 @@ DEAD_END = FinishAbort(
 DEAD_END_OF_WORDS = FinishAbort(
     "The grammar and bad_words together allow no token here; leave one of them out.", field="bad_words"
 )
+
+
+class BadWords:
+    """Words of several tokens that an answer must not say: where all but the last of one were just said, the last is
+    forbidden. (Words of one token are a logit bias.) Owns the last tokens that its request has said: `say` each of
+    them. A request without such words has one too."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # by the tokens before
+        for *head, last in words:
+            self._ends.setdefault(tuple(head), []).append(last)
+        self._lengths = {len(head) for head in self._ends}
+        self._said = deque[int](maxlen=max(self._lengths, default=0))
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
+    def say(self, token: int) -> None:
+        self._said.append(token)
+
+    def forbidden(self) -> list[int]:
+        """The tokens that would complete a word."""
+        said = tuple(self._said)
+        return [token for length in self._lengths for token in self._ends.get(said[-length:], ())]
 
 
 class Constraint:
@@ -233,9 +258,7 @@ def _think(words: IntArray, track: ThinkingTrack) -> None:
     only = track.openings if track.forced is None else (track.forced,)
     if track.inside:
         words.fill(0 if only else -1)
-    bits = words.view(np.uint32)
-    for token in only:
-        bits[token // 32] |= np.uint32(1 << token % 32)
+    allow_also(only, words)
 
 
 def _clear(words: IntArray, tokens: Sequence[int]) -> None:

@@ -10,16 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bough.constrained.interface import (
-    Compiled,
-    GrammarSpec,
-    Ticket,
-    choice_spec,
-    ebnf_spec,
-    json_schema_spec,
-    regex_spec,
-    structural_tag_spec,
-)
+from bough.constrained.interface import Compiled, Ticket, spec_of
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
 from bough.core.sampling_params import SamplingParams
@@ -100,18 +91,3 @@ class GrammarGate:
         return Constraint(
             compiled, request.sampling, request.stop_ids, self._eos_ids, request.thinking, request.bad_words
         )
-
-
-def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:
-    strict = sampling.grammar_strict
-    match sampling.grammar_field:
-        case "json_schema":
-            return json_schema_spec(sampling.json_schema, strict=strict, any_whitespace=any_whitespace)
-        case "structural_tag":
-            return structural_tag_spec(sampling.structural_tag, strict=strict, any_whitespace=any_whitespace)
-        case "regex":
-            return regex_spec(sampling.regex or "")
-        case "ebnf":
-            return ebnf_spec(sampling.ebnf or "")
-        case _:
-            return choice_spec(sampling.choices, field="choices")

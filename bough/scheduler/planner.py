@@ -1,7 +1,7 @@
 """Decides the next step: which rows decode, which prompts go on or begin, and with which pages.
 
 Decodes get their pages before any prompt does. `policy` orders the queue, `retraction` frees pages, `admission` decides
-what memory allows, `micro_batches` which rows of a pipeline decode, `drafting` how wide decodes are, and `assembly`
+what memory allows, `MicroBatches` which rows of a pipeline decode, `drafting` how wide decodes are, and `assembly`
 writes the plan; this module keeps their order.
 """
 
@@ -18,13 +18,12 @@ from bough.scheduler.admission import Forecast, prefill_budget
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.drafting import Drafting
 from bough.scheduler.media import Media
-from bough.scheduler.micro_batches import MicroBatches
 from bough.scheduler.policy import Ranking
 from bough.scheduler.ports import Proposer
 from bough.scheduler.prefix_cache import pages_for
 from bough.scheduler.request import Request
 from bough.scheduler.retraction import Retraction
-from bough.scheduler.rows import RowIndex
+from bough.scheduler.rows import Phase, RowIndex, RowTable
 from bough.scheduler.running_batch import RunningBatch
 from bough.scheduler.sharing import Sharing
 from bough.scheduler.step_time import PrefillBudget
@@ -33,6 +32,26 @@ from bough.scheduler.waiting_queue import WaitingQueue
 NO_ROWS: RowIndex = np.zeros(0, dtype=np.intp)
 CROWDED_S = 1.0  # a request that has waited so long waits because the device is overloaded
 SLOT_WAIT_S = 5.0  # a request that has waited so long for its adapter's slot lets no other adapter's go first
+
+
+class MicroBatches:
+    """The rows that decode in one step of a pipeline. A row decodes again once its token has come out of the last
+    stage. So the rows are dealt out to as many steps as there are stages: while the last stage has one micro-batch,
+    those before it have the others. `most` rows at a time; None: those behind their prompts, divided by the stages."""
+
+    def __init__(self, table: RowTable, stages: int, most: int | None) -> None:
+        self._table, self._stages, self._most = table, stages, most
+        self._last = -1  # the row that was dealt last
+
+    def next_of(self, decoding: RowIndex) -> RowIndex:
+        """A micro-batch of the rows that decode, in their order: of those whose tokens are known, the next in turn."""
+        table = self._table
+        most = self._most or -(-np.count_nonzero(table.phase >= Phase.DECODE) // self._stages)
+        ready = np.sort(decoding[table.length[decoding] < table.known[decoding]])
+        turn = np.roll(ready, -int(np.searchsorted(ready, self._last, side="right")))[:most]
+        if len(turn):
+            self._last = int(turn[-1])
+        return decoding[np.isin(decoding, turn)]
 
 
 class Planner:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bough.core.settings import SchedulerSettings
-from bough.memory.tree.node import Node
+from bough.memory.tree.node import path_to
 from bough.memory.tree.tree import RadixTree
 from bough.scheduler.request import Request
 from bough.scheduler.waiting_queue import WaitingQueue
@@ -110,17 +110,8 @@ class Ranking:
         elif policy == "dfs-weight":
             # All are matched before any path is read: a match may split a node on the path of another.
             nodes = [self._tree.match(r.tokens[: r.match_cap], r.namespace, touch=False).node for r in waiting]
-            paths = [_path_to(node) for node in nodes]
+            paths = [tuple(map(id, path_to(node))) for node in nodes]
         return [
             Waiting(r.arrival, self.urgency(r), r.max_new, prefix, path)
             for r, prefix, path in zip(waiting, prefixes, paths, strict=True)
         ]
-
-
-def _path_to(node: Node | None) -> tuple[int, ...]:
-    """Names of the nodes from the root's child down to `node`."""
-    path: list[int] = []
-    while node is not None and node.parent is not None:
-        path.append(id(node))
-        node = node.parent
-    return tuple(reversed(path))

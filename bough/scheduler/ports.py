@@ -20,7 +20,6 @@ class Inbox(Protocol):
 
     def receive(self, timeout_s: float | None = 0.0) -> list[ToScheduler]:
         """Everything that has arrived; waits up to `timeout_s` (None: for ever) for a first message."""
-        ...
 
 
 class Outbox(Protocol):
@@ -38,7 +37,6 @@ class CacheEvents(Protocol):
 
     def flush(self) -> None:
         """A turn of the loop is over: what was added belongs together."""
-        ...
 
 
 class LowerTier(Protocol):
@@ -53,7 +51,6 @@ class LowerTier(Protocol):
     ) -> None:
         """The host has these tokens: of each group in these pages of its buffer, 0 where it has none. They may change
         after the call."""
-        ...
 
 
 class Proposer(Protocol):
@@ -65,11 +62,9 @@ class Proposer(Protocol):
     def propose(self, known: IntArray, namespace: str, count: int) -> tuple[IntArray, int]:
         """Up to `count` tokens that may follow the `known` ones of a request, prompt and output; and how many of the
         last known ones it would have guessed the same way."""
-        ...
 
     def learn(self, tokens: IntArray, namespace: str) -> None:
         """A request has ended with these tokens; what is learnt of them is for requests of its namespace only."""
-        ...
 
 
 class Grammars(Protocol):
@@ -77,13 +72,11 @@ class Grammars(Protocol):
 
     def request(self, spec: GrammarSpec) -> Ticket:
         """Begins to compile; returns at once."""
-        ...
 
     def spell(self, last: int | None, forced: bytes, *, whole: bool = False) -> Sequence[int]:
         """The tokens of the last token's text and of what must follow it, as the tokenizer would write them together:
         in place of the last token, which need not be the first of them. Without a last token, those of the forced text
         alone. What might still merge with the text behind it is left out, unless the text is `whole` and has none. Only
         after a grammar has been compiled."""
-        ...
 
     def close(self) -> None: ...

@@ -123,18 +123,11 @@ class RowTable:
             table[row, : len(pages)] = pages
             first[row] = np.count_nonzero(pages == 0)
 
-    def grow(self, row: int, length: int, pages: IntArray, group_pages: Sequence[IntArray]) -> None:
-        """The row has been given pages behind its own, and a launched step computes its tokens up to `length`."""
-        have = int(self.page_count[row])
-        for table, new in zip((self.pages, *self.group_pages), (pages, *group_pages), strict=True):
-            table[row, have : have + len(new)] = new
-        self.page_count[row] += len(pages)
-        self.length[row] = length
-
-    def grow_rows(
+    def grow(
         self, rows: RowIndex, lengths: IntArray, counts: IntArray, pages: IntArray, group_pages: Sequence[IntArray]
     ) -> None:
-        """The same for many rows, which got `counts` pages each; they stand in row order."""
+        """These rows have been given `counts` pages each behind their own, which stand in row order; a launched step
+        computes their tokens up to `lengths`."""
         if len(pages):
             held = self.page_count[rows]
             receivers, places = rows, held

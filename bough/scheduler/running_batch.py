@@ -137,13 +137,9 @@ class RunningBatch:
     def grow(self, row: int, count: int) -> tuple[IntArray, ...]:
         """Pages of each group for `count` more tokens of a prefill; they are appended to the row and the new prefix is
         shared."""
-        table = self.table
-        length = int(table.length[row]) + count
-        missing = pages_for(length, self.page_size) - int(table.page_count[row])
-        pages, group_pages = self.cache.take(missing), self.cache.take_in_groups(missing)
-        table.grow(row, length, pages, group_pages)
+        (pages, *group_pages), _ = self.grow_decodes(np.array([row]), np.array([count], dtype=np.int32))
         self._share(row)
-        return pages, *self._snapshots(row, length, group_pages)
+        return pages, *self._snapshots(row, int(self.table.length[row]), tuple(group_pages))
 
     def grow_decodes(self, rows: RowIndex, widths: IntArray) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
         """Up to so many more tokens for each row: of each group the new pages in row order, and how many each row got.
@@ -153,7 +149,7 @@ class RunningBatch:
         counts = self._missing_pages(lengths, table.page_count[rows])
         missing = int(counts.sum())
         pages, group_pages = self.cache.take(missing), self.cache.take_in_groups(missing)
-        table.grow_rows(rows, lengths, counts, pages, group_pages)
+        table.grow(rows, lengths, counts, pages, group_pages)
         of_groups = tuple(counts if len(new) == missing else np.zeros_like(counts) for new in group_pages)
         return (pages, *group_pages), (counts, *of_groups)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from bough.core.plan import IntArray
-from bough.memory.tree.node import TOKEN_BYTES, Node
+from bough.memory.tree.node import TOKEN_BYTES, Node, path_to
 from bough.scheduler.rows import RowIndex
 from bough.scheduler.running_batch import RunningBatch
 
@@ -41,14 +41,8 @@ class Sharing:
 
     def _arrange(self, rows: RowIndex) -> tuple[RowIndex, IntArray | None]:
         table, numbers = self._batch.table, dict[Node, int]()
-        paths = []
-        for row in rows.tolist():
-            node, path = table.request_in(row).node, list[Node]()
-            while node is not None and node.parent is not None:
-                path.append(node)
-                node = node.parent
-            path.reverse()
-            paths.append([numbers.setdefault(node, len(numbers)) for node in path])
+        nodes = (path_to(table.request_in(row).node) for row in rows.tolist())
+        paths = [[numbers.setdefault(node, len(numbers)) for node in path] for path in nodes]
         order = sorted(range(len(rows)), key=paths.__getitem__)
         lengths = [len(node.tokens) // TOKEN_BYTES for node in numbers]
         common = np.zeros(len(rows), dtype=np.int32)

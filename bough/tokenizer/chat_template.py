@@ -46,11 +46,12 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
-        extra: Mapping[str, Any] | None = None,
+        **extra: Any,
     ) -> str:
         """The prompt. `extra` are the client's own template variables; they cannot replace the conversation. A
         content is text, or a list of parts: text, and media by their kind alone, such as `{"type": "image"}`."""
@@ -64,7 +65,7 @@ class ChatTemplate:
                 )
             messages = _with_continue_mark(messages)
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        text = _run(self._choose(bool(tools)), {"documents": None, **self.variables, **(extra or {}), **given})
+        text = _run(self._choose(bool(tools)), {"documents": None, **self.variables, **extra, **given})
         return _cut_at_mark(text) if continue_final_message else text
 
     def place_of(self, kind: MediaKind) -> str | None:

@@ -28,11 +28,12 @@ class MistralTemplate(ChatTemplate):
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
-        extra: Mapping[str, Any] | None = None,
+        **extra: Any,
     ) -> str:
         """An answer is to follow in any case: the format has no mark for that."""
         from mistral_common.exceptions import MistralCommonException
@@ -45,7 +46,7 @@ class MistralTemplate(ChatTemplate):
                 fitted,
                 None if tools is None else list(tools),
                 continue_final_message=continue_final_message,
-                **(extra or {}),
+                **extra,
             )
             ids = self._library.encode_chat_completion(request).tokens
         except (MistralCommonException, TypeError, ValueError, AttributeError, LookupError) as error:

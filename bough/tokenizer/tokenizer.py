@@ -185,30 +185,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self.chat_template is not None
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        /,
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str:
-        """The prompt of a conversation; encode it with `add_special_tokens=False`: the template writes them itself."""
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
+        """The prompt of a conversation, with the options of `ChatTemplate.render`; encode it with
+        `add_special_tokens=False`: the template writes them itself."""
         if self.chat_template is None:
             raise RequestError(
                 "This model has no chat template; start the server with --chat-template (a Jinja file or text; "
                 "Mistral's own format for a tekken.json comes with bough[mistral]), or use a completion endpoint.",
                 field="messages",
             )
-        return self.chat_template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            continue_final_message=continue_final_message,
-            extra=kwargs,
-        )
+        return self.chat_template.render(messages, **options)
 
 
 def _check_encodable(text: str) -> None:

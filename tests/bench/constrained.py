@@ -18,9 +18,11 @@ import numpy as np
 
 from bough.bench.offline import as_text
 from bough.constrained.backends import load_backend
-from bough.constrained.interface import Matcher, json_schema_spec
+from bough.constrained.interface import Matcher
 from bough.constrained.prepare import prepare
-from bough.constrained.vocabulary import Vocabulary, allowed_tokens
+from bough.constrained.vocabulary import Vocabulary
+from tests.constrained.walks import allowed_tokens
+from tests.fakes.grammar_specs import json_schema_spec
 
 NAME = {"type": "string", "pattern": "^[A-Z][a-z]{2,11}$"}
 RECORD = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bough.constrained.interface import Compiled, Matcher, json_schema_spec
+from bough.constrained.interface import Compiled, Matcher
 from bough.core.plan import BatchPlan, Executor, TokenMasks
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import Settings
@@ -26,6 +26,7 @@ from tests.bench.cpu_cases import Case
 from tests.bench.cpu_plans import CasePlans
 from tests.bench.cpu_step_costs import Cost
 from tests.bench.thread_sampler import ThreadSampler
+from tests.fakes.grammar_specs import json_schema_spec
 
 if TYPE_CHECKING:
     from bough.executor.load_model import LoadedModel

@@ -7,14 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from bough.constrained.interface import (
-    GrammarSpec,
-    choice_spec,
-    ebnf_spec,
-    json_schema_spec,
-    regex_spec,
-    structural_tag_spec,
-)
+from bough.constrained.interface import GrammarSpec
+from tests.fakes.grammar_specs import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 
 
 class Case(NamedTuple):

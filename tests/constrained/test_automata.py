@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from bough.constrained import charsets
 from bough.constrained.automata import Dfa, deterministic, matches, signatures
-from bough.constrained.interface import json_schema_spec
 from bough.constrained.numbers import Range, decimal, whole
 from bough.constrained.pattern_tree import Chars, Meet, Node, Repeat, pattern_text
 from bough.constrained.regexes import parse_regex
 from tests.constrained.test_grammar_properties import PATTERNS
 from tests.constrained.walks import accepts, matcher_of
+from tests.fakes.grammar_specs import json_schema_spec
 
 TEXTS = st.lists(st.text('abcx1"\\\n é.', max_size=5), min_size=1, max_size=8)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
-from bough.constrained.interface import Matcher, json_schema_spec, structural_tag_spec
+from bough.constrained.interface import Matcher
 from bough.parsers import TOOL_FORMATS, AnswerFormat
 from bough.parsers.forcing import (
     CallGrammar,
@@ -20,6 +20,7 @@ from bough.parsers.forcing import (
     watched_calls,
 )
 from tests.constrained.walks import accepts, matcher_of, random_text
+from tests.fakes.grammar_specs import json_schema_spec, structural_tag_spec
 from tests.parsers.test_parsers_round_trip import ALIASES
 from tests.parsers.writers import in_shape
 

@@ -16,28 +16,19 @@ import pytest
 from bough.constrained import xgrammar_backend
 from bough.constrained.compiler import CachingCompiler
 from bough.constrained.compiler_process import CompilerPool, Hello
-from bough.constrained.interface import (
-    Compiled,
-    GrammarCompiler,
-    GrammarSpec,
-    Ticket,
-    choice_spec,
-    ebnf_spec,
-    json_schema_spec,
-    regex_spec,
-    structural_tag_spec,
-)
+from bough.constrained.interface import Compiled, GrammarSpec, Ticket
 from bough.constrained.llguidance_backend import LLGuidanceMatcher
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError, SettingsError
 from bough.core.pipe_process import PipeProcess
 from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
+from tests.fakes.grammar_specs import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 
 HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 
 
 @pytest.fixture(scope="module", params=["llguidance", "outlines-core", "xgrammar"])
-def compiler(request: pytest.FixtureRequest) -> Iterator[GrammarCompiler]:
+def compiler(request: pytest.FixtureRequest) -> Iterator[CachingCompiler]:
     built = CachingCompiler(request.param, BYTES, timeout_s=30.0)
     yield built
     built.close()
@@ -49,39 +40,39 @@ def wait(ticket: Ticket) -> Compiled:
     return ticket.result()
 
 
-def test_a_small_grammar_is_compiled_and_walked(compiler: GrammarCompiler) -> None:
+def test_a_small_grammar_is_compiled_and_walked(compiler: CachingCompiler) -> None:
     matcher = wait(compiler.request(choice_spec(["yes", "no", "maybe (later)"]))).matcher()
     assert all(accepts(matcher, text) for text in ("yes", "no", "maybe (later)"))
     assert not any(accepts(matcher, text) for text in ("ye", "yesno", ""))
 
 
 @pytest.mark.slow
-def test_a_large_grammar_is_compiled_in_a_process(compiler: GrammarCompiler) -> None:
+def test_a_large_grammar_is_compiled_in_a_process(compiler: CachingCompiler) -> None:
     matcher = wait(compiler.request(HEAVY)).matcher()
     assert accepts(matcher, "abc7") and not accepts(matcher, "abc")
 
 
-def test_equal_specs_share_one_grammar(compiler: GrammarCompiler) -> None:
+def test_equal_specs_share_one_grammar(compiler: CachingCompiler) -> None:
     first = wait(compiler.request(regex_spec("[ab]c")))
     assert wait(compiler.request(regex_spec("[ab]c"))) is first
     one, other = first.matcher(), first.matcher()
     assert one.accept(ord("a")) and not other.accept(ord("c"))
 
 
-def test_a_refusal_concerns_its_own_request(compiler: GrammarCompiler) -> None:
+def test_a_refusal_concerns_its_own_request(compiler: CachingCompiler) -> None:
     bad, good = compiler.request(regex_spec("a(?=b)")), compiler.request(regex_spec("a+"))
     with pytest.raises(RequestError, match="look-around"):
         wait(bad)
     assert accepts(wait(good).matcher(), "aa")
 
 
-def test_what_is_not_enforced_is_told(compiler: GrammarCompiler) -> None:
+def test_what_is_not_enforced_is_told(compiler: CachingCompiler) -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     compiled = wait(compiler.request(json_schema_spec(schema, strict=False)))
     assert [warning.split()[0] for warning in compiled.warnings] == ["json_schema#/uniqueItems"]
 
 
-def test_a_cancelled_request_may_be_asked_again(compiler: GrammarCompiler) -> None:
+def test_a_cancelled_request_may_be_asked_again(compiler: CachingCompiler) -> None:
     tickets = [compiler.request(regex_spec(f"x{index}")) for index in range(20)]
     for ticket in tickets:
         ticket.cancel()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bough.constrained.interface import ebnf_spec, json_schema_spec
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError
 from tests.constrained.walks import accepts, matcher_of
+from tests.fakes.grammar_specs import ebnf_spec, json_schema_spec
 
 ENDLESS_OBJECT = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bough.constrained.interface import json_schema_spec
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError
 from tests.constrained.feature_cases import CASES, Case
 from tests.constrained.walks import BACKEND_NAMES, accepts, matcher_of
+from tests.fakes.grammar_specs import json_schema_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "structured-output.md"
 BEGIN, END = "<!-- features: written by tests/constrained/test_features.py -->", "<!-- end of features -->"

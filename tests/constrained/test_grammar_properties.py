@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bough.constrained.interface import ebnf_spec, json_schema_spec, regex_spec
 from tests.constrained.recogniser import recognises
 from tests.constrained.walks import BACKEND_NAMES, accepts, matcher_of, random_text
+from tests.fakes.grammar_specs import ebnf_spec, json_schema_spec, regex_spec
 
 pytestmark = pytest.mark.parametrize("backend", BACKEND_NAMES)
 QUICK = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bough.constrained.interface import GrammarSpec, choice_spec, json_schema_spec, regex_spec
-from bough.constrained.vocabulary import allowed_tokens
-from tests.constrained.walks import BACKEND_NAMES, BYTES, STOP, accepts, matcher_of, random_text
+from bough.constrained.interface import GrammarSpec
+from tests.constrained.walks import BACKEND_NAMES, BYTES, STOP, accepts, allowed_tokens, matcher_of, random_text
+from tests.fakes.grammar_specs import choice_spec, json_schema_spec, regex_spec
 
 PERSON = {
     "type": "object",

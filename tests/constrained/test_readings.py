@@ -5,18 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bough.constrained.interface import (
-    GrammarSpec,
-    choice_spec,
-    ebnf_spec,
-    json_schema_spec,
-    regex_spec,
-    structural_tag_spec,
-)
+from bough.constrained.interface import GrammarSpec
 from bough.constrained.prepare import prepare
-from bough.constrained.vocabulary import allowed_tokens
 from bough.core.errors import RequestError
-from tests.constrained.walks import BYTES, matcher_of
+from tests.constrained.walks import BYTES, allowed_tokens, matcher_of
+from tests.fakes.grammar_specs import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 
 ORDINARY = [
     regex_spec(r"[a-z]+@[a-z]+\.com"),

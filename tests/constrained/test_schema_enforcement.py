@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bough.constrained.interface import json_schema_spec, structural_tag_spec
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError
 from tests.constrained.walks import accepts, matcher_of, random_text
+from tests.fakes.grammar_specs import json_schema_spec, structural_tag_spec
 
 GROWN = ("xgrammar", "llguidance")
 BOTH = pytest.mark.parametrize("backend", GROWN)

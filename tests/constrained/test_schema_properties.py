@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bough.constrained.interface import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.walks import matcher_of, random_text
+from tests.fakes.grammar_specs import json_schema_spec
 
 QUICK = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bough.constrained.interface import json_schema_spec, structural_tag_spec
 from bough.constrained.prepare import prepare
 from bough.constrained.schema_lowering import lower_schema
 from bough.core.errors import RequestError
 from tests.constrained.walks import BACKEND_NAMES, matcher_of
 from tests.fakes.bait import SECRET, Bait, laid_out
+from tests.fakes.grammar_specs import json_schema_spec, structural_tag_spec
 
 
 @pytest.fixture(scope="module")

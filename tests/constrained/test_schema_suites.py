@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bough.constrained.interface import json_schema_spec
 from bough.core.errors import RequestError
 from tests.constrained.suites import configuration_schemas, suite_groups, tool_schemas
 from tests.constrained.walks import accepts, matcher_of, random_text
+from tests.fakes.grammar_specs import json_schema_spec
 
 GROUPS = list(suite_groups())
 fetched = pytest.mark.skipif(not GROUPS, reason="the schemas are not there: `make schemas` fetches them")

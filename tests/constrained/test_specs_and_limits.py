@@ -9,16 +9,10 @@ from typing import Any
 
 import pytest
 
-from bough.constrained.interface import (
-    GrammarSpec,
-    choice_spec,
-    ebnf_spec,
-    json_schema_spec,
-    regex_spec,
-    structural_tag_spec,
-)
+from bough.constrained.interface import GrammarSpec
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError
+from tests.fakes.grammar_specs import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 
 
 def deep(levels: int) -> Any:
@@ -103,8 +97,8 @@ def test_what_clients_write_becomes_one_text() -> None:
 @pytest.mark.parametrize("bad", ["{", "[1]", 3, "nope"])
 def test_what_is_no_schema_is_told_so(bad: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        json_schema_spec(bad, field="response_format")
-    assert caught.value.field == "response_format"
+        json_schema_spec(bad)
+    assert caught.value.field == "json_schema"
 
 
 def test_both_forms_of_a_tag_are_one() -> None:
@@ -140,7 +134,7 @@ def test_a_strict_refusal_names_the_fields_that_are_not() -> None:
 
 def test_preparing_needs_no_back_end() -> None:
     code = (
-        "import sys, bough.constrained.prepare, bough.constrained.compiler, bough.constrained.interface as s\n"
+        "import sys, bough.constrained.prepare, bough.constrained.compiler, tests.fakes.grammar_specs as s\n"
         "bough.constrained.prepare.prepare(s.json_schema_spec({'type': 'object'}), 'xgrammar')\n"
         "print(sorted({'torch', 'xgrammar', 'llguidance', 'outlines_core', 'transformers'} & set(sys.modules)))"
     )

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from bough.constrained.backends import Backend, load_backend
 from bough.constrained.interface import GrammarSpec, Matcher
 from bough.constrained.prepare import prepare
-from bough.constrained.vocabulary import Vocabulary, allowed_tokens
+from bough.constrained.vocabulary import Vocabulary
 
 STOP = 256
 MERGED = (
@@ -85,3 +86,7 @@ def random_text(matcher: Matcher, rng: random.Random, most: int = 600, eager: fl
         assert matcher.accept(token), f"token {token} was allowed after {said!r} and is not accepted"
         said += BYTES.pieces[token]
     return None
+
+
+def allowed_tokens(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))

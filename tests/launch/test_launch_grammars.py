@@ -7,12 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from bough.constrained.interface import Ticket, json_schema_spec, regex_spec
+from bough.constrained.interface import Ticket
 from bough.core.errors import ModelError, RequestError
 from bough.core.plan import mask_words
 from bough.core.settings import SchedulerSettings
 from bough.launch.grammars import GrammarDesk
 from bough.tokenizer.tokenizer import Tokenizer
+from tests.fakes.grammar_specs import json_schema_spec, regex_spec
 from tests.fakes.scripted_engine import IM_END, byte_level_tokenizer
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bough.core.plan import IntArray
 from bough.core.settings import EVICTION_POLICIES
-from bough.memory.tree.eviction import MAX_NEWS, POLICIES
+from bough.memory.tree.eviction import POLICIES
 from bough.memory.tree.node import Node
 from bough.memory.tree.tree import RadixTree
 
@@ -95,11 +95,10 @@ def test_raised_priority_protects_a_shared_prefix() -> None:
     assert tree.evict(1).tolist() == [2]
 
 
-def test_news_are_ranked_before_they_are_many() -> None:
+def test_many_leaves_go_in_the_order_of_their_use() -> None:
     tree = RadixTree()
     for token in range(1, 1_001):
         tree.insert(tokens(token), tokens(token))
-        assert len(tree._victims._news) < MAX_NEWS
     assert tree.check() == []
     assert tree.evict(1_000).tolist() == list(range(1, 1_001))
 
@@ -110,6 +109,5 @@ def test_overtaken_entries_do_not_pile_up() -> None:
         tree.insert(tokens(token, 7), tokens(2 * token + 1, 2 * token + 2))
     for use in range(2_000):
         tree.match(tokens(use % 3, 7))
-        tree._victims._rank_news()
     assert len(tree._victims._heap) <= 2 * 4 + 64 + 1
     assert tree.evict(8).tolist() == [3, 4, 1, 2, 5, 6, 7, 8]

@@ -2,7 +2,6 @@
  * the last bit. A program of its own, so that it can be compiled with sanitizers. Returns 0 if all agree.
  */
 #include "experts.h"
-#include "routing.h"
 
 #include <stdio.h>
 #include <stdlib.h>

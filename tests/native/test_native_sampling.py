@@ -152,7 +152,7 @@ def test_masks_work_on_a_copy_where_logprobs_are_wanted(any_tier: ctypes.CDLL) -
     assert found.tokens.tolist() == [17] and torch.equal(logits, before)
 
 
-def test_adjusted_rows_are_drawn_by_torch(any_tier: ctypes.CDLL) -> None:
+def test_rows_that_adjust_their_logits_are_drawn_from_those(any_tier: ctypes.CDLL) -> None:
     params = [SamplingParams(temperature=0.0, logit_bias={5: 100.0}), SamplingParams(temperature=0.0)]
     sampler = NativeSampler(state_of(params), ThreadPool(any_tier, 1))
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(2))

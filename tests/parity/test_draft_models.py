@@ -22,7 +22,6 @@ from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.drafter import Drafter
 from bough.loader.locate import locate
-from bough.memory.pools.kv_pool import JoinedPool
 from bough.messages.requests import LogprobRequest
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
 from tests.fakes.scheduler_bench import Bench
@@ -296,7 +295,6 @@ def test_pages_move_with_those_of_the_draft(folders: dict[str, Path]) -> None:
     folder, flags = flags_of("smaller", folders)
     executor: Any = build_executor(locate(str(folder)), Settings.from_flat({**CPU, **flags, "page_size": 4})).executor
     limits, pool = executor.limits(), executor._inner._pool.groups[0]
-    assert isinstance(pool, JoinedPool)
     # Six layers with one head of 16 and two with two of 8, keys and values, in float32.
     assert limits.page_bytes == (pool.page_bytes,) == (4 * (6 * 16 + 2 * 2 * 8) * 2 * 4,)
     content = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, pool.page_bytes), dtype=np.uint8))

@@ -10,21 +10,19 @@ from hypothesis import strategies as st
 from sampling_reference import kept_tokens, softmax
 from torch import Tensor
 
-from bough.sampling.filters import Workspace, draw, keep_min_p, keep_top, softmax_weights
-
-WORKSPACE = Workspace()
+from bough.sampling.filters import draw, keep_min_p, keep_top, softmax_weights
 
 
 def weights_of(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    return softmax_weights(logits, logits.amax(dim=-1), torch.full((len(logits),), temperature), WORKSPACE).clone()
+    return softmax_weights(logits, logits.amax(dim=-1), torch.full((len(logits),), temperature))
 
 
 def filtered(logits: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> list[set[int]]:
     vocab_size = logits.shape[1]
     weights = weights_of(logits)
     k = torch.tensor([value if value > 0 else vocab_size for value in top_k])
-    keep_top(weights, k, torch.tensor(top_p, dtype=torch.float64), vocab_size, WORKSPACE)
-    keep_min_p(weights, torch.tensor(min_p), WORKSPACE)
+    keep_top(weights, k, torch.tensor(top_p, dtype=torch.float64))
+    keep_min_p(weights, torch.tensor(min_p))
     return [set(row.nonzero().flatten().tolist()) for row in weights]
 
 

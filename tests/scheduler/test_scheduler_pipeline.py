@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bough.scheduler.micro_batches import MicroBatches
+from bough.scheduler.planner import MicroBatches
 from bough.scheduler.rows import Phase
 from tests.fakes.executor import PipelineExecutor, oracle
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar

@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 
 import bough
-from bough.constrained.interface import json_schema_spec
 from bough.constrained.prepare import prepare
 from bough.core.errors import RequestError
 from tests.constrained.recogniser import recognises
 from tests.constrained.suites import suite_groups, tool_schemas
+from tests.fakes.grammar_specs import json_schema_spec
 
 pytestmark = pytest.mark.slow
 

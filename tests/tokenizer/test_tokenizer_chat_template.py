@@ -42,7 +42,7 @@ def reference(template: str, messages: list[dict[str, str]], **kwargs: Any) -> s
 @pytest.mark.parametrize("generate", [True, False])
 def test_renders_as_transformers_does(template: str, tools: list[dict[str, Any]] | None, generate: bool) -> None:
     ours = ChatTemplate(template, {"bos_token": "<s>"}).render(
-        TALK, add_generation_prompt=generate, tools=tools, extra={"enable_thinking": False}
+        TALK, add_generation_prompt=generate, tools=tools, enable_thinking=False
     )
     theirs = reference(template, TALK, add_generation_prompt=generate, tools=tools, enable_thinking=False)
     assert ours == theirs

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from bough.core.errors import ResourceError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.memory.pools.group_pool import GroupPool
 from bough.memory.pools.state_pool import StatePool
 
 FORMATS = {
@@ -45,34 +45,8 @@ def index_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize > 1 else torch.bfloat16
 
 
-class GroupPool(Protocol):
-    """The memory of one KV group: what its layers keep of a token or a sequence, page by page. All layers of a page
-    move together."""
-
-    @property
-    def page_bytes(self) -> int:
-        """What one page takes, over all layers of the group."""
-        ...
-
-    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        """What the pages hold, all layers of a page together. uint8 [pages, page_bytes], on the pool's device"""
-        ...
-
-    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        """Gives the pages what `read_pages` has read, there or in a pool of the same shape."""
-        ...
-
-    def release(self) -> None:
-        """Gives the memory back; what the pages held is lost."""
-        ...
-
-    def restore(self) -> None:
-        """Takes the memory again, at other addresses; nothing is taken where there is too little."""
-        ...
-
-
-class AttentionPool:
-    """A `GroupPool` of attention layers: keys and values of [slots, heads, head_dim] for each of `shapes`, or keys
+class AttentionPool(GroupPool):
+    """That of attention layers: keys and values of [slots, heads, head_dim] for each of `shapes`, or keys
     alone, of which the first `latent` columns are the values. `index` says how many layers have index keys too, and
     how wide. A window group has fewer pages than one of full attention, and is otherwise the same."""
 
@@ -87,81 +61,16 @@ class AttentionPool:
         index: tuple[int, int] = (0, 0),
     ) -> None:
         slots = (pages + 1) * page_size
-        self._page_size = page_size
         self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
+        tensors = list(self.keys)
         if latent is None:
             self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
-            self._tensors = (*self.keys, *self.values)
+            tensors += self.values
         else:
             self.values = [keys[..., :latent] for keys in self.keys]
-            self._tensors = tuple(self.keys)
         count, width = index
         self.index_keys = [torch.empty((slots, width), dtype=index_dtype(dtype), device=device) for _ in range(count)]
-        self._tensors += tuple(self.index_keys)
-        self._clear_scratch()
-
-    @property
-    def page_bytes(self) -> int:
-        return sum(tensor.stride(0) * tensor.itemsize * self._page_size for tensor in self._tensors)
-
-    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in self._tensors], dim=1)
-
-    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        begin = 0
-        for tensor in map(self._by_page, self._tensors):
-            tensor.index_copy_(0, pages, content[:, begin : begin + tensor.shape[1]])
-            begin += tensor.shape[1]
-
-    def release(self) -> None:
-        for tensor in self._tensors:
-            tensor.untyped_storage().resize_(0)
-
-    def restore(self) -> None:
-        try:
-            for tensor in self._tensors:
-                tensor.untyped_storage().resize_(tensor.nbytes)
-        except RuntimeError as error:
-            self.release()
-            raise ResourceError(f"There is not enough free memory for the KV cache: {error}") from None
-        self._clear_scratch()
-
-    def _clear_scratch(self) -> None:
-        """A page table has page 0 where a window has passed. Nobody attends to that, but kernels read blocks that begin
-        there, and a stray NaN would survive a weight of 0."""
-        for tensor in self._tensors:
-            tensor[: self._page_size].zero_()
-
-    def _by_page(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[pages + 1, bytes of a page]"""
-        return tensor.view(len(tensor) // self._page_size, -1).view(torch.uint8)
-
-
-class JoinedPool:
-    """A `GroupPool` of two: pages of one number hold what both models keep of the same tokens."""
-
-    def __init__(self, *parts: GroupPool) -> None:
-        self._parts = parts
-
-    @property
-    def page_bytes(self) -> int:
-        return sum(part.page_bytes for part in self._parts)
-
-    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part.read_pages(pages) for part in self._parts], dim=1)
-
-    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        sizes = [part.page_bytes for part in self._parts]
-        for part, own in zip(self._parts, torch.split(content, sizes, dim=1), strict=True):
-            part.write_pages(pages, own)
-
-    def release(self) -> None:
-        for part in self._parts:
-            part.release()
-
-    def restore(self) -> None:
-        for part in self._parts:
-            part.restore()
+        super().__init__([*tensors, *self.index_keys], page_size, "KV cache")
 
 
 class KVPool:
@@ -215,7 +124,7 @@ class KVPool:
 
     def join(self, draft: KVPool) -> None:
         """Lets pages of the first group move together with those of a draft model, of the same numbers."""
-        self.groups = (JoinedPool(self.groups[0], draft.groups[0]), *self.groups[1:])
+        self.groups[0].join(draft.groups[0])
 
     def release(self) -> None:
         """Gives the memory of all groups back."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from bough.core.errors import ResourceError
 from bough.core.model_config import RecurrentConfig
+from bough.memory.pools.group_pool import GroupPool
 
 COPIED_BYTES = 64 << 20  # most that is held twice while pages are copied, unless one page has more
 
 
-class StatePool:
-    """A `GroupPool` of recurrent layers."""
+class StatePool(GroupPool):
+    """That of recurrent layers."""
 
     def __init__(self, config: RecurrentConfig, pages: int, device: torch.device) -> None:
         layers = sum(config.layers)
@@ -31,10 +31,7 @@ class StatePool:
         self.matrices = {
             layer: self._memory[:, place, tails:].view(pages + 1, *matrices) for layer, place in places.items()
         }
-
-    @property
-    def page_bytes(self) -> int:
-        return self._memory[0].nbytes
+        super().__init__([self._memory], 1, "states")
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Gives pages what others hold, one after the other: a source may be a later target. Source 0 stands for the
@@ -44,19 +41,3 @@ class StatePool:
             taken = sources[begin : begin + some]
             held = self._memory.index_select(0, taken).masked_fill_((taken == 0)[:, None, None], 0.0)
             self._memory.index_copy_(0, targets[begin : begin + some], held)
-
-    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        return self._memory.index_select(0, pages).flatten(1).view(torch.uint8)
-
-    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
-        held = content.contiguous().view(torch.float32)
-        self._memory.index_copy_(0, pages, held.view(-1, *self._memory.shape[1:]))
-
-    def release(self) -> None:
-        self._memory.untyped_storage().resize_(0)
-
-    def restore(self) -> None:
-        try:
-            self._memory.untyped_storage().resize_(self._memory.nbytes)
-        except RuntimeError as error:
-            raise ResourceError(f"There is not enough free memory for the states: {error}") from None

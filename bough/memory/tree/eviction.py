@@ -13,7 +13,6 @@ from typing import TypeAlias
 from bough.memory.tree.node import Node
 
 SLRU_PROTECTED_HITS = 2
-MAX_NEWS = 256  # ranked at once: about a hundred microseconds
 
 
 Rank: TypeAlias = tuple[int, ...]
@@ -32,34 +31,35 @@ POLICIES: dict[str, Policy] = {
 class VictimQueue:
     """Finds the evictable leaf of the lowest rank, without ever scanning the tree.
 
-    Most leaves are touched far more often than an eviction looks at them. So a touch, or becoming an evictable leaf,
-    only puts the node into a set of news: a few dozen nanoseconds, and no growth with repetition. The news are ranked
-    and pushed on a heap by `pop`, or when they are many. An entry that a newer one of the same node has overtaken is
-    known by its ticket, and skipped when it surfaces; so is one whose node got locked or grew children, and that node
-    is offered again when it is unlocked or loses its last child. An eviction thus costs O((news + victims) log leaves),
-    for any policy, also one whose ranks fall with use (mru).
+    Becoming an evictable leaf, or being used as one, pushes an entry on a heap. An entry that a newer one of the same
+    node has overtaken is known by its ticket, and skipped when it surfaces; so is one whose node got locked or grew
+    children, and that node is offered again when it is unlocked or loses its last child. So an eviction costs
+    O(victims log leaves), for any policy, also one whose ranks fall with use (mru).
 
-    No two leaves tie: only nodes of one path share a reading of the clock, and a path has one leaf. So the order in
-    which the set yields its nodes does not matter.
+    No two leaves tie: only nodes of one path share a reading of the clock, and a path has one leaf.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._news: set[Node] = set()
         self._heap: list[tuple[Rank, int, Node]] = []
         self._last_ticket = 0
         self._valid = 0  # heap entries whose node still holds their ticket
 
     def offer(self, node: Node) -> None:
         """Says that `node` may have become an evictable leaf, or that its rank may have changed."""
-        if node.evictable:
-            self._news.add(node)
-            if len(self._news) >= MAX_NEWS:  # else the first eviction of an old tree would stall on all its leaves
-                self._rank_news()
+        if not node.evictable:
+            return
+        self._last_ticket += 1
+        self._valid += node.ticket == 0
+        node.ticket = self._last_ticket
+        heapq.heappush(self._heap, (self._policy(node), node.ticket, node))
+        # Overtaken entries may sink to the bottom (mru) and would pile up there: drop them once they are the majority.
+        if len(self._heap) > 2 * self._valid + 64:
+            self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
+            heapq.heapify(self._heap)
 
     def pop(self) -> Node | None:
         """Takes out the best victim; the caller removes it from the tree or offers it again."""
-        self._rank_news()
         while self._heap:
             _, ticket, node = heapq.heappop(self._heap)
             if node.ticket != ticket:
@@ -75,7 +75,6 @@ class VictimQueue:
         for _, _, node in self._heap:
             node.ticket = 0
         self._heap.clear()
-        self._news.clear()
         self._valid = 0
 
     def check(self, nodes: Iterable[Node]) -> list[str]:
@@ -84,21 +83,7 @@ class VictimQueue:
         tickets = {ticket for _, ticket, node in self._heap if node.ticket == ticket}
         if len(tickets) != self._valid:
             problems.append(f"victims: {self._valid} valid entries on the books, {len(tickets)} counted")
-        lost = sum(1 for node in nodes if node.evictable and node not in self._news and node.ticket not in tickets)
+        lost = sum(1 for node in nodes if node.evictable and node.ticket not in tickets)
         if lost:
             problems.append(f"victims: {lost} evictable leaves would never be found")
         return problems
-
-    def _rank_news(self) -> None:
-        for node in self._news:
-            if not node.evictable:
-                continue
-            self._last_ticket += 1
-            self._valid += node.ticket == 0
-            node.ticket = self._last_ticket
-            heapq.heappush(self._heap, (self._policy(node), node.ticket, node))
-        self._news.clear()
-        # Overtaken entries may sink to the bottom (mru) and would pile up there: drop them once they are the majority.
-        if len(self._heap) > 2 * self._valid + 64:
-            self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
-            heapq.heapify(self._heap)

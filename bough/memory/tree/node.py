@@ -49,14 +49,20 @@ class Node:
         return self.locks == 0 and not self.children and self.parent is not None
 
 
+def path_to(node: Node | None) -> list[Node]:
+    """The nodes from the root's child down to `node`."""
+    path: list[Node] = []
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
 def key_of(node: Node) -> tuple[IntArray, Namespace]:
     """All tokens from the root to the end of `node`, and their namespace."""
-    runs: list[bytes] = []
-    edge: Edge = b""
-    while node.parent is not None:
-        runs.append(node.tokens)
-        node, edge = node.parent, node.edge
-    return np.frombuffer(b"".join(reversed(runs)), TOKEN), edge[0] if isinstance(edge, tuple) else ""
+    path = path_to(node)
+    edge = path[0].edge if path else b""
+    return np.frombuffer(b"".join(each.tokens for each in path), TOKEN), edge[0] if isinstance(edge, tuple) else ""
 
 
 def common_prefix(run: bytes, data: bytes, start: int) -> int:

@@ -17,8 +17,19 @@ typedef struct {
     bool exact; /* a has no lesser part */
 } product;
 
-/* Two rows of tiles by two columns. */
-ALWAYS_INLINE void multiply_square(const product *p, int row) {
+/* Registers 0 and 1: sums of two rows by the first column, 2 and 3: by the second; 4, 5: rows; 6, 7: columns. */
+#define ADD_PRODUCTS()                                                                                                 \
+    do {                                                                                                               \
+        _tile_dpbf16ps(0, 4, 6);                                                                                       \
+        _tile_dpbf16ps(1, 5, 6);                                                                                       \
+        if (columns == 2) {                                                                                            \
+            _tile_dpbf16ps(2, 4, 7);                                                                                   \
+            _tile_dpbf16ps(3, 5, 7);                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* Two rows of tiles by one or two columns. */
+ALWAYS_INLINE void multiply_rows(const product *p, int row, const int columns) {
     const uint8_t *a = p->a + row * p->a_row, *b = p->b;
     _tile_zero(0);
     _tile_zero(1);
@@ -26,59 +37,28 @@ ALWAYS_INLINE void multiply_square(const product *p, int row) {
     _tile_zero(3);
     for (int group = 0; group < p->groups; group++, a += BOTH_PARTS, b += BOTH_PARTS) {
         _tile_loadd(4, a, LINE);
-        _tile_loadd(6, b + REGISTER, LINE);
-        _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, a + p->a_row, LINE);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_loadd(7, b + p->b_column + REGISTER, LINE);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
+        _tile_loadd(6, b + REGISTER, LINE);
+        if (columns == 2)
+            _tile_loadd(7, b + p->b_column + REGISTER, LINE);
+        ADD_PRODUCTS();
         _tile_loadd(6, b, LINE);
-        _tile_loadd(7, b + p->b_column, LINE);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
+        if (columns == 2)
+            _tile_loadd(7, b + p->b_column, LINE);
+        ADD_PRODUCTS();
         if (p->exact)
             continue;
         _tile_loadd(4, a + REGISTER, LINE);
         _tile_loadd(5, a + p->a_row + REGISTER, LINE);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
+        ADD_PRODUCTS();
     }
     uint8_t *to = (uint8_t *)p->sums + row * REGISTER;
     _tile_stored(0, to, LINE);
     _tile_stored(1, to + REGISTER, LINE);
-    _tile_stored(2, to + p->sums_column, LINE);
-    _tile_stored(3, to + p->sums_column + REGISTER, LINE);
-}
-
-/* Two rows of tiles by one column. */
-ALWAYS_INLINE void multiply_pair(const product *p, int row) {
-    const uint8_t *a = p->a + row * p->a_row, *b = p->b;
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int group = 0; group < p->groups; group++, a += BOTH_PARTS, b += BOTH_PARTS) {
-        _tile_loadd(4, a, LINE);
-        _tile_loadd(6, b + REGISTER, LINE);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a + p->a_row, LINE);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_loadd(7, b, LINE);
-        _tile_dpbf16ps(0, 4, 7);
-        _tile_dpbf16ps(1, 5, 7);
-        if (p->exact)
-            continue;
-        _tile_loadd(4, a + REGISTER, LINE);
-        _tile_loadd(5, a + p->a_row + REGISTER, LINE);
-        _tile_dpbf16ps(0, 4, 7);
-        _tile_dpbf16ps(1, 5, 7);
+    if (columns == 2) {
+        _tile_stored(2, to + p->sums_column, LINE);
+        _tile_stored(3, to + p->sums_column + REGISTER, LINE);
     }
-    uint8_t *to = (uint8_t *)p->sums + row * REGISTER;
-    _tile_stored(0, to, LINE);
-    _tile_stored(1, to + REGISTER, LINE);
 }
 
 /* An even number of rows of tiles by one or two columns. */
@@ -86,9 +66,9 @@ static void multiply(const product *p, int rows, int columns) {
     __asm__ __volatile__("" ::: "memory"); /* compilers do not know what tiles are loaded from */
     for (int row = 0; row < rows; row += 2)
         if (columns == 2)
-            multiply_square(p, row);
+            multiply_rows(p, row, 2);
         else
-            multiply_pair(p, row);
+            multiply_rows(p, row, 1);
 }
 
 /* Scores of one or two tiles of columns. */

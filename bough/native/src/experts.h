@@ -1,4 +1,5 @@
-/* The products of a mixture of experts: each token with its own few of many packed weights.
+/* A mixture of experts: which of them a token is sent to, what each of them weighs, and the products of each token with
+ * its own few of many packed weights.
  *
  * Rows are sorted by expert, so that an expert's weights are read once for all its tokens. A token's result does not
  * depend on the tokens beside it, to the last bit.
@@ -8,6 +9,27 @@
 
 #include "linear.h"
 #include "ops.h"
+
+enum { BOUGH_MAX_EXPERTS = 1024 };
+
+/* As `MoEConfig` says it. */
+typedef struct {
+    const float *router;              /* [experts][size] */
+    const float *bias, *correction;   /* [experts] or NULL: of the logits; of the scores, when choosing only */
+    int64_t size;
+    int experts, per_token;
+    int scores; /* 0 softmax, 1 sigmoid, 2 SparseMixer */
+    int groups, top_groups;
+    bool best_two; /* a group counts as its best two experts together, not as its best */
+    bool renormalise, simulate;
+    float scale;
+    float jitter; /* SparseMixer weighs an expert among those whose logits are not further below its own */
+} bough_routing;
+
+/* Called by all threads of a pool; ends with a barrier. `scores` [rows][experts] is memory to work in; ids and weights
+ * are [rows][per_token]. */
+void bough_route(const bough_routing *routing, const float *x, int64_t rows, float *scores, int32_t *ids, float *weights,
+                 const bough_ops *ops, bough_thread *thread);
 
 typedef struct {
     const bough_weight *weights;             /* [experts][3]: gate, up, down; all experts have the same shapes */

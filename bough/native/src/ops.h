@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_LATENT_DIM = 576, BOUGH_MAX_QUERIES = 32, BOUGH_LEVELS = 9 };
+enum { BOUGH_MAX_HEAD_DIM = 256, BOUGH_MAX_LATENT_DIM = 576, BOUGH_MAX_QUERIES = 32 };
 /* Keys are scored in blocks and gathered in runs that begin at multiples of these, whoever asks and whatever else is
  * in the step: so a token's result is the same to the last bit, alone or among others, decoded or prefilled. */
 enum { BOUGH_BLOCK_KEYS = 64, BOUGH_RUN_KEYS = 128 };
@@ -74,8 +74,6 @@ typedef struct bough_ops {
     int64_t (*best)(const float *x, int64_t size, float *peak);
     /* The places of the numbers that are not below `bar`, in order; how many. */
     int64_t (*find_above)(const float *x, int64_t size, float bar, int32_t *places);
-    /* Adds the weights exp((x - peak) / temperature) of at least 4^-1, 4^-2, … to the sums; the last has them all. */
-    void (*sum_levels)(const float *x, int64_t size, float peak, float temperature, double sums[BOUGH_LEVELS]);
     /* x = exp((x - peak) / temperature). */
     void (*weigh)(float *x, int64_t size, float peak, float temperature);
     /* The sum of exp((x - peak) / temperature). */

@@ -230,8 +230,7 @@ static void narrow(const float *x, int number, int64_t size, void *out) {
 
 static void find_block(attending *a, int64_t first, int count) {
     const bough_attend *t = a->task;
-    bool whole = a->dim == t->dim, direct = whole && t->number == BOUGH_FLOAT32;
-    bool halves = whole && t->number == BOUGH_FLOAT16;
+    bool direct = a->dim == t->dim && t->number == BOUGH_FLOAT32;
     size_t size = t->number == BOUGH_FLOAT32 ? 4 : 2, head_bytes = (size_t)t->dim * size;
     for (int j = 0; j < count; j++) {
         int64_t key = first + j;
@@ -248,17 +247,9 @@ static void find_block(attending *a, int64_t first, int count) {
             a->values[j] = (const float *)v;
         } else {
             float *wide_k = a->copies + j * a->dim, *wide_v = k == v ? wide_k : a->copies + (KEYS + j) * a->dim;
-            if (k == v) {
-                widen(k, t->number, t->dim, a->dim, wide_k);
-            } else if (halves) {
-                for (int64_t d = 0; d < a->dim; d += LANES) {
-                    store(wide_k + d, load_half((const uint16_t *)k + d));
-                    store(wide_v + d, load_half((const uint16_t *)v + d));
-                }
-            } else {
-                widen(k, t->number, t->dim, a->dim, wide_k);
+            widen(k, t->number, t->dim, a->dim, wide_k);
+            if (k != v)
                 widen(v, t->number, t->dim, a->dim, wide_v);
-            }
             a->keys[j] = wide_k;
             a->values[j] = wide_v;
         }
@@ -587,48 +578,6 @@ static int64_t find_above(const float *x, int64_t size, float bar, int32_t *plac
     return count;
 }
 
-INLINE void add_to_levels(vec levels[BOUGH_LEVELS], vec weight) {
-    float bar = 0.25f;
-#pragma GCC unroll 9
-    for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25f)
-        levels[level] += (vec)((ivec)weight & (ivec)(weight >= splat(bar)));
-}
-
-static void sum_levels(const float *x, int64_t size, float peak, float temperature, double sums[BOUGH_LEVELS]) {
-    enum { BLOCK = 512 * LANES }; /* a float is good for its sums */
-    const float lowest_bar = 0x1p-16f; /* of all levels but the last; most tokens are below it */
-    vec top = splat(peak), divisor = splat(temperature);
-    for (int64_t first = 0; first < size; first += BLOCK) {
-        int64_t end = size - first < BLOCK ? size : first + BLOCK, i = first;
-        vec levels[BOUGH_LEVELS];
-        for (int level = 0; level < BOUGH_LEVELS; level++)
-            levels[level] = (vec){0};
-        for (; i + AT_ONCE <= end; i += AT_ONCE) {
-            vec weights[4];
-            for (int part = 0; part < 4; part++) {
-                weights[part] = exp_((load(x + i + part * LANES) - top) / divisor);
-                levels[BOUGH_LEVELS - 1] += weights[part];
-            }
-            if (largest_of(larger(larger(weights[0], weights[1]), larger(weights[2], weights[3]))) >= lowest_bar)
-                for (int part = 0; part < 4; part++)
-                    add_to_levels(levels, weights[part]);
-        }
-        for (; i + LANES <= end; i += LANES) {
-            vec weight = exp_((load(x + i) - top) / divisor);
-            add_to_levels(levels, weight);
-            levels[BOUGH_LEVELS - 1] += weight;
-        }
-        for (int level = 0; level < BOUGH_LEVELS; level++)
-            sums[level] += sum_of(levels[level]);
-        for (; i < end; i++) {
-            float weight = expf((x[i] - peak) / temperature), bar = 0.25f;
-            for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25f)
-                sums[level] += weight >= bar ? weight : 0.0f;
-            sums[BOUGH_LEVELS - 1] += weight;
-        }
-    }
-}
-
 static void weigh_all(float *x, int64_t size, float peak, float temperature) {
     vec top = splat(peak), divisor = splat(temperature);
     int64_t whole = size - size % LANES;
@@ -665,4 +614,4 @@ static int64_t find_weight(const float *x, int64_t size, float peak, float tempe
 
 static const bough_ops OPS = {rms_norm, layer_norm, rotate, activate, silu_mul, gelu_tanh_mul, clamped_mul,
                               dot, add_scaled, softcap, attend, join, narrow, forbid, best,
-                              find_above, sum_levels, weigh_all, sum_weights, find_weight};
+                              find_above, weigh_all, sum_weights, find_weight};

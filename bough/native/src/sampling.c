@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK = 128, BUCKETS = 1024 };
+enum { BLOCK = 128 };
 
 typedef struct {
     const bough_sampling *rows;
@@ -54,16 +54,23 @@ static double uniform(int64_t seed, int64_t position) {
 
 /* ---- all tokens */
 
+/* The sum of all weights; where asked, also that of each block. */
+static double sum_all(const drawing *d, const bough_ops *ops, double *sums) {
+    double total = 0.0;
+    for (int64_t first = 0; first < d->size; first += BLOCK) {
+        int64_t count = d->size - first < BLOCK ? d->size - first : BLOCK;
+        double sum = ops->sum_weights(d->logits + first, count, d->peak, d->temperature);
+        total += sum;
+        if (sums != NULL)
+            sums[first / BLOCK] = sum;
+    }
+    return total;
+}
+
 /* The token on which a random number falls: the block first, then the place in it. */
 static int64_t draw(const drawing *d, const bough_ops *ops) {
-    double sums[BOUGH_MAX_VOCABULARY / BLOCK], total = 0.0, passed = 0.0;
+    double sums[BOUGH_MAX_VOCABULARY / BLOCK], target = d->number * sum_all(d, ops, sums), passed = 0.0;
     int64_t blocks = (d->size + BLOCK - 1) / BLOCK, block = 0;
-    for (int64_t i = 0; i < blocks; i++) {
-        int64_t count = d->size - i * BLOCK < BLOCK ? d->size - i * BLOCK : BLOCK;
-        sums[i] = ops->sum_weights(d->logits + i * BLOCK, count, d->peak, d->temperature);
-        total += sums[i];
-    }
-    double target = d->number * total;
     while (block < blocks - 1 && passed + sums[block] <= target)
         passed += sums[block++];
     int64_t first = block * BLOCK, count = d->size - first < BLOCK ? d->size - first : BLOCK;
@@ -108,8 +115,9 @@ static uint64_t middle_rank(const candidate *all, int64_t count) {
 }
 
 /* The rank of the last candidate that is kept, counted from the highest rank: the one with which `places` are kept or,
- * if that is sooner, with which the weights reach `mass`. The order of the candidates changes. */
-static uint64_t select_cut(candidate *all, int64_t count, int64_t places, double mass) {
+ * if that is sooner, with which the weights reach `mass`. A copy of the candidates is worked in: their order stays. */
+static uint64_t find_cut(const candidate *given, int64_t count, int64_t places, double mass, candidate *all) {
+    memcpy(all, given, (size_t)count * sizeof *all);
     while (count > 1) {
         uint64_t pivot = middle_rank(all, count);
         int64_t below = 0; /* behind these stand those above the pivot; the pivot itself is one of the first */
@@ -136,33 +144,6 @@ static uint64_t select_cut(candidate *all, int64_t count, int64_t places, double
     return all[0].rank;
 }
 
-/* The same for many: deals them to buckets by their rank, which says in which bucket the cut is. */
-static uint64_t find_cut(const candidate *all, int64_t count, int64_t places, double mass, candidate *spare) {
-    int64_t counts[BUCKETS] = {0}, members = 0;
-    double masses[BUCKETS] = {0};
-    uint64_t low = UINT64_MAX, high = 0;
-    for (int64_t i = 0; i < count; i++) {
-        low = all[i].rank < low ? all[i].rank : low;
-        high = all[i].rank > high ? all[i].rank : high;
-    }
-    int shift = 0, bucket = 0;
-    while ((high - low) >> shift >= BUCKETS)
-        shift++;
-    for (int64_t i = 0; i < count; i++) {
-        counts[(all[i].rank - low) >> shift]++;
-        masses[(all[i].rank - low) >> shift] += all[i].weight;
-    }
-    int last = (int)((high - low) >> shift);
-    for (; bucket < last && counts[bucket] < places && masses[bucket] < mass; bucket++) {
-        places -= counts[bucket];
-        mass -= masses[bucket];
-    }
-    for (int64_t i = 0; i < count; i++)
-        if ((int)((all[i].rank - low) >> shift) == bucket)
-            spare[members++] = all[i];
-    return select_cut(spare, members, places, mass);
-}
-
 static double mass_up_to(const candidate *all, int64_t count, uint64_t cut) {
     double mass = 0.0;
     for (int64_t i = 0; i < count; i++)
@@ -170,29 +151,22 @@ static double mass_up_to(const candidate *all, int64_t count, uint64_t cut) {
     return mass;
 }
 
-/* The heaviest weight such that those of at least as much have the mass; all masses are measured at once. */
-static double find_bar(const drawing *d, const bough_ops *ops, double *mass) {
-    double sums[BOUGH_LEVELS] = {0}, bar = 0.25;
-    ops->sum_levels(d->logits, d->size, d->peak, d->temperature, sums);
-    *mass = d->top_p * sums[BOUGH_LEVELS - 1];
-    for (int level = 0; level < BOUGH_LEVELS - 1; level++, bar *= 0.25)
-        if (sums[level] >= *mass * 1.0001) /* so that rounding does not decide */
-            return bar * 0.999;
-    return 0.0;
-}
-
 /* Candidates among which the cut surely lies: as many as top-k keeps, or as heavy as what top-p keeps of all tokens.
  * `mass` becomes the mass at which top-p cuts. */
 static int64_t gather(const drawing *d, const bough_ops *ops, const room *room, double *mass) {
     bool has_k = d->top_k < d->size, has_p = d->top_p < 1.0;
-    *mass = INFINITY;
-    if (!has_k)
-        return find_candidates(d, ops, has_p ? find_bar(d, ops, mass) : 0.99 * d->min_p, room);
-    double bar = 0x1p-5;
+    *mass = has_p && !has_k ? d->top_p * sum_all(d, ops, NULL) : INFINITY;
+    if (!has_k && !has_p)
+        return find_candidates(d, ops, 0.99 * d->min_p, room);
     int64_t count;
-    while ((count = find_candidates(d, ops, bar, room)) < d->top_k && bar > 0.0)
-        bar = bar > 0x1p-40 ? bar * 0x1p-5 : 0.0;
-    if (has_p)
+    for (double bar = 0x1p-5;; bar = bar > 0x1p-40 ? bar * 0x1p-5 : 0.0) {
+        count = find_candidates(d, ops, bar, room);
+        bool enough = has_k ? count >= d->top_k
+                            : mass_up_to(room->found, count, UINT64_MAX) >= *mass * 1.0001; /* rounding must not decide */
+        if (enough || bar == 0.0)
+            break;
+    }
+    if (has_k && has_p)
         *mass = d->top_p * mass_up_to(room->found, count, find_cut(room->found, count, d->top_k, INFINITY, room->spare));
     return count;
 }

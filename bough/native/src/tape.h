@@ -10,7 +10,6 @@
 #include "attention.h"
 #include "experts.h"
 #include "linear.h"
-#include "routing.h"
 #include "step.h"
 #include "thread_pool.h"
 

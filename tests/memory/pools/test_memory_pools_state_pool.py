@@ -88,7 +88,7 @@ def test_memory_that_somebody_else_has_taken_is_said(monkeypatch: pytest.MonkeyP
     pool = StatePool(STATES, 5, CPU)
     pool.release()
     huge = torch.empty((1 << 58,), dtype=torch.float32, device="meta")
-    monkeypatch.setattr(pool, "_memory", _Sized(pool._memory, huge.nbytes))
+    monkeypatch.setattr(pool, "_tensors", (_Sized(pool._memory, huge.nbytes),))
     with pytest.raises(ResourceError, match="not enough free memory for the states"):
         pool.restore()
 

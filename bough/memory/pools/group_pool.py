@@ -1,0 +1,68 @@
+"""The memory of one KV group: what its layers keep of a token or a sequence, page by page.
+
+All layers of a page move together, and so does what a draft model keeps of the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from bough.core.errors import ResourceError
+
+
+class GroupPool:
+    def __init__(self, tensors: Iterable[torch.Tensor], page_size: int, content: str) -> None:
+        """Each tensor has `page_size` lines for each page; `content` is what errors call it."""
+        self._tensors = tuple(tensors)
+        self._page_size = page_size
+        self._content = content
+        self._clear_scratch()
+
+    @property
+    def page_bytes(self) -> int:
+        """What one page takes, over all layers of the group."""
+        return sum(tensor[: self._page_size].nbytes for tensor in self._tensors)
+
+    def join(self, other: GroupPool) -> None:
+        """Pages of one number hold from now on what both pools keep of the same tokens."""
+        self._tensors += other._tensors
+
+    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        """What the pages hold, all layers of a page together. uint8 [pages, page_bytes], on the pool's device"""
+        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in self._tensors], dim=1)
+
+    def write_pages(self, pages: torch.Tensor, content: torch.Tensor) -> None:
+        """Gives the pages what `read_pages` has read, there or in a pool of the same shape."""
+        begin = 0
+        for tensor in map(self._by_page, self._tensors):
+            tensor.index_copy_(0, pages, content[:, begin : begin + tensor.shape[1]])
+            begin += tensor.shape[1]
+
+    def release(self) -> None:
+        """Gives the memory back; what the pages held is lost."""
+        for tensor in self._tensors:
+            tensor.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Takes the memory again, at other addresses; nothing is taken where there is too little."""
+        try:
+            for tensor in self._tensors:
+                tensor.untyped_storage().resize_(tensor.nbytes)
+        except RuntimeError as error:
+            self.release()
+            raise ResourceError(f"There is not enough free memory for the {self._content}: {error}") from None
+        self._clear_scratch()
+
+    def _clear_scratch(self) -> None:
+        """A page table has page 0 where a window has passed. Nobody attends to that, but kernels read blocks that begin
+        there, and a stray NaN would survive a weight of 0."""
+        for tensor in self._tensors:
+            tensor[: self._page_size].zero_()
+
+    def _by_page(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[pages + 1, bytes of a page]"""
+        numbers = self._page_size * math.prod(tensor.shape[1:])
+        return tensor.view(len(tensor) // self._page_size, numbers).view(torch.uint8)

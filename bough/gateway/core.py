@@ -7,7 +7,6 @@ import logging
 import time
 
 import msgspec
-from starlette.types import Message, Receive
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.bodies import Bodies
@@ -83,7 +82,7 @@ class Gateway:
         for scope in list(self._running):
             end_scope(scope)
 
-    async def serve(self, call: Call, outlet: Outlet, receive: Receive) -> None:
+    async def serve(self, call: Call, outlet: Outlet) -> None:
         """Answers the call until its client leaves or its time is up. Raises an `HttpError` only before anything was
         sent."""
         self._name_model(call)
@@ -93,11 +92,10 @@ class Gateway:
         try:
             async with asyncio.timeout(None) as scope:
                 self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
-                presence = Presence(receive, outlet, scope)
+                presence = Presence(outlet, scope)
                 try:
                     await self._proxy.answer(call, outlet)
                 finally:
-                    presence.end()
                     del self._running[scope]
         except TimeoutError:
             if presence is not None and presence.left:
@@ -157,26 +155,15 @@ class Gateway:
 class Presence:
     """Ends a scope when the request's client disconnects."""
 
-    def __init__(self, receive: Receive, outlet: Outlet, scope: asyncio.Timeout) -> None:
+    def __init__(self, outlet: Outlet, scope: asyncio.Timeout) -> None:
         self.left = False
         self._outlet = outlet
         self._scope = scope
-        self._listening: asyncio.Future[Message] | None = None
-        exchange = outlet.exchange
-        if exchange is None:  # the whole body was received, so the next message is the disconnect
-            self._listening = asyncio.ensure_future(receive())
-            self._listening.add_done_callback(self._leave)
-        else:
-            exchange.on_leave = self._leave
-            if exchange.gone:
-                self._leave()
+        outlet.exchange.on_leave = self._leave
+        if outlet.exchange.gone:
+            self._leave()
 
-    def end(self) -> None:
-        if self._listening is not None:
-            self._listening.remove_done_callback(self._leave)
-            self._listening.cancel()
-
-    def _leave(self, _: object = None) -> None:
+    def _leave(self) -> None:
         if not self._outlet.ended:  # else it leaves with its whole response
             self.left = True
             end_scope(self._scope)

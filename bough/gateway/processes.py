@@ -15,14 +15,17 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from starlette.types import ASGIApp
+
 from bough.core.child_environment import child_environment
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.core.settings import ServerSettings
 from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
 from bough.gateway.management import Handler, Management, Restart, Route
@@ -32,6 +35,7 @@ from bough.gateway.registry import DISCOVERED
 from bough.gateway.responses import JSON, Response
 from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError
+from bough.server.http import HttpServer, open_listener
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +49,20 @@ def private_folder() -> tempfile.TemporaryDirectory[str]:
     """For sockets, closed to other users. `bough.launch.engine_processes` names its folders the same way, so the next
     engine removes what a killed gateway leaves behind."""
     return tempfile.TemporaryDirectory(prefix=f"bough-{os.getpid()}-")
+
+
+@contextlib.asynccontextmanager
+async def serving_privately(app: ASGIApp, path: Path) -> AsyncIterator[None]:
+    """HTTP on a unix socket, for the gateway itself."""
+    edge = ServerSettings(uds=str(path))
+    with contextlib.closing(open_listener(edge)) as listener:
+        http = HttpServer(app, listener, edge)
+        serving = asyncio.create_task(http.run_here())
+        try:
+            yield
+        finally:
+            http.should_exit = True
+            await serving
 
 
 def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:

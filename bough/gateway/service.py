@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvloop
@@ -23,14 +22,20 @@ import uvloop
 from bough.core.errors import BoughError, SettingsError
 from bough.core.garbage import settle_garbage
 from bough.core.gateway_settings import GatewaySettings
-from bough.core.settings import ServerSettings
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.kubernetes import KubernetesPods
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
-from bough.gateway.processes import ChildProcesses, ProcessGroup, SharedManagement, divided, private_folder
+from bough.gateway.processes import (
+    ChildProcesses,
+    ProcessGroup,
+    SharedManagement,
+    divided,
+    private_folder,
+    serving_privately,
+)
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, Phase, with_cors
 from bough.server.browsers import BrowserRules
@@ -73,7 +78,7 @@ async def serve(
         if settings.processes > 1 and group is None:
             group, children = _start_processes(settings, listener, engines, cleanup)
         front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), settings))
-        grpc = await _open_grpc(front, settings)
+        await _open_grpc(front, settings, cleanup)
         serving = asyncio.create_task(http.run_here())
         settle_garbage()
         on_ready(url_of(listener, settings))
@@ -81,8 +86,6 @@ async def serve(
         if children is not None:
             children.terminate()
         await _drain(front, gateway, settings.drain_timeout_s)
-        if grpc is not None:
-            await grpc.stop(SHUTDOWN_GRACE_S)
         http.should_exit = True
         await serving
     if ending.cause is not None:
@@ -141,23 +144,24 @@ async def _management(
     private = Management(gateway)
     if not group.number:
         private = SharedManagement(gateway, group, engines.restart, private=True)
-    await _listen_privately(gateway, private, group, cleanup)
+    front = Front()
+    front.open(GatewayApp(gateway, private, private=True))
+    await cleanup.enter_async_context(serving_privately(front, group.socket_path()))
     shared = SharedManagement(gateway, group, engines.restart)
     await shared.catch_up()
     return shared
 
 
-async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
+async def _open_grpc(front: Front, settings: GatewaySettings, cleanup: contextlib.AsyncExitStack) -> None:
     if settings.grpc_port is None:
-        return None
+        return
     try:
-        from bough.gateway.grpc.front import serve_grpc
+        from bough.gateway.grpc.front import serving_grpc
     except ImportError as error:
         raise SettingsError(
             f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
         ) from None
-    server, _ = await serve_grpc(front, settings)
-    return server
+    await cleanup.enter_async_context(serving_grpc(front, settings))
 
 
 def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
@@ -165,25 +169,6 @@ def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:
         ending.because_of(error)
-
-
-async def _listen_privately(
-    gateway: Gateway, management: Management, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
-) -> None:
-    """The unix socket for the gateway's other processes."""
-    edge = ServerSettings(uds=str(group.socket_path()))
-    listener = open_listener(edge)
-    cleanup.callback(listener.close)
-    front = Front()
-    front.open(GatewayApp(gateway, management, private=True))
-    http = HttpServer(front, listener, edge)
-    serving = asyncio.create_task(http.run_here())
-
-    async def stop() -> None:
-        http.should_exit = True
-        await serving
-
-    cleanup.push_async_callback(stop)
 
 
 async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:

@@ -76,16 +76,11 @@ def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
         share, left = divmod(limit, settings.processes)
         return limit if limit == UNLIMITED else share + (number < left)
 
-    def rate(limit: float | None) -> float | None:
-        return None if limit is None else limit / settings.processes
-
     return dataclasses.replace(
         settings,
         max_concurrent_requests=part(settings.max_concurrent_requests),
         max_concurrent_per_worker=part(settings.max_concurrent_per_worker),
         queue_size=part(settings.queue_size),
-        rate_limit_rps=rate(settings.rate_limit_rps),
-        rate_limit_burst=rate(settings.rate_limit_burst),
     )
 
 

@@ -56,13 +56,8 @@ async def serving_privately(app: ASGIApp, path: Path) -> AsyncIterator[None]:
     """HTTP on a unix socket, for the gateway itself."""
     edge = ServerSettings(uds=str(path))
     with contextlib.closing(open_listener(edge)) as listener:
-        http = HttpServer(app, listener, edge)
-        serving = asyncio.create_task(http.run_here())
-        try:
+        async with HttpServer(app, listener, edge).serving():
             yield
-        finally:
-            http.should_exit = True
-            await serving
 
 
 def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:

@@ -37,9 +37,9 @@ from bough.gateway.processes import (
     serving_privately,
 )
 from bough.observability.logs import set_up_logging
-from bough.server.app import Front, Phase, with_cors
+from bough.server.app import Front, with_cors
 from bough.server.browsers import BrowserRules
-from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of
+from bough.server.http import HttpServer, end_on_signals, is_loopback, listening, unless_ending, url_of
 from bough.server.tracing import check_tracing
 
 log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a further process
@@ -48,14 +48,8 @@ log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a fur
 def run_gateway(settings: GatewaySettings) -> None:
     set_up_logging("gateway", settings.log_level)
     check_tracing(settings.otlp_endpoint)
-    listener = open_listener(settings)
-    try:
+    with listening(settings) as listener:
         uvloop.run(serve(settings, listener, lambda url: print(f"The gateway is served at {url}", flush=True)))
-    finally:
-        listener.close()
-        if settings.uds:
-            with contextlib.suppress(FileNotFoundError):
-                Path(settings.uds).unlink()
 
 
 async def serve(
@@ -66,7 +60,7 @@ async def serve(
 ) -> None:
     """One gateway process on a socket, until SIGTERM or SIGINT; all but the first are given a `group`."""
     ending = Ending()
-    _take_signals(ending)
+    end_on_signals(ending)
     front = Front(browsers=BrowserRules(settings, loopback=is_loopback(listener)))
     http = HttpServer(front, listener, settings)
     async with contextlib.AsyncExitStack() as cleanup:
@@ -79,15 +73,13 @@ async def serve(
             group, children = _start_processes(settings, listener, engines, cleanup)
         front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), settings))
         await _open_grpc(front, settings, cleanup)
-        serving = asyncio.create_task(http.run_here())
-        settle_garbage()
-        on_ready(url_of(listener, settings))
-        await _until(ending, serving)
-        if children is not None:
-            children.terminate()
-        await _drain(front, gateway, settings.drain_timeout_s)
-        http.should_exit = True
-        await serving
+        async with http.serving() as serving:
+            settle_garbage()
+            on_ready(url_of(listener, settings))
+            await unless_ending(asyncio.Event().wait(), ending, serving)
+            if children is not None:
+                children.terminate()
+            await front.drain(settings.drain_timeout_s, gateway.cut_off, "cut off")
     if ending.cause is not None:
         raise ending.cause
 
@@ -169,35 +161,6 @@ def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:
         ending.because_of(error)
-
-
-async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
-    front.phase = Phase.DRAINING
-    if front.active:
-        log.info("stopping: %d requests may finish within %g s", front.active, limit_s)
-    if not await front.drained(limit_s):
-        log.warning("%d requests are cut off: --drain-timeout-s is over", front.active)
-        gateway.cut_off()
-        await front.drained(SHUTDOWN_GRACE_S)
-
-
-async def _until(ending: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    """Waits for the end; raises what broke the HTTP server."""
-    waiting = asyncio.ensure_future(ending.wait())
-    await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if serving.done():
-        serving.result()
-
-
-def _take_signals(ending: asyncio.Event) -> None:
-    def take(number: int) -> None:
-        if ending.is_set():
-            os._exit(128 + number)
-        ending.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, take, number)
 
 
 # ---- a further process of `--processes N`: python -m bough.gateway.service NUMBER FD FOLDER

@@ -11,14 +11,14 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import uvloop
 
@@ -42,7 +42,16 @@ from bough.server.app import App, Front, Phase, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.crash_dump import RequestRecorder
-from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of, welcome_text
+from bough.server.http import (
+    SHUTDOWN_GRACE_S,
+    HttpServer,
+    end_on_signals,
+    is_loopback,
+    listening,
+    unless_ending,
+    url_of,
+    welcome_text,
+)
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
 from bough.server.tracing import RequestLog, RequestLogging, RequestTraces, check_tracing, otlp_exporter, with_tracing
@@ -65,18 +74,12 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     if settings.parallel.node_rank:
         run_node(settings, cluster_key(), executor, serve_health(settings))
         return
-    listener = open_listener(settings.server)
 
-    async def run() -> None:
+    async def run(listener: socket.socket) -> None:
         await MainServer(settings, listener, executor).run()
 
-    try:
-        uvloop.run(run())
-    finally:
-        listener.close()
-        if settings.server.uds:
-            with contextlib.suppress(FileNotFoundError):
-                Path(settings.server.uds).unlink()
+    with listening(settings.server) as listener:
+        uvloop.run(run(listener))
 
 
 def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[str], None]]) -> None:
@@ -162,7 +165,6 @@ class Serving(ABC):
         self._recorder = None if folder is None else RequestRecorder(Path(folder).expanduser())
         self._http = HttpServer(self._front, listener, server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
-        self._signals = 0
         self._death: EngineDeadError | None = None
 
     @abstractmethod
@@ -178,12 +180,9 @@ class Serving(ABC):
         return
 
     async def run(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._take_signal, number)
-        serving = asyncio.create_task(self._http.run_here())
-        async with contextlib.AsyncExitStack() as cleanup:
-            cleanup.push_async_callback(self._stop_http, serving)
-            context = await self._unless_ending(self.prepare(cleanup), serving)
+        end_on_signals(self._ending)
+        async with self._http.serving() as serving, contextlib.AsyncExitStack() as cleanup:
+            context = await unless_ending(self.prepare(cleanup), self._ending, serving)
             if context is not None:
                 server = self._settings.server
                 app = with_cors(App(all_endpoints(context), server, self._recorder), server)
@@ -191,7 +190,7 @@ class Serving(ABC):
                 settle_garbage()
                 self._front.open(with_tracing(app, server.otlp_endpoint))
                 self.on_ready(context)
-                await self._unless_ending(asyncio.Event().wait(), serving)
+                await unless_ending(asyncio.Event().wait(), self._ending, serving)
                 others = asyncio.ensure_future(self.stop_others())
                 await self._drain(context)
                 await others
@@ -203,12 +202,6 @@ class Serving(ABC):
         with contextlib.suppress(RuntimeError):  # the loop has ended before
             self._loop.call_soon_threadsafe(self._take_death, error)
 
-    def _take_signal(self, number: int) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            os._exit(128 + number)  # child processes see their parent go, and go too
-        self._ending.set()
-
     def _take_death(self, error: EngineDeadError) -> None:
         if self._recorder is not None and self._death is None:
             self._recorder.write(str(error))
@@ -216,37 +209,12 @@ class Serving(ABC):
         self._front.phase = Phase.DEAD
         self._ending.set()
 
-    async def _unless_ending(self, work: Coroutine[Any, Any, T], serving: asyncio.Task[None]) -> T | None:
-        """The result of `work`; None when the server is to end before. Whatever broke the HTTP server is raised."""
-        task = asyncio.ensure_future(work)
-        ending = asyncio.ensure_future(self._ending.wait())
-        try:
-            await asyncio.wait({task, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
-            return task.result() if task.done() else None
-        finally:
-            for each in (task, ending):
-                each.cancel()
-            await asyncio.gather(task, ending, return_exceptions=True)
-
     async def _drain(self, context: ServerContext) -> None:
-        """Refuses new requests; the running ones may finish within a limit and are then aborted."""
         if self._death is not None:
             await self._front.drained(SHUTDOWN_GRACE_S)
             return
-        self._front.phase = Phase.DRAINING
-        limit_s = self._settings.server.drain_timeout_s
-        if self._front.active:
-            log.info("stopping: %d requests may finish within %g s", self._front.active, limit_s)
-        if not await self._front.drained(limit_s):
-            log.warning("%d requests are aborted: --drain-timeout-s is over", self._front.active)
-            context.client.abort(abort_all=True)
-            await self._front.drained(SHUTDOWN_GRACE_S)
-
-    async def _stop_http(self, serving: asyncio.Task[None]) -> None:
-        self._http.should_exit = True
-        await serving
+        abort = partial(context.client.abort, abort_all=True)
+        await self._front.drain(self._settings.server.drain_timeout_s, abort, "aborted")
 
 
 class MainServer(Serving):

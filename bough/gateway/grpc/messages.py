@@ -40,19 +40,15 @@ HealthReply: Any = _made["HealthReply"]
 SET_HERE = ("model", "prompt", "stream", "stream_options", "return_token_ids", "n", "best_of", "echo")
 # HTTP status → the name of a gRPC status.
 CODES = {
-    400: "INVALID_ARGUMENT",
+    **dict.fromkeys((400, 413, 422), "INVALID_ARGUMENT"),
+    **dict.fromkeys((408, 504), "DEADLINE_EXCEEDED"),
+    **dict.fromkeys((502, 503), "UNAVAILABLE"),
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED",
-    413: "INVALID_ARGUMENT",
-    422: "INVALID_ARGUMENT",
     429: "RESOURCE_EXHAUSTED",
     499: "CANCELLED",
     501: "UNIMPLEMENTED",
-    502: "UNAVAILABLE",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
 }
 
 

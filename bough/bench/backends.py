@@ -27,11 +27,7 @@ class Turn:
     input_tokens: int  # as far as the data set knows; the server's own count is preferred
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Each prompt continues everything before it."""
-
-    turns: tuple[Turn, ...]
+Conversation = tuple[Turn, ...]  # each prompt continues everything before it
 
 
 @dataclass(frozen=True, slots=True)

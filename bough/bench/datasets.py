@@ -65,7 +65,7 @@ def _shared_prefix(options: argparse.Namespace, draw: random.Random, tokenizer: 
 def _multi_turn(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     """Each turn carries the whole history; all conversations share a system prompt."""
     system = _text(draw, tokenizer, options.gsp_system_prompt_len)
-    conversations = []
+    conversations: list[Conversation] = []
     for _ in range(options.num_prompts):
         turns: list[Turn] = []
         known = options.gsp_system_prompt_len
@@ -74,7 +74,7 @@ def _multi_turn(options: argparse.Namespace, draw: random.Random, tokenizer: Tok
             text = _text(draw, tokenizer, length)
             turns.append(Turn(f"{system}\n\n{text}" if number == 0 else f"\n\n{text}", output, known + length))
             known += length + output
-        conversations.append(Conversation(tuple(turns)))
+        conversations.append(tuple(turns))
     return conversations
 
 
@@ -89,13 +89,13 @@ def _image(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenize
     """Chats that begin with pictures of random pixels, of which there are `image_pool`, or as many as are shown."""
     shown = options.num_prompts * options.image_count
     pool = [_picture(options, draw) for _ in range(min(options.image_pool or shown, shown))]
-    conversations = []
+    conversations: list[Conversation] = []
     for number in range(options.num_prompts):
         length, output = _lengths(options, draw)
         urls = [pool[i % len(pool)] for i in range(number * options.image_count, (number + 1) * options.image_count)]
         parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         content = [*parts, {"type": "text", "text": _text(draw, tokenizer, length)}]
-        conversations.append(Conversation((Turn([{"role": "user", "content": content}], output, length),)))
+        conversations.append((Turn([{"role": "user", "content": content}], output, length),))
     return conversations
 
 
@@ -139,8 +139,8 @@ DATASETS: dict[str, Callable[[argparse.Namespace, random.Random, Tokenizer | Non
 }
 
 
-def _single(prompt: str | list[int], length: int, output: int) -> Conversation:
-    return Conversation((Turn(prompt, output, length),))
+def _single(prompt: Prompt, length: int, output: int) -> Conversation:
+    return (Turn(prompt, output, length),)
 
 
 def _text(draw: random.Random, tokenizer: Tokenizer | None, tokens: int) -> str:
@@ -190,7 +190,7 @@ def _read_sharegpt(path: str, count: Count, output_len: int | None) -> list[Conv
         length = answer if output_len is None else output_len
         if question < MIN_TOKENS or answer < MIN_TOKENS or question > MAX_PROMPT or question + length > MAX_TOTAL:
             continue
-        found.append(Conversation((Turn(texts[0], length, question),)))
+        found.append(_single(texts[0], question, length))
     return found
 
 
@@ -216,7 +216,7 @@ def _custom_entry(entry: Any, count: Count, output_len: int, where: str) -> Conv
     length = output_len if given is None else given
     if not isinstance(length, int) or length < 1:
         raise SettingsError(f"{where}: output_len must be a whole number of at least 1, got {length!r}.")
-    return Conversation((Turn(prompt, length, _tokens_in(prompt, count)),))
+    return _single(prompt, _tokens_in(prompt, count), length)
 
 
 def _tokens_in(prompt: Prompt, count: Count) -> int:

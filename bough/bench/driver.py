@@ -83,8 +83,8 @@ async def _converse(
     records: list[Record],
     on_progress: OnProgress,
 ) -> None:
-    history = first_history(template.api, conversation.turns[0].prompt)
-    for left, turn in zip(range(len(conversation.turns))[::-1], conversation.turns, strict=True):
+    history = first_history(template.api, conversation[0].prompt)
+    for left, turn in zip(range(len(conversation))[::-1], conversation, strict=True):
         record = await ask(client, template, history, turn, start)
         records.append(record)
         if not record.ok:  # the turns after it have nothing to stand on
@@ -92,7 +92,7 @@ async def _converse(
             return
         on_progress(1)
         if left:
-            following = conversation.turns[-left]
+            following = conversation[-left]
             history = next_history(history, record.text, following.prompt)
 
 

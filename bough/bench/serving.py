@@ -144,7 +144,7 @@ def main(args: argparse.Namespace) -> int:
         require_matplotlib()
     conversations = make_dataset(args, _tokenizer(args.tokenizer))
     api = BACKENDS[args.backend]
-    first_history(api, conversations[0].turns[0].prompt)  # refused here, where the API cannot take it
+    first_history(api, conversations[0][0].prompt)  # refused here, where the API cannot take it
     target = asyncio.run(_find_target(args, api))
     _warm_up(target, conversations[0], args.warmup_requests)
     if args.flush_cache:
@@ -188,8 +188,8 @@ async def _flush_cache(target: Target) -> None:
 
 
 def _warm_up(target: Target, conversation: Conversation, requests: int) -> None:
-    first = conversation.turns[0]
-    short = Conversation((Turn(first.prompt, min(WARMUP_TOKENS, first.output_tokens), first.input_tokens),))
+    first = conversation[0]
+    short = (Turn(first.prompt, min(WARMUP_TOKENS, first.output_tokens), first.input_tokens),)
     arrivals = [Arrival(0.0, short)] * requests
     records = drive(target, arrivals, None, time.monotonic(), lambda answered: None)
     failed = next((record.error for record in records if not record.ok), None)
@@ -200,7 +200,7 @@ def _warm_up(target: Target, conversation: Conversation, requests: int) -> None:
 def _measure(args: argparse.Namespace, target: Target, conversations: Sequence[Conversation]) -> list[Record]:
     arrivals = poisson_arrivals(conversations, args.request_rate, args.seed)
     start = time.monotonic() + (LEAD_S if args.procs > 1 else 0.0)
-    total = sum(len(conversation.turns) for conversation in conversations)
+    total = sum(map(len, conversations))
 
     def part(number: int, on_progress: OnProgress) -> list[Record]:
         slots = None

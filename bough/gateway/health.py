@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 PROBE_PAUSE_S = 0.5
 FIRST_LOAD_S = 0.5  # a load that takes longer is not waited for before the first request
 LOAD_PAUSE_S = 1.0  # loads are polled more often than health: they tell what other gateways have sent
-
-
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
 LOAD_FIGURES = ("num_running_reqs", "num_waiting_reqs")
 SPEED_FIGURE = "prefill_tokens_per_s"

@@ -8,6 +8,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +67,6 @@ def open_trace(settings: ProcessSettings, dp_rank: int | None) -> StepTrace | No
     trace = StepTrace(path if dp_rank is None else path.with_stem(f"{path.stem}-DP{dp_rank}"))
     log.info("the step trace is written to %s", trace.path)
     return trace
-
-
-def open_grammars(spec: ChildSpec, settings: Settings, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarDesk | None:
-    """Where grammars are compiled; None where there can be none."""
-    if not has_text(settings.model):
-        return None
-    return GrammarDesk(lambda: open_tokenizer(spec.files, settings.model), eos_ids, vocab_size, settings.scheduler)
 
 
 def memory_usage(limits: Limits, weight_bytes: int, ranks: Sequence[int]) -> dict[str, Any]:
@@ -136,7 +130,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)
-    grammars = open_grammars(spec, settings, eos_ids, limits.vocab_size)
+    grammars = None
+    if has_text(settings.model):
+        reads = partial(open_tokenizer, spec.files, settings.model)
+        grammars = GrammarDesk(reads, eos_ids, limits.vocab_size, settings.scheduler)
     host = None
     if settings.memory.enable_hierarchical_cache:
         from bough.executor.host_memory import host_memory

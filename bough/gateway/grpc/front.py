@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
+import msgspec
 from starlette.types import ASGIApp
 
 from bough.core.errors import RequestError, SettingsError
@@ -27,7 +28,6 @@ from bough.gateway.grpc.messages import (
     HealthRequest,
     completion_body,
     error_text,
-    read_completion,
     reply_of,
 )
 from bough.gateway.http_client import HttpClient, Origin
@@ -87,13 +87,13 @@ class GrpcFront:
 
     async def generate(self, request: Any, context: Any) -> Any:
         with contextlib.closing(await self._complete(request, context, stream=False)) as response:
-            return reply_of(read_completion(await response.read()))
+            return reply_of(msgspec.json.decode(await response.read()))
 
     async def generate_stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
         with contextlib.closing(await self._complete(request, context, stream=True)) as response:
             async for data in events_of(response):
-                completion = read_completion(data)
-                if completion.error is not None:
+                completion = msgspec.json.decode(data)
+                if completion.get("error") is not None:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, error_text(data))
                 yield reply_of(completion)
 

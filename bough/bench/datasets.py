@@ -117,14 +117,32 @@ def _picture(options: argparse.Namespace, draw: random.Random) -> str:
 
 
 def _sharegpt(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    found = _read_sharegpt(_path(options), _counter(tokenizer), options.sharegpt_output_len)
+    """The first questions of conversations in ShareGPT's JSON."""
+    path, count, found = _path(options), _counter(tokenizer), []
+    entries = _parse(_read(path), path)
+    if not isinstance(entries, list):
+        raise SettingsError(f"{path} is not a ShareGPT file: it must hold a JSON list of conversations.")
+    for texts in map(_texts, entries):
+        if len(texts) < 2:
+            continue
+        question, answer = count(texts[0]), count(texts[1])
+        length = options.sharegpt_output_len or answer
+        if question < MIN_TOKENS or answer < MIN_TOKENS or question > MAX_PROMPT or question + length > MAX_TOTAL:
+            continue
+        found.append(_single(texts[0], question, length))
     return draw.sample(found, min(options.num_prompts, len(found)))
 
 
 def _custom(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    return _read_custom(_path(options), _counter(tokenizer), options.sharegpt_output_len or options.random_output_len)[
-        : options.num_prompts
-    ]
+    """JSON lines of one's own: "prompt" (text or ids), "messages", or ShareGPT's "conversations", and maybe
+    "output_len"."""
+    path, count, found = _path(options), _counter(tokenizer), []
+    output_len = options.sharegpt_output_len or options.random_output_len
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            found.append(_custom_entry(_parse(line, where), count, output_len, where))
+    return found[: options.num_prompts]
 
 
 DATASETS: dict[str, Callable[[argparse.Namespace, random.Random, Tokenizer | None], list[Conversation]]] = {
@@ -173,35 +191,7 @@ def _counter(tokenizer: Tokenizer | None) -> Count:
     return lambda text: len(tokenizer.encode_batch([text])[0])
 
 
-# ---- files: ShareGPT's JSON, and JSON lines of one's own
-
-
-def _read_sharegpt(path: str, count: Count, output_len: int | None) -> list[Conversation]:
-    """The first question of each conversation."""
-    entries = _parse(_read(path), path)
-    if not isinstance(entries, list):
-        raise SettingsError(f"{path} is not a ShareGPT file: it must hold a JSON list of conversations.")
-    found = []
-    for entry in entries:
-        texts = _texts(entry)
-        if len(texts) < 2:
-            continue
-        question, answer = count(texts[0]), count(texts[1])
-        length = answer if output_len is None else output_len
-        if question < MIN_TOKENS or answer < MIN_TOKENS or question > MAX_PROMPT or question + length > MAX_TOTAL:
-            continue
-        found.append(_single(texts[0], question, length))
-    return found
-
-
-def _read_custom(path: str, count: Count, output_len: int) -> list[Conversation]:
-    """One request a line: "prompt" (text or ids), "messages", or ShareGPT's "conversations", and maybe "output_len"."""
-    found = []
-    for number, line in enumerate(_read(path).splitlines(), 1):
-        if line.strip():
-            entry = _parse(line, f"{path}, line {number}")
-            found.append(_custom_entry(entry, count, output_len, f"{path}, line {number}"))
-    return found
+# ---- what files hold
 
 
 def _custom_entry(entry: Any, count: Count, output_len: int, where: str) -> Conversation:

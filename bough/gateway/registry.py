@@ -114,7 +114,8 @@ class Registry:
         worker.in_rotation = False
         self._available.clear()
         log.warning("worker %s at %s leaves the rotation: %s", worker.id, worker.url, reason)
-        worker.expel()
+        for lease in list(worker.leases):
+            lease.call_back()
         self.notify_changed(worker)
 
     def notify_changed(self, worker: Worker) -> None:

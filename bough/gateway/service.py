@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import uvloop
 
+from bough.core.child_environment import leave_with_parent
 from bough.core.errors import BoughError, SettingsError
 from bough.core.garbage import settle_garbage
 from bough.core.gateway_settings import GatewaySettings
@@ -169,21 +167,15 @@ def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
 def main() -> None:
     """Settings come as a line of JSON on standard input, which stays open: its end is the end of the first process."""
     number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    settings = msgspec.json.decode(sys.stdin.readline(), type=GatewaySettings)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewaySettings)
     set_up_logging(f"gateway {number}", settings.log_level)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    leave_with_parent()
     group = ProcessGroup(folder, number, settings.processes)
     try:
         uvloop.run(serve(settings, socket.socket(fileno=fd), lambda url: None, group))
     except BoughError as error:
         log.error("%s", error)
-        os._exit(1)
-    os._exit(0)  # a daemon thread that reads standard input would hold up the interpreter's exit
-
-
-def _leave_with_parent() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

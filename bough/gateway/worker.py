@@ -130,10 +130,6 @@ class Worker:
                 lease.silent_since_s = math.inf
                 self.suspect()
 
-    def expel(self) -> None:
-        for lease in list(self.leases):
-            lease.call_back()
-
 
 class Lease:
     """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`."""

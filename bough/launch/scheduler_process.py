@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import adapter_paths, end_ids, has_text, open_tokenizer
-from bough.launch.spec import ChildSpec, in_gib, load_function
+from bough.launch.spec import ChildSpec, in_gib
 from bough.loader.catalogue import home
 from bough.loader.locate import fingerprint
 from bough.memory.tree.events import parse_config
@@ -114,7 +115,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     from bough.scheduler.loop import Scheduler
     from bough.scheduler.ngram import NgramProposer
 
-    build_executor = load_function(spec.executor)
+    build_executor = resolve_name(spec.executor)
     gc.freeze()  # the modules stay: collections while the model loads need not look at them
     gc.enable()
     imported = time.monotonic()

@@ -88,17 +88,26 @@ class Gateway:
         self._name_model(call)
         if self._traces is not None:
             call.span = self._traces.begin(call)
-        presence: Presence | None = None
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            if not outlet.ended:  # else the client leaves with its whole response
+                left = True
+                end_scope(scope)
+
         try:
             async with asyncio.timeout(None) as scope:
                 self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
-                presence = Presence(outlet, scope)
+                outlet.exchange.on_leave = leave
+                if outlet.exchange.gone:
+                    leave()
                 try:
                     await self._proxy.answer(call, outlet)
                 finally:
                     del self._running[scope]
         except TimeoutError:
-            if presence is not None and presence.left:
+            if left:
                 call.status = CLIENT_GONE
             else:
                 await self._out_of_time(call, outlet)
@@ -150,20 +159,3 @@ class Gateway:
             end_scope(scope)
         for worker in self.registry:
             worker.look_for_silence(now_s, self.settings.health_check_timeout_secs)
-
-
-class Presence:
-    """Ends a scope when the request's client disconnects."""
-
-    def __init__(self, outlet: Outlet, scope: asyncio.Timeout) -> None:
-        self.left = False
-        self._outlet = outlet
-        self._scope = scope
-        outlet.exchange.on_leave = self._leave
-        if outlet.exchange.gone:
-            self._leave()
-
-    def _leave(self) -> None:
-        if not self._outlet.ended:  # else it leaves with its whole response
-            self.left = True
-            end_scope(self._scope)

@@ -114,41 +114,6 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(future)
 
 
-def connect(
-    end: ClientEnd,
-    tokenizer: Tokenizer | None,
-    files: ModelFiles,
-    model: ModelInfo,
-    settings: Settings,
-    cleanup: contextlib.AsyncExitStack,
-    on_stuck: Callable[[], None],
-    end_replica: Callable[[int, str], None],
-    logging: RequestLogging,
-) -> ServerContext:
-    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck` and
-    `end_replica`. Texts come from anybody and have any length, so the tokenizer is bounded."""
-    server = settings.server
-    bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
-    tokenizer = tokenizer and tokenizer.bounded(bound)
-    watchers: list[RequestWatcher] = [RequestLog(logging, tokenizer)]
-    if server.otlp_endpoint is not None:
-        traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
-        cleanup.push_async_callback(in_thread, traces.close)
-        watchers.append(traces)
-    method, cache_tokens = settings.parallel.load_balance_method, model.limits["max_total_num_tokens"]
-    client = end.connect(tokenizer, method, cache_tokens, RequestMeter(end.folder, end.number), watchers)
-    client.on_command = logging.obey
-    cleanup.push_async_callback(in_thread, attach_media(client, files, settings, tokenizer))
-    watchdog = None
-    if server.watchdog_timeout:
-        apart = settings.parallel.groups == 1
-        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck, end_replica if apart else None)
-        cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
-    reader = input_reader(files, settings.model, tokenizer)
-    main_pid = os.getppid() if end.number else os.getpid()
-    return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
-
-
 class Serving(ABC):
     """One HTTP process, all of it on one event loop but for `die`. It answers "loading" until it is prepared, then
     serves until a signal or a death. The first signal lets running requests finish within a limit, the second ends the
@@ -174,6 +139,39 @@ class Serving(ABC):
     @abstractmethod
     def on_ready(self, context: ServerContext) -> None:
         """It serves."""
+
+    def connect(
+        self,
+        end: ClientEnd,
+        tokenizer: Tokenizer | None,
+        files: ModelFiles,
+        model: ModelInfo,
+        cleanup: contextlib.AsyncExitStack,
+        on_stuck: Callable[[], None] = lambda: None,
+        end_replica: Callable[[int, str], None] = lambda number, reason: None,
+    ) -> ServerContext:
+        """The client with its meter, log and traces, and the watchdog, which calls `on_stuck` and `end_replica`. Texts
+        come from anybody and have any length, so the tokenizer is bounded."""
+        settings, server = self._settings, self._settings.server
+        bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
+        tokenizer = tokenizer and tokenizer.bounded(bound)
+        watchers: list[RequestWatcher] = [RequestLog(self._logging, tokenizer)]
+        if server.otlp_endpoint is not None:
+            traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
+            cleanup.push_async_callback(in_thread, traces.close)
+            watchers.append(traces)
+        method, cache_tokens = settings.parallel.load_balance_method, model.limits["max_total_num_tokens"]
+        client = end.connect(tokenizer, method, cache_tokens, RequestMeter(end.folder, end.number), watchers)
+        client.on_command = self._logging.obey
+        cleanup.push_async_callback(in_thread, attach_media(client, files, settings, tokenizer))
+        watchdog = None
+        if server.watchdog_timeout:
+            apart = settings.parallel.groups == 1
+            watchdog = Watchdog(client, server.watchdog_timeout, on_stuck, end_replica if apart else None)
+            cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
+        reader = input_reader(files, settings.model, tokenizer)
+        main_pid = os.getppid() if end.number else os.getpid()
+        return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
 
     async def stop_others(self) -> None:
         """Ends the other processes that serve on the same socket, if they are this one's."""
@@ -278,7 +276,7 @@ class MainServer(Serving):
             supervisor.print_stacks()
 
         acts = print_stacks, supervisor.end_replica
-        return connect(end, tokenizer, processes.files, model, settings, cleanup, *acts, self._logging)
+        return self.connect(end, tokenizer, processes.files, model, cleanup, *acts)
 
     async def _start_tokenizer_workers(self, processes: EngineProcesses, model: ModelInfo) -> None:
         if self._shared_listener is None:
@@ -327,8 +325,7 @@ class TokenizerWorker(Serving):
         self._end.open()
         tokenizer = await in_thread(lambda: open_tokenizer(self._files, self._settings.model))
         # The main process prints the stacks of an engine that is stuck; here the watchdog only answers /health.
-        settings, acts = self._settings, (lambda: None, lambda number, reason: None)
-        return connect(self._end, tokenizer, self._files, self._model, settings, cleanup, *acts, self._logging)
+        return self.connect(self._end, tokenizer, self._files, self._model, cleanup)
 
     def on_ready(self, context: ServerContext) -> None:
         self._announce(ready={})

@@ -228,13 +228,6 @@ class MainServer(Serving):
         self._supervisor: Supervisor | None = None
         self._ready = False
 
-    async def run(self) -> None:
-        try:
-            await super().run()
-        finally:
-            if self._shared_listener is not None:
-                self._shared_listener.close()
-
     def on_ready(self, context: ServerContext) -> None:
         seconds = time.monotonic() - self._began
         model, server = context.model, self._settings.server
@@ -242,6 +235,8 @@ class MainServer(Serving):
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings
+        if self._shared_listener is not None:
+            cleanup.callback(self._shared_listener.close)
         folders = cleanup.enter_context(contextlib.ExitStack())
         clients = settings.server.tokenizer_worker_num
         processes = await in_thread(lambda: EngineProcesses(settings, folders, clients, self._executor))

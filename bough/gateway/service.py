@@ -20,20 +20,13 @@ from bough.core.child_environment import leave_with_parent
 from bough.core.errors import BoughError, SettingsError
 from bough.core.garbage import settle_garbage
 from bough.core.gateway_settings import GatewaySettings
+from bough.gateway import processes
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.kubernetes import KubernetesPods
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
-from bough.gateway.processes import (
-    ChildProcesses,
-    ProcessGroup,
-    SharedManagement,
-    divided,
-    private_folder,
-    serving_privately,
-)
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, with_cors
 from bough.server.browsers import BrowserRules
@@ -54,7 +47,7 @@ async def serve(
     settings: GatewaySettings,
     listener: socket.socket,
     on_ready: Callable[[str], None],
-    group: ProcessGroup | None = None,
+    group: processes.ProcessGroup | None = None,
 ) -> None:
     """One gateway process on a socket, until SIGTERM or SIGINT; all but the first are given a `group`."""
     ending = Ending()
@@ -62,7 +55,7 @@ async def serve(
     front = Front(browsers=BrowserRules(settings, loopback=is_loopback(listener)))
     http = HttpServer(front, listener, settings)
     async with contextlib.AsyncExitStack() as cleanup:
-        gateway = Gateway(divided(settings, 0 if group is None else group.number))
+        gateway = Gateway(processes.divided(settings, 0 if group is None else group.number))
         cleanup.push_async_callback(gateway.close)
         await gateway.open()
         engines = await _feed(gateway, settings, ending, cleanup)
@@ -114,18 +107,18 @@ async def _feed(
 
 def _start_processes(
     settings: GatewaySettings, listener: socket.socket, engines: LocalEngines, cleanup: contextlib.AsyncExitStack
-) -> tuple[ProcessGroup, ChildProcesses]:
+) -> tuple[processes.ProcessGroup, processes.ChildProcesses]:
     """Starts the other processes on a copy of the socket, which stays open when HTTP closes its own."""
     shared = listener.dup()
     cleanup.callback(shared.close)
-    folder = Path(cleanup.enter_context(private_folder()))
-    children = ChildProcesses(settings, shared.fileno(), folder, engines.launched)
+    folder = Path(cleanup.enter_context(processes.private_folder()))
+    children = processes.ChildProcesses(settings, shared.fileno(), folder, engines.launched)
     cleanup.push_async_callback(children.close)
-    return ProcessGroup(folder, 0, settings.processes), children
+    return processes.ProcessGroup(folder, 0, settings.processes), children
 
 
 async def _management(
-    gateway: Gateway, engines: LocalEngines, group: ProcessGroup | None, cleanup: contextlib.AsyncExitStack
+    gateway: Gateway, engines: LocalEngines, group: processes.ProcessGroup | None, cleanup: contextlib.AsyncExitStack
 ) -> Management:
     if group is None:
         return Management(gateway, engines.restart)
@@ -133,11 +126,11 @@ async def _management(
     # The first process answers for all, to the others too; what it sends them concerns each alone.
     private = Management(gateway)
     if not group.number:
-        private = SharedManagement(gateway, group, engines.restart, private=True)
+        private = processes.SharedManagement(gateway, group, engines.restart, private=True)
     front = Front()
     front.open(GatewayApp(gateway, private, private=True))
-    await cleanup.enter_async_context(serving_privately(front, group.socket_path()))
-    shared = SharedManagement(gateway, group, engines.restart)
+    await cleanup.enter_async_context(processes.serving_privately(front, group.socket_path()))
+    shared = processes.SharedManagement(gateway, group, engines.restart)
     await shared.catch_up()
     return shared
 
@@ -170,7 +163,7 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewaySettings)
     set_up_logging(f"gateway {number}", settings.log_level)
     leave_with_parent()
-    group = ProcessGroup(folder, number, settings.processes)
+    group = processes.ProcessGroup(folder, number, settings.processes)
     try:
         uvloop.run(serve(settings, socket.socket(fileno=fd), lambda url: None, group))
     except BoughError as error:

@@ -38,20 +38,11 @@ from bough.loader.locate import ModelFiles
 from bough.messages.channels import cluster_key
 from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
+from bough.server import http
 from bough.server.app import App, Front, Phase, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.crash_dump import RequestRecorder
-from bough.server.http import (
-    SHUTDOWN_GRACE_S,
-    HttpServer,
-    end_on_signals,
-    is_loopback,
-    listening,
-    unless_ending,
-    url_of,
-    welcome_text,
-)
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
 from bough.server.tracing import RequestLog, RequestLogging, RequestTraces, check_tracing, otlp_exporter, with_tracing
@@ -78,7 +69,7 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     async def run(listener: socket.socket) -> None:
         await MainServer(settings, listener, executor).run()
 
-    with listening(settings.server) as listener:
+    with http.listening(settings.server) as listener:
         uvloop.run(run(listener))
 
 
@@ -123,12 +114,12 @@ class Serving(ABC):
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         server = settings.server
-        browsers = BrowserRules(server, loopback=is_loopback(listener))
+        browsers = BrowserRules(server, loopback=http.is_loopback(listener))
         self._logging = RequestLogging(server.log_requests, server.log_requests_level)
         self._front = Front(logging=self._logging, root_path=server.root_path, browsers=browsers)
         folder = server.crash_dump_folder
         self._recorder = None if folder is None else RequestRecorder(Path(folder).expanduser())
-        self._http = HttpServer(self._front, listener, server)
+        self._http = http.HttpServer(self._front, listener, server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
         self._death: EngineDeadError | None = None
 
@@ -178,9 +169,9 @@ class Serving(ABC):
         return
 
     async def run(self) -> None:
-        end_on_signals(self._ending)
+        http.end_on_signals(self._ending)
         async with self._http.serving() as serving, contextlib.AsyncExitStack() as cleanup:
-            context = await unless_ending(self.prepare(cleanup), self._ending, serving)
+            context = await http.unless_ending(self.prepare(cleanup), self._ending, serving)
             if context is not None:
                 server = self._settings.server
                 app = with_cors(App(all_endpoints(context), server, self._recorder), server)
@@ -188,7 +179,7 @@ class Serving(ABC):
                 settle_garbage()
                 self._front.open(with_tracing(app, server.otlp_endpoint))
                 self.on_ready(context)
-                await unless_ending(asyncio.Event().wait(), self._ending, serving)
+                await http.unless_ending(asyncio.Event().wait(), self._ending, serving)
                 others = asyncio.ensure_future(self.stop_others())
                 await self._drain(context)
                 await others
@@ -209,7 +200,7 @@ class Serving(ABC):
 
     async def _drain(self, context: ServerContext) -> None:
         if self._death is not None:
-            await self._front.drained(SHUTDOWN_GRACE_S)
+            await self._front.drained(http.SHUTDOWN_GRACE_S)
             return
         abort = partial(context.client.abort, abort_all=True)
         await self._front.drain(self._settings.server.drain_timeout_s, abort, "aborted")
@@ -223,7 +214,7 @@ class MainServer(Serving):
         self._executor = executor
         # A copy that stays open when HTTP has closed its own: further processes are started with it.
         self._shared_listener = listener.dup() if settings.server.tokenizer_worker_num > 1 else None
-        self._url = url_of(listener, settings.server)
+        self._url = http.url_of(listener, settings.server)
         self._began = time.monotonic()
         self._supervisor: Supervisor | None = None
         self._ready = False
@@ -231,7 +222,7 @@ class MainServer(Serving):
     def on_ready(self, context: ServerContext) -> None:
         seconds = time.monotonic() - self._began
         model, server = context.model, self._settings.server
-        print(welcome_text(model.name, self._url, server, seconds, model.limits), flush=True)
+        print(http.welcome_text(model.name, self._url, server, seconds, model.limits), flush=True)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings
@@ -289,7 +280,7 @@ class MainServer(Serving):
 
     async def stop_others(self) -> None:
         """They drain like this process does."""
-        limit_s = self._settings.server.drain_timeout_s + 2 * SHUTDOWN_GRACE_S
+        limit_s = self._settings.server.drain_timeout_s + 2 * http.SHUTDOWN_GRACE_S
         if self._supervisor is not None and self._shared_listener is not None:
             supervisor = self._supervisor
             await in_thread(lambda: supervisor.dismiss("server", limit_s))
@@ -313,7 +304,7 @@ class TokenizerWorker(Serving):
         error = EngineDeadError(reason or MAIN_GONE)
         self.die(error)  # first: it writes down which requests are running
         self._end.die(error)
-        self.ended.wait(SHUTDOWN_GRACE_S)
+        self.ended.wait(http.SHUTDOWN_GRACE_S)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         cleanup.callback(self._end.close)

@@ -19,17 +19,7 @@ from starlette.types import ASGIApp
 
 from bough.core.errors import RequestError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.grpc.messages import (
-    CODES,
-    SERVICE,
-    GenerateReply,
-    GenerateRequest,
-    HealthReply,
-    HealthRequest,
-    completion_body,
-    error_text,
-    reply_of,
-)
+from bough.gateway.grpc import messages
 from bough.gateway.http_client import HttpClient, Origin
 from bough.gateway.processes import private_folder, serving_privately
 from bough.gateway.upstream_response import UpstreamResponse
@@ -52,13 +42,13 @@ async def serving_grpc(app: ASGIApp, settings: GatewaySettings) -> AsyncIterator
         server = grpc.aio.server(options=options)
         front = GrpcFront(client, Origin("grpc", 0, socket_path=str(socket)))
         handlers = {
-            "Generate": _unary(front.generate, GenerateRequest),
+            "Generate": _unary(front.generate, messages.GenerateRequest),
             "GenerateStream": grpc.unary_stream_rpc_method_handler(
-                front.generate_stream, GenerateRequest.FromString, GenerateReply.SerializeToString
+                front.generate_stream, messages.GenerateRequest.FromString, messages.GenerateReply.SerializeToString
             ),
-            "Health": _unary(front.health, HealthRequest),
+            "Health": _unary(front.health, messages.HealthRequest),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(messages.SERVICE, handlers),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if certificate is None:
@@ -87,27 +77,27 @@ class GrpcFront:
 
     async def generate(self, request: Any, context: Any) -> Any:
         with contextlib.closing(await self._complete(request, context, stream=False)) as response:
-            return reply_of(msgspec.json.decode(await response.read()))
+            return messages.reply_of(msgspec.json.decode(await response.read()))
 
     async def generate_stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
         with contextlib.closing(await self._complete(request, context, stream=True)) as response:
             async for data in events_of(response):
                 completion = msgspec.json.decode(data)
                 if completion.get("error") is not None:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, error_text(data))
-                yield reply_of(completion)
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, messages.error_text(data))
+                yield messages.reply_of(completion)
 
     async def health(self, request: Any, context: Any) -> Any:
         with contextlib.closing(await self._client.request(self._origin, "GET", b"/readiness", (), b"")) as response:
             body = await response.read()
             if response.status == 200:
-                return HealthReply(status=HealthReply.SERVING)
-            return HealthReply(status=HealthReply.NOT_SERVING, reason=error_text(body))
+                return messages.HealthReply(status=messages.HealthReply.SERVING)
+            return messages.HealthReply(status=messages.HealthReply.NOT_SERVING, reason=messages.error_text(body))
 
     async def _complete(self, request: Any, context: Any, *, stream: bool) -> UpstreamResponse:
         """The beginning of a 200; any other answer ends the call."""
         try:
-            body = completion_body(request, stream)
+            body = messages.completion_body(request, stream)
         except RequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         response = await self._client.request(self._origin, "POST", b"/v1/completions", _headers_of(context), body)
@@ -128,9 +118,9 @@ async def events_of(response: UpstreamResponse) -> AsyncIterator[bytes]:
 
 
 async def _refuse(context: Any, response: UpstreamResponse) -> NoReturn:
-    code = getattr(grpc.StatusCode, CODES.get(response.status, "INTERNAL"))
+    code = getattr(grpc.StatusCode, messages.CODES.get(response.status, "INTERNAL"))
     after = response.header(b"retry-after")
-    details = error_text(await response.read())
+    details = messages.error_text(await response.read())
     await context.abort(code, details, () if after is None else (("retry-after", after.decode()),))
     raise AssertionError  # `abort` has ended the call
 

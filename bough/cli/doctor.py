@@ -333,13 +333,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
     if error is None:
         return fit, []
     for remedy in REMEDIES[device]:
-        changed = replace(
-            settings,
-            model=replace(settings.model, quantization=remedy.get("quantization", settings.model.quantization)),
-            memory=replace(
-                settings.memory, kv_cache_dtype=remedy.get("kv_cache_dtype", settings.memory.kv_cache_dtype)
-            ),
-        )
+        changed = Settings.from_flat({**settings.to_flat(), **remedy})
         other, still = _try(name, files, changed, config, torch)
         if still is None and (other.kv_tokens or 0) >= min(config.context_length, USUAL_TOKENS):
             flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in remedy.items())

@@ -7,8 +7,8 @@ memory of how forced texts are spelt. An engine that never sees a grammar pays n
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,27 +26,23 @@ NO_BACKEND = "none"
 SPELLINGS = 4096  # forced texts whose tokens are remembered: the keys of a schema come again with every answer
 
 
-class DeskTicket:
-    """A compile that begins as soon as there is a compiler. All of it happens on the scheduler's thread."""
+class EarlyTicket:
+    """A compile that was asked for before there was a compiler. All of it happens on the scheduler's thread."""
 
-    def __init__(self, compiler: Future[GrammarCompiler], spec: GrammarSpec) -> None:
-        self._compiler = compiler
+    def __init__(self, desk: GrammarDesk, spec: GrammarSpec) -> None:
+        self._desk = desk
         self._spec = spec
         self._ticket: Ticket | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._ticket is None and self._compiler.done() and self._compiler.exception() is None:
-            self._ticket = self._compiler.result().request(self._spec)
 
     @property
     def done(self) -> bool:
-        self._begin()
-        return self._compiler.done() and (self._ticket is None or self._ticket.done)
+        if self._ticket is None and self._desk.ready and self._desk.error is None:
+            self._ticket = self._desk.request(self._spec)
+        return self._desk.error is not None or (self._ticket is not None and self._ticket.done)
 
     def result(self) -> Compiled:
         if self._ticket is None:
-            raise RequestError(f"This engine cannot follow a grammar: {self._compiler.exception()}")
+            raise RequestError(f"This engine cannot follow a grammar: {self._desk.error}")
         return self._ticket.result()
 
     def cancel(self) -> None:
@@ -68,8 +64,14 @@ class GrammarDesk:
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._settings = settings
-        self._compiler: Future[GrammarCompiler] | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._builder: threading.Thread | None = None
         self._spell: Callable[[int | None, bytes, bool], Sequence[int]] | None = None
+        self.error: Exception | None = None  # why there will be no compiler
+
+    @property
+    def ready(self) -> bool:
+        return self._compiler is not None or self.error is not None
 
     def request(self, spec: GrammarSpec) -> Ticket:
         if self._settings.grammar_backend == NO_BACKEND:
@@ -77,19 +79,24 @@ class GrammarDesk:
                 "This server follows no grammars (--grammar-backend none); ask for an answer of any form.",
                 field="choices" if spec.kind == "choice" else spec.kind,
             )
-        if self._compiler is None:
-            self._compiler = ThreadPoolExecutor(1, "grammars").submit(self._build)
-        return DeskTicket(self._compiler, spec)
+        if self._compiler is not None:
+            return self._compiler.request(spec)
+        if self._builder is None:
+            self._builder = threading.Thread(target=self._build, name="grammars", daemon=True)
+            self._builder.start()
+        return EarlyTicket(self, spec)
 
     def spell(self, last: int | None, forced: bytes, *, whole: bool = False) -> Sequence[int]:
         assert self._spell is not None, "nothing is forced before a grammar has been compiled"
         return self._spell(last, forced, whole)
 
     def close(self) -> None:
-        if self._compiler is not None and self._compiler.exception() is None:  # which waits for it
-            self._compiler.result().close()
+        if self._builder is not None:
+            self._builder.join()
+        if self._compiler is not None:
+            self._compiler.close()
 
-    def _build(self) -> GrammarCompiler:
+    def _build(self) -> None:
         from bough.constrained.compiler import CachingCompiler
 
         try:
@@ -97,14 +104,15 @@ class GrammarDesk:
             assert tokenizer is not None
             vocabulary = read_vocabulary(tokenizer, self._eos_ids, self._vocab_size)
             compiler = CachingCompiler(self._settings.grammar_backend, vocabulary, self._settings.grammar_timeout_s)
-        except Exception as error:  # not swallowed: the tickets tell of it
+        except Exception as error:  # whatever it is, those who wait must learn of it
             if not isinstance(error, BoughError):
                 log.exception("grammars cannot be compiled")
-            raise
+            self.error = error
+            return
         self._spell = lru_cache(SPELLINGS)(
             lambda last, forced, whole: spell(tokenizer, vocabulary, last, forced, whole)
         )
-        return compiler
+        self._compiler = compiler
 
 
 def read_vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int], size: int | None = None) -> Vocabulary:

@@ -27,11 +27,7 @@ class Turn:
     input_tokens: int  # as far as the data set knows; the server's own count is preferred
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Each prompt continues everything before it."""
-
-    turns: tuple[Turn, ...]
+Conversation = tuple[Turn, ...]  # each prompt continues everything before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +119,11 @@ def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
 # ---- reading answers
 
 
-class _Meta(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class _NativeEvent(msgspec.Struct):
-    text: str = ""
-    meta_info: _Meta = msgspec.field(default_factory=_Meta)
-    error: Any = None
-
-
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(_Details):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
@@ -157,20 +141,22 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class _OpenAIEvent(msgspec.Struct):
+class _Event(msgspec.Struct):
+    """SGLang's have a text and `meta_info`, OpenAI's choices and usage."""
+
+    text: str = ""
+    meta_info: _Usage = msgspec.field(default_factory=_Usage)
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
 
 
-_NATIVE = msgspec.json.Decoder(_NativeEvent)
-_OPENAI = msgspec.json.Decoder(_OpenAIEvent)
+_DECODER = msgspec.json.Decoder(_Event)
 
 
 def read_native(record: Record, data: bytes, now_s: float) -> None:
     """SGLang's streams: every event has the whole text and all counts so far."""
-    event = _NATIVE.decode(data)
-    _raise(event.error)
+    event = _decoded(data)
     meta = event.meta_info
     record.text = event.text
     record.prompt_tokens = meta.prompt_tokens or record.prompt_tokens
@@ -181,8 +167,7 @@ def read_native(record: Record, data: bytes, now_s: float) -> None:
 
 def read_openai(record: Record, data: bytes, now_s: float) -> None:
     """OpenAI's streams: every event has what is new; usage comes at the end."""
-    event = _OPENAI.decode(data)
-    _raise(event.error)
+    event = _decoded(data)
     for choice in event.choices:
         said = choice.delta or choice.message or _Delta()
         text = (choice.text or "") + (said.reasoning_content or "") + (said.content or "")
@@ -204,9 +189,11 @@ READERS: dict[Api, Callable[[Record, bytes, float], None]] = {
 }
 
 
-def _raise(error: Any) -> None:
-    if error is not None:
+def _decoded(data: bytes) -> _Event:
+    event = _DECODER.decode(data)
+    if (error := event.error) is not None:
         raise HttpFailure(str(error.get("message", error) if isinstance(error, dict) else error))
+    return event
 
 
 def _add_tokens(record: Record, count: int, now_s: float) -> None:

@@ -65,7 +65,7 @@ def _shared_prefix(options: argparse.Namespace, draw: random.Random, tokenizer: 
 def _multi_turn(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
     """Each turn carries the whole history; all conversations share a system prompt."""
     system = _text(draw, tokenizer, options.gsp_system_prompt_len)
-    conversations = []
+    conversations: list[Conversation] = []
     for _ in range(options.num_prompts):
         turns: list[Turn] = []
         known = options.gsp_system_prompt_len
@@ -74,7 +74,7 @@ def _multi_turn(options: argparse.Namespace, draw: random.Random, tokenizer: Tok
             text = _text(draw, tokenizer, length)
             turns.append(Turn(f"{system}\n\n{text}" if number == 0 else f"\n\n{text}", output, known + length))
             known += length + output
-        conversations.append(Conversation(tuple(turns)))
+        conversations.append(tuple(turns))
     return conversations
 
 
@@ -89,13 +89,13 @@ def _image(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenize
     """Chats that begin with pictures of random pixels, of which there are `image_pool`, or as many as are shown."""
     shown = options.num_prompts * options.image_count
     pool = [_picture(options, draw) for _ in range(min(options.image_pool or shown, shown))]
-    conversations = []
+    conversations: list[Conversation] = []
     for number in range(options.num_prompts):
         length, output = _lengths(options, draw)
         urls = [pool[i % len(pool)] for i in range(number * options.image_count, (number + 1) * options.image_count)]
         parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         content = [*parts, {"type": "text", "text": _text(draw, tokenizer, length)}]
-        conversations.append(Conversation((Turn([{"role": "user", "content": content}], output, length),)))
+        conversations.append((Turn([{"role": "user", "content": content}], output, length),))
     return conversations
 
 
@@ -117,14 +117,32 @@ def _picture(options: argparse.Namespace, draw: random.Random) -> str:
 
 
 def _sharegpt(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    found = _read_sharegpt(_path(options), _counter(tokenizer), options.sharegpt_output_len)
+    """The first questions of conversations in ShareGPT's JSON."""
+    path, count, found = _path(options), _counter(tokenizer), []
+    entries = _parse(_read(path), path)
+    if not isinstance(entries, list):
+        raise SettingsError(f"{path} is not a ShareGPT file: it must hold a JSON list of conversations.")
+    for texts in map(_texts, entries):
+        if len(texts) < 2:
+            continue
+        question, answer = count(texts[0]), count(texts[1])
+        length = options.sharegpt_output_len or answer
+        if question < MIN_TOKENS or answer < MIN_TOKENS or question > MAX_PROMPT or question + length > MAX_TOTAL:
+            continue
+        found.append(_single(texts[0], question, length))
     return draw.sample(found, min(options.num_prompts, len(found)))
 
 
 def _custom(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    return _read_custom(_path(options), _counter(tokenizer), options.sharegpt_output_len or options.random_output_len)[
-        : options.num_prompts
-    ]
+    """JSON lines of one's own: "prompt" (text or ids), "messages", or ShareGPT's "conversations", and maybe
+    "output_len"."""
+    path, count, found = _path(options), _counter(tokenizer), []
+    output_len = options.sharegpt_output_len or options.random_output_len
+    for number, line in enumerate(_read(path).splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            found.append(_custom_entry(_parse(line, where), count, output_len, where))
+    return found[: options.num_prompts]
 
 
 DATASETS: dict[str, Callable[[argparse.Namespace, random.Random, Tokenizer | None], list[Conversation]]] = {
@@ -139,8 +157,8 @@ DATASETS: dict[str, Callable[[argparse.Namespace, random.Random, Tokenizer | Non
 }
 
 
-def _single(prompt: str | list[int], length: int, output: int) -> Conversation:
-    return Conversation((Turn(prompt, output, length),))
+def _single(prompt: Prompt, length: int, output: int) -> Conversation:
+    return (Turn(prompt, output, length),)
 
 
 def _text(draw: random.Random, tokenizer: Tokenizer | None, tokens: int) -> str:
@@ -173,35 +191,7 @@ def _counter(tokenizer: Tokenizer | None) -> Count:
     return lambda text: len(tokenizer.encode_batch([text])[0])
 
 
-# ---- files: ShareGPT's JSON, and JSON lines of one's own
-
-
-def _read_sharegpt(path: str, count: Count, output_len: int | None) -> list[Conversation]:
-    """The first question of each conversation."""
-    entries = _parse(_read(path), path)
-    if not isinstance(entries, list):
-        raise SettingsError(f"{path} is not a ShareGPT file: it must hold a JSON list of conversations.")
-    found = []
-    for entry in entries:
-        texts = _texts(entry)
-        if len(texts) < 2:
-            continue
-        question, answer = count(texts[0]), count(texts[1])
-        length = answer if output_len is None else output_len
-        if question < MIN_TOKENS or answer < MIN_TOKENS or question > MAX_PROMPT or question + length > MAX_TOTAL:
-            continue
-        found.append(Conversation((Turn(texts[0], length, question),)))
-    return found
-
-
-def _read_custom(path: str, count: Count, output_len: int) -> list[Conversation]:
-    """One request a line: "prompt" (text or ids), "messages", or ShareGPT's "conversations", and maybe "output_len"."""
-    found = []
-    for number, line in enumerate(_read(path).splitlines(), 1):
-        if line.strip():
-            entry = _parse(line, f"{path}, line {number}")
-            found.append(_custom_entry(entry, count, output_len, f"{path}, line {number}"))
-    return found
+# ---- what files hold
 
 
 def _custom_entry(entry: Any, count: Count, output_len: int, where: str) -> Conversation:
@@ -216,7 +206,7 @@ def _custom_entry(entry: Any, count: Count, output_len: int, where: str) -> Conv
     length = output_len if given is None else given
     if not isinstance(length, int) or length < 1:
         raise SettingsError(f"{where}: output_len must be a whole number of at least 1, got {length!r}.")
-    return Conversation((Turn(prompt, length, _tokens_in(prompt, count)),))
+    return _single(prompt, _tokens_in(prompt, count), length)
 
 
 def _tokens_in(prompt: Prompt, count: Count) -> int:

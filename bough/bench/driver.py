@@ -15,18 +15,8 @@ from dataclasses import dataclass
 import msgspec
 import uvloop
 
-from bough.bench.backends import (
-    PATHS,
-    READERS,
-    Arrival,
-    Conversation,
-    Prompt,
-    Record,
-    RequestTemplate,
-    Turn,
-    first_history,
-    next_history,
-)
+from bough.bench import backends
+from bough.bench.backends import Arrival, Conversation, Prompt, Record, RequestTemplate, Turn
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure
 from bough.bench.processes import OnProgress
 
@@ -83,8 +73,8 @@ async def _converse(
     records: list[Record],
     on_progress: OnProgress,
 ) -> None:
-    history = first_history(template.api, conversation.turns[0].prompt)
-    for left, turn in zip(range(len(conversation.turns))[::-1], conversation.turns, strict=True):
+    history = backends.first_history(template.api, conversation[0].prompt)
+    for left, turn in zip(range(len(conversation))[::-1], conversation, strict=True):
         record = await ask(client, template, history, turn, start)
         records.append(record)
         if not record.ok:  # the turns after it have nothing to stand on
@@ -92,15 +82,15 @@ async def _converse(
             return
         on_progress(1)
         if left:
-            following = conversation.turns[-left]
-            history = next_history(history, record.text, following.prompt)
+            following = conversation[-left]
+            history = backends.next_history(history, record.text, following.prompt)
 
 
 async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, turn: Turn, start: float) -> Record:
     raw = msgspec.json.encode(template.body(history, turn.output_tokens))
     began = time.monotonic()
     record = Record(began - start, turn.input_tokens)
-    read_event, events = READERS[template.api], EventReader()
+    read_event, events = backends.READERS[template.api], EventReader()
 
     def read(data: bytes) -> None:
         now_s = time.monotonic() - began
@@ -108,7 +98,7 @@ async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, tu
             read_event(record, event, now_s)
 
     try:
-        response = await client.post(PATHS[template.api], raw, read if template.stream else None)
+        response = await client.post(backends.PATHS[template.api], raw, read if template.stream else None)
         if response.status != 200:
             raise HttpFailure(f"{response.status}: {response.text[:200]}")
         if not template.stream:

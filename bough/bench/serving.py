@@ -39,8 +39,7 @@ COUNTS = (
 def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_server_flags(parser.add_argument_group("server"))
     _add_data_flags(parser.add_argument_group("data"))
-    _add_traffic_flags(parser.add_argument_group("traffic"))
-    _add_output_flags(parser.add_argument_group("output"))
+    _add_run_flags(parser.add_argument_group("traffic"), parser.add_argument_group("output"))
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -80,7 +79,7 @@ def _add_data_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=1, help="of prompts, lengths and arrivals")
 
 
-def _add_traffic_flags(group: argparse._ArgumentGroup) -> None:
+def _add_run_flags(group: argparse._ArgumentGroup, output: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--request-rate", type=float, default=math.inf, help="arrivals per second, Poisson; inf: all at once"
     )
@@ -88,15 +87,12 @@ def _add_traffic_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--procs", type=int, default=1, help="client processes")
     group.add_argument("--warmup-requests", type=int, default=1, help="sent before the clock runs")
     group.add_argument("--flush-cache", action="store_true", help="empty the server's prefix cache before the run")
-
-
-def _add_output_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--output-file", metavar="FILE", help="one JSON line per run is added to it")
-    group.add_argument("--output-details", action="store_true", help="that line carries every request's times")
-    group.add_argument("--tag", help="a word of your own for that line")
-    group.add_argument("--plot", metavar="FILE", help="a PNG with the run's distributions (needs matplotlib)")
-    group.add_argument("--html", metavar="FILE", help="a report as one HTML page (needs matplotlib)")
-    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    output.add_argument("--output-file", metavar="FILE", help="one JSON line per run is added to it")
+    output.add_argument("--output-details", action="store_true", help="that line carries every request's times")
+    output.add_argument("--tag", help="a word of your own for that line")
+    output.add_argument("--plot", metavar="FILE", help="a PNG with the run's distributions (needs matplotlib)")
+    output.add_argument("--html", metavar="FILE", help="a report as one HTML page (needs matplotlib)")
+    output.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -144,7 +140,7 @@ def main(args: argparse.Namespace) -> int:
         require_matplotlib()
     conversations = make_dataset(args, _tokenizer(args.tokenizer))
     api = BACKENDS[args.backend]
-    first_history(api, conversations[0].turns[0].prompt)  # refused here, where the API cannot take it
+    first_history(api, conversations[0][0].prompt)  # refused here, where the API cannot take it
     target = asyncio.run(_find_target(args, api))
     _warm_up(target, conversations[0], args.warmup_requests)
     if args.flush_cache:
@@ -188,8 +184,8 @@ async def _flush_cache(target: Target) -> None:
 
 
 def _warm_up(target: Target, conversation: Conversation, requests: int) -> None:
-    first = conversation.turns[0]
-    short = Conversation((Turn(first.prompt, min(WARMUP_TOKENS, first.output_tokens), first.input_tokens),))
+    first = conversation[0]
+    short = (Turn(first.prompt, min(WARMUP_TOKENS, first.output_tokens), first.input_tokens),)
     arrivals = [Arrival(0.0, short)] * requests
     records = drive(target, arrivals, None, time.monotonic(), lambda answered: None)
     failed = next((record.error for record in records if not record.ok), None)
@@ -200,7 +196,7 @@ def _warm_up(target: Target, conversation: Conversation, requests: int) -> None:
 def _measure(args: argparse.Namespace, target: Target, conversations: Sequence[Conversation]) -> list[Record]:
     arrivals = poisson_arrivals(conversations, args.request_rate, args.seed)
     start = time.monotonic() + (LEAD_S if args.procs > 1 else 0.0)
-    total = sum(len(conversation.turns) for conversation in conversations)
+    total = sum(map(len, conversations))
 
     def part(number: int, on_progress: OnProgress) -> list[Record]:
         slots = None

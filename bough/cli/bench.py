@@ -13,36 +13,33 @@ from bough.cli.commands import HELP_FLAGS, Command, Menu, Parser
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
 
+# Benchmarks of single parts: they live beside the tests and run in a checkout only.
+OF_PARTS = {
+    "lang": "programs, and what the interpreter costs",
+    "constrained": "what structured output costs",
+    "cpu": "this CPU, alone or beside llama.cpp",
+    "embeddings": "texts to vectors",
+    "gateway": "routing policies, and what the gateway costs",
+    "costs": "the cost model of splits beside what was measured",
+    "speculation": "what drafts are worth, on and off in turns",
+    "tiers": "what the host's memory is worth to long chats",
+    "online": "the online loads W5 and W6 on any OpenAI server",
+    "edge": "what HTTP costs, without a model",
+    "tree": "the radix tree alone",
+}
+WITH_ENGINE = ("lang", "constrained", "cpu", "embeddings", "speculation", "tiers")
 MENU = Menu(
     program="bough bench",
     about="Measures how fast the engine and its parts are.",
     commands={
-        "offline": Command(
-            "many requests at once through the offline engine", "bough.bench.offline", starts_engine=True
-        ),
-        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", starts_engine=True),
-        "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", starts_engine=True),
+        "offline": Command("many requests at once through the offline engine", "bough.bench.offline", True),
+        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", True),
+        "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", True),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
-        # Benchmarks of single parts: they live beside the tests and run in a checkout only.
-        "lang": Command(
-            "programs, and what the interpreter costs (in a checkout)", "tests.bench.lang", starts_engine=True
-        ),
-        "constrained": Command(
-            "what structured output costs (in a checkout)", "tests.bench.constrained", starts_engine=True
-        ),
-        "cpu": Command("this CPU, alone or beside llama.cpp (in a checkout)", "tests.bench.cpu", starts_engine=True),
-        "embeddings": Command("texts to vectors (in a checkout)", "tests.bench.embeddings", starts_engine=True),
-        "gateway": Command("routing policies, and what the gateway costs (in a checkout)", "tests.bench.gateway"),
-        "costs": Command("the cost model of splits beside what was measured (in a checkout)", "tests.bench.costs"),
-        "speculation": Command(
-            "what drafts are worth, on and off in turns (in a checkout)", "tests.bench.speculation", starts_engine=True
-        ),
-        "tiers": Command(
-            "what the host's memory is worth to long chats (in a checkout)", "tests.bench.tiers", starts_engine=True
-        ),
-        "online": Command("the online loads W5 and W6 on any OpenAI server (in a checkout)", "tests.bench.online"),
-        "edge": Command("what HTTP costs, without a model (in a checkout)", "tests.bench.edge"),
-        "tree": Command("the radix tree alone (in a checkout)", "tests.bench.tree"),
+        **{
+            name: Command(f"{about} (in a checkout)", f"tests.bench.{name}", name in WITH_ENGINE)
+            for name, about in OF_PARTS.items()
+        },
     },
     flags={},
 )

@@ -13,18 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bough.cli import engines
 from bough.cli.commands import Parser, did_you_mean
-from bough.cli.engines import (
-    DEFAULTS,
-    MakeEngine,
-    Message,
-    Output,
-    abort_reason,
-    chat_tokenizer,
-    encode_chat,
-    running,
-    stream_pieces,
-)
+from bough.cli.engines import DEFAULTS, MakeEngine, Message, Output
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
@@ -54,7 +45,7 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     parsed = parser.parse(argv)
     settings = given_settings(parsed)
     sampling = given_sampling(parsed, SAMPLING)
-    with running(make_engine, settings) as engine:
+    with engines.running(make_engine, settings) as engine:
         chat = Chat(engine, sampling, parsed.system)
         chat.greet()
         for line in _typed_lines():
@@ -84,7 +75,7 @@ class Chat:
 
     def __init__(self, engine: Engine, sampling: dict[str, Any], system: str | None) -> None:
         self._engine = engine
-        self._tokenizer = chat_tokenizer(engine)
+        self._tokenizer = engines.chat_tokenizer(engine)
         self._sampling = sampling
         self._system = system
         self._turns: list[Message] = []
@@ -148,14 +139,14 @@ class Chat:
         output: Output | None = None
         note: str | None = None
         try:
-            ids = encode_chat(self._tokenizer, messages)
+            ids = engines.encode_chat(self._tokenizer, messages)
             media = {"image_data": images} if images else {}
-            pieces = stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling, **media)
+            pieces = engines.stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling, **media)
             with contextlib.closing(pieces):
                 for text, latest in pieces:
                     output, first_s = latest, first_s or time.perf_counter()
                     print(text, end="", flush=True)
-            note = abort_reason(output) if output is not None else None
+            note = engines.abort_reason(output) if output is not None else None
         except KeyboardInterrupt:
             note = "Stopped."
         except RequestError as error:

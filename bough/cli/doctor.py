@@ -28,18 +28,8 @@ from bough.core.errors import ModelError, ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
 from bough.distributed.cost_model import Cluster
+from bough.executor import sizing
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
-from bough.executor.sizing import (
-    CPU_POOL_SHARE,
-    GPU_FRACTION,
-    GPU_ROWS,
-    STEP_WIDTHS,
-    CacheShape,
-    default_gpu_chunk,
-    default_rows,
-    size_cpu_cache,
-    size_gpu_cache,
-)
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, find_files, locate
 from bough.native.library import instruction_sets, load_library, use_instruction_set
@@ -62,30 +52,6 @@ SHOWN_SPLITS = 8
 COMPILERS = ("c++", "g++", "clang++")
 
 
-class Machine(msgspec.Struct, frozen=True):
-    """What is here. Cores and memory count the container's limits."""
-
-    os: str
-    python: str
-    cpu: str
-    cores: int
-    cores_total: int
-    memory_free_bytes: int
-    memory_total_bytes: int
-    home: str
-    disk_free_bytes: int
-
-
-class Use(msgspec.Struct, frozen=True):
-    device: str
-    dtype: str
-    threads: int
-    torch: str | None
-    attention_backend: str
-    cpu_instruction_set: str | None  # None: the native kernels are not compiled
-    gpus: tuple[str, ...]
-
-
 class Fit(msgspec.Struct, frozen=True):
     """What there is room for. Numbers are absent when the model is not on disk or does not fit; `note` says why."""
 
@@ -104,15 +70,7 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str
 
 
-class Report(msgspec.Struct, frozen=True):
-    """All that was found; its JSON form is what `--json` prints."""
-
-    ok: bool
-    version: str
-    machine: Machine
-    use: Use
-    fit: Fit
-    missing: tuple[Finding, ...]
+Facts = dict[str, Any]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -135,27 +93,30 @@ def run(argv: Sequence[str]) -> int:
     fit, findings = look_at_fit(settings)
     missing = (*look_for_missing(), *findings)
     ok = not any(finding.needed for finding in missing)
-    report = Report(ok, __version__, look_at_machine(), look_at_use(settings), fit, missing)
-    print(json.dumps(msgspec.to_builtins(report), indent=2) if parsed.json else "\n".join(_page(report)))
+    machine, use = look_at_machine(), look_at_use(settings)
+    if parsed.json:
+        report = {"ok": ok, "version": __version__, "machine": machine, "use": use, "fit": fit, "missing": missing}
+        print(json.dumps(msgspec.to_builtins(report), indent=2))
+    else:
+        print("\n".join(_page(machine, use, fit, missing)))
     return 0 if ok else 1
 
 
-def _page(report: Report) -> Iterator[str]:
-    machine, use, fit = report.machine, report.use, report.fit
-    yield f"Bough {report.version}"
+def _page(machine: Facts, use: Facts, fit: Fit, missing: Sequence[Finding]) -> Iterator[str]:
+    yield f"Bough {__version__}"
     yield "\nThis machine"
-    yield _line("system", machine.os)
-    yield _line("Python", machine.python)
-    yield _line("CPU", f"{machine.cpu}, {machine.cores} of {machine.cores_total} cores usable")
-    yield _line("memory", f"{_gib(machine.memory_free_bytes)} usable of {_gib(machine.memory_total_bytes)}")
-    yield _line("disk", f"{_gib(machine.disk_free_bytes)} free at {machine.home}")
-    yield _line("GPU", "; ".join(use.gpus) or "torch sees none")
+    yield _line("system", machine["os"])
+    yield _line("Python", machine["python"])
+    yield _line("CPU", f"{machine['cpu']}, {machine['cores']} of {machine['cores_total']} cores usable")
+    yield _line("memory", f"{_gib(machine['memory_free_bytes'])} usable of {_gib(machine['memory_total_bytes'])}")
+    yield _line("disk", f"{_gib(machine['disk_free_bytes'])} free at {machine['home']}")
+    yield _line("GPU", "; ".join(use["gpus"]) or "torch sees none")
     yield "\nAn engine would use"
-    yield _line("device", f"{use.device}, {use.threads} threads")
-    yield _line("numbers", use.dtype)
-    yield _line("torch", use.torch or "not installed")
-    yield _line("attention", f"{use.attention_backend} back end")
-    yield _line("CPU set", use.cpu_instruction_set or "torch's own: the native kernels are not compiled")
+    yield _line("device", f"{use['device']}, {use['threads']} threads")
+    yield _line("numbers", use["dtype"])
+    yield _line("torch", use["torch"] or "not installed")
+    yield _line("attention", f"{use['attention_backend']} back end")
+    yield _line("CPU set", use["cpu_instruction_set"] or "torch's own: the native kernels are not compiled")
     yield f"\nWhat fits: {fit.model}"
     if fit.weight_bytes is not None:
         yield _line("weights", _gib(fit.weight_bytes))
@@ -166,8 +127,8 @@ def _page(report: Report) -> Iterator[str]:
     yield _line("why", fit.note)
     if fit.flags:
         yield _line("flags", fit.flags)
-    yield "\nMissing" if report.missing else "\nNothing is missing."
-    for finding in report.missing:
+    yield "\nMissing" if missing else "\nNothing is missing."
+    for finding in missing:
         yield f"  {'needed:  ' if finding.needed else 'optional:'} {finding.what}"
         yield f"            → {finding.fix}"
 
@@ -232,34 +193,36 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
 
 
-def look_at_machine() -> Machine:
+def look_at_machine() -> Facts:
+    """Cores and memory count the container's limits."""
     home = catalogue.home()
     existing = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
-    return Machine(
-        os=platform.platform(),
-        python=platform.python_version(),
-        cpu=_cpu_name(),
-        cores=usable_cores(),
-        cores_total=os.cpu_count() or 1,
-        memory_free_bytes=free_memory_bytes(),
-        memory_total_bytes=int(psutil.virtual_memory().total),
-        home=str(home),
-        disk_free_bytes=shutil.disk_usage(existing).free,
-    )
+    return {
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cores": usable_cores(),
+        "cores_total": os.cpu_count() or 1,
+        "memory_free_bytes": free_memory_bytes(),
+        "memory_total_bytes": int(psutil.virtual_memory().total),
+        "home": str(home),
+        "disk_free_bytes": shutil.disk_usage(existing).free,
+    }
 
 
-def look_at_use(settings: Settings) -> Use:
-    model = settings.model
-    torch = load_torch()
-    return Use(
-        device=_device(model, torch),
-        dtype=_dtype_name(settings, torch),
-        threads=model.cpu_threads or compute_cores(),
-        torch=None if torch is None else str(torch.__version__),
-        attention_backend=_attention_backend(model),
-        cpu_instruction_set=_instruction_set(model.cpu_instruction_set),
-        gpus=() if torch is None else _gpus(torch),
-    )
+def look_at_use(settings: Settings) -> Facts:
+    model, torch = settings.model, load_torch()
+    use_instruction_set(model.cpu_instruction_set)
+    library = load_library()
+    return {
+        "device": _device(model, torch),
+        "dtype": _dtype_name(settings, torch),
+        "threads": model.cpu_threads or compute_cores(),
+        "torch": None if torch is None else str(torch.__version__),
+        "attention_backend": _attention_backend(model),
+        "cpu_instruction_set": None if library is None else instruction_sets(library)[-1],
+        "gpus": [] if torch is None else _gpus(torch),
+    }
 
 
 def look_at_fit(settings: Settings) -> tuple[Fit, list[Finding]]:
@@ -279,28 +242,29 @@ def look_at_fit(settings: Settings) -> tuple[Fit, list[Finding]]:
 
 
 def look_for_missing() -> list[Finding]:
-    packages = [
-        Finding(True, f"The package {name} is not installed.", f"pip install {name}") for name in _absent_packages()
+    absent: dict[str | None, list[str]] = {}  # by the extra that they are for
+    for name, extra in _requirements():
+        if not _installed(name):
+            absent.setdefault(extra, []).append(name)
+    found = [
+        Finding(True, f"The package {name} is not installed.", f"pip install {name}") for name in absent.pop(None, [])
     ]
     if _installed("torch") and load_torch() is None:
         what = "The package torch is installed but cannot be loaded; `python -c 'import torch'` shows why."
-        packages.append(Finding(True, what, "pip install --force-reinstall torch"))
-    optional = [
-        Finding(False, f"The extra {extra!r} is not complete: {', '.join(absent)}.", f"pip install 'bough[{extra}]'")
-        for extra, absent in _absent_extras().items()
-    ]
+        found.append(Finding(True, what, "pip install --force-reinstall torch"))
+    for extra, names in absent.items():
+        if extra != "dev":
+            what = f"The extra {extra!r} is not complete: {', '.join(names)}."
+            found.append(Finding(False, what, f"pip install 'bough[{extra}]'"))
     if importlib.util.find_spec("pip") is None:
-        optional.append(Finding(False, "There is no pip, so models cannot be pulled.", "python -m ensurepip"))
+        found.append(Finding(False, "There is no pip, so models cannot be pulled.", "python -m ensurepip"))
     if load_library() is None:
         what = "The native CPU kernels are not compiled or cannot be opened here, so torch does their work."
-        optional.append(Finding(False, what, "bough build-kernels"))
+        found.append(Finding(False, what, "bough build-kernels"))
     if not any(map(shutil.which, COMPILERS)):
-        optional.append(
-            Finding(
-                False, "There is no C++ compiler, so torch cannot compile kernels.", "apt install g++ (or the like)"
-            )
-        )
-    return packages + optional
+        what = "There is no C++ compiler, so torch cannot compile kernels."
+        found.append(Finding(False, what, "apt install g++ (or the like)"))
+    return found
 
 
 def load_torch() -> Any | None:
@@ -335,17 +299,9 @@ def _attention_backend(model: ModelSettings) -> str:
     return "torch" if load_library() is None else "native"
 
 
-def _instruction_set(asked: str) -> str | None:
-    use_instruction_set(asked)
-    library = load_library()
-    return None if library is None else instruction_sets(library)[-1]
-
-
-def _gpus(torch: Any) -> tuple[str, ...]:
-    if not torch.cuda.is_available():
-        return ()
-    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(f"{device.name}, {device.total_memory / 2**30:.0f} GiB" for device in devices)
+def _gpus(torch: Any) -> list[str]:
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [f"{device.name}, {device.total_memory / 2**30:.0f} GiB" for device in devices]
 
 
 def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFiles | None:
@@ -377,13 +333,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
     if error is None:
         return fit, []
     for remedy in REMEDIES[device]:
-        changed = replace(
-            settings,
-            model=replace(settings.model, quantization=remedy.get("quantization", settings.model.quantization)),
-            memory=replace(
-                settings.memory, kv_cache_dtype=remedy.get("kv_cache_dtype", settings.memory.kv_cache_dtype)
-            ),
-        )
+        changed = Settings.from_flat({**settings.to_flat(), **remedy})
         other, still = _try(name, files, changed, config, torch)
         if still is None and (other.kv_tokens or 0) >= min(config.context_length, USUAL_TOKENS):
             flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in remedy.items())
@@ -418,47 +368,29 @@ def _try(
     of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), Topology())
     fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups))
     free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)
-    share = GPU_FRACTION if on_gpu else CPU_POOL_SHARE
-    fitting = default_rows(config, GPU_ROWS if on_gpu else CPU_ROWS, int(max(0, free - weight_bytes) * share))
+    share = sizing.GPU_FRACTION if on_gpu else sizing.CPU_POOL_SHARE
+    most_rows = sizing.GPU_ROWS if on_gpu else CPU_ROWS
+    fitting = sizing.default_rows(config, most_rows, int(max(0, free - weight_bytes) * share))
     rows = settings.scheduler.max_running_requests or fitting
-    chunk = resolve_chunk(settings, config, default_gpu_chunk(config) if on_gpu else CPU_CHUNK_TOKENS)
-    shape = CacheShape.of(config, of_groups, settings.memory, rows, chunk)
+    chunk = resolve_chunk(settings, config, sizing.default_gpu_chunk(config) if on_gpu else CPU_CHUNK_TOKENS)
+    shape = sizing.CacheShape.of(config, of_groups, settings.memory, rows, chunk)
+    room: Facts = {"free_bytes": free - weight_bytes, "shape": shape}
+    # An engine measures its largest step; here that is what such steps were seen to take.
+    step = sizing.STEP_WIDTHS * (rows + chunk) * config.hidden_size * dtype.itemsize
     try:
         if weight_bytes > free:
             raise ResourceError(
                 f"The weights of {name} take {_gib(weight_bytes)}, more than the {_gib(free)} that are free."
             )
-        left = free - weight_bytes
         if on_gpu:
-            # An engine measures its largest step; here that is what such steps were seen to take.
-            step = STEP_WIDTHS * (rows + chunk) * config.hidden_size * dtype.itemsize
-            size = size_gpu_cache(
-                settings.memory, free_bytes=left, total_bytes=total, activation_bytes=step, shape=shape
-            )
+            size = sizing.size_gpu_cache(settings.memory, total_bytes=total, activation_bytes=step, **room)
         else:
-            size = size_cpu_cache(
-                settings.memory,
-                free_bytes=left,
-                weight_bytes=weight_bytes,
-                shape=shape,
-                context_length=config.context_length,
-            )
+            context = config.context_length
+            size = sizing.size_cpu_cache(settings.memory, weight_bytes=weight_bytes, context_length=context, **room)
     except ResourceError as error:
         return fit, error
     tokens = size.pages[0] * settings.memory.page_size
     return msgspec.structs.replace(fit, note=size.note, kv_tokens=tokens), None
-
-
-def _absent_packages() -> list[str]:
-    return [name for name, extra in _requirements() if extra is None and not _installed(name)]
-
-
-def _absent_extras() -> dict[str, list[str]]:
-    absent: dict[str, list[str]] = {}
-    for name, extra in _requirements():
-        if extra not in (None, "dev") and not _installed(name):
-            absent.setdefault(str(extra), []).append(name)
-    return absent
 
 
 def _requirements() -> list[tuple[str, str | None]]:

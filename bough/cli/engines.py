@@ -17,8 +17,6 @@ Message = dict[str, Any]
 
 # Standard error is the same terminal on which the text appears: only what the user must know goes there.
 DEFAULTS = {"log_level": "warning"}
-
-
 MakeEngine = Callable[[dict[str, Any]], "Engine"]
 
 

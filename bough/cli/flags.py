@@ -113,16 +113,12 @@ def settings_with_model(parsed: argparse.Namespace) -> Settings:
 
 
 def given_settings(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    given = vars(parsed)
     return {
         **_from_file(parsed.config),
         **_from_environment(os.environ if environ is None else environ),
-        **_from_flags(parsed),
+        **{f.name: checked(f, given[f.name]) for _, f in all_fields() if f.name in given},
     }
-
-
-def _from_flags(parsed: argparse.Namespace) -> dict[str, Any]:
-    given = vars(parsed)
-    return {f.name: checked(f, given[f.name]) for _, f in all_fields() if f.name in given}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

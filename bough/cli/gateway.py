@@ -79,9 +79,7 @@ def _client_parser(name: str, about: str) -> Parser:
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     words = list(argv)
-    if "--" not in words:
-        return words, ()
-    where = words.index("--")
+    where = words.index("--") if "--" in words else len(words)
     return words[:where], tuple(words[where + 1 :])
 
 

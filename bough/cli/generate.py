@@ -8,17 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bough.cli import engines
 from bough.cli.commands import Parser
-from bough.cli.engines import (
-    DEFAULTS,
-    MakeEngine,
-    Output,
-    abort_reason,
-    chat_tokenizer,
-    encode_chat,
-    running,
-    stream_pieces,
-)
+from bough.cli.engines import DEFAULTS, MakeEngine, Output
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
@@ -35,7 +27,7 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     if parsed.raw:
         sampling |= {"skip_special_tokens": False, "no_stop_trim": True}
     prompt = _read_prompt(parsed.prompt)
-    with running(make_engine, settings) as engine:
+    with engines.running(make_engine, settings) as engine:
         inputs = _inputs(engine, prompt, parsed.chat) | {"sampling_params": sampling}
         if parsed.json or parsed.no_stream or sampling.get("n", 1) > 1:
             _print_whole(engine.generate(**inputs), as_json=parsed.json, raw=parsed.raw)
@@ -87,12 +79,12 @@ def _read_prompt(given: str | None) -> str:
 def _inputs(engine: Engine, prompt: str, chat: bool) -> dict[str, Any]:
     if not chat:
         return {"prompt": prompt}
-    return {"input_ids": encode_chat(chat_tokenizer(engine), [{"role": "user", "content": prompt}])}
+    return {"input_ids": engines.encode_chat(engines.chat_tokenizer(engine), [{"role": "user", "content": prompt}])}
 
 
 def _print_stream(engine: Engine, inputs: dict[str, Any], *, raw: bool) -> None:
     output: Output | None = None
-    with contextlib.closing(stream_pieces(engine, **inputs)) as pieces:
+    with contextlib.closing(engines.stream_pieces(engine, **inputs)) as pieces:
         for text, latest in pieces:
             output = latest
             print(text, end="", flush=True)
@@ -122,6 +114,6 @@ def _end_line(text: str, raw: bool) -> None:
 def _raise_if_aborted(outputs: Sequence[Output]) -> None:
     """What was generated has been shown; the reason why it is incomplete follows as the command's error."""
     for output in outputs:
-        reason = abort_reason(output)
+        reason = engines.abort_reason(output)
         if reason is not None:
             raise RequestError(reason)

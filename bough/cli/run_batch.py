@@ -37,8 +37,7 @@ class BatchRequest:
 
 def run(argv: Sequence[str]) -> int:
     """0: every request has its answer; 1: some failed. Everything in the input is checked before a model is loaded."""
-    parser = _parser()
-    parsed = parser.parse(argv)
+    parsed = _parser().parse(argv)
     settings = given_settings(parsed)
     if parsed.input_file is None or parsed.output_file is None:
         raise SettingsError("Give both files: `bough run-batch -i requests.jsonl -o answers.jsonl`.")
@@ -91,7 +90,9 @@ def _server(url: str | None, settings: dict[str, Any]) -> Iterator[str]:
 
 def read_requests(path: Path) -> list[BatchRequest]:
     try:
-        lines = _lines(path.read_text(encoding="utf-8"))
+        lines = path.read_text(encoding="utf-8").split(
+            "\n"
+        )  # no other sign that ends lines of text, which JSON may hold
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"Cannot read {path}: {error}.") from None
     requests: dict[str, BatchRequest] = {}
@@ -107,11 +108,6 @@ def read_requests(path: Path) -> list[BatchRequest]:
     if not requests:
         raise SettingsError(f"{path} has no requests; put one on each line, in OpenAI's batch format.")
     return list(requests.values())
-
-
-def _lines(text: str) -> list[str]:
-    """Unlike `splitlines`, at newlines only: JSON may hold other characters that end a line of text."""
-    return text.split("\n")
 
 
 def _read_line(line: str, where: str) -> BatchRequest:
@@ -139,7 +135,7 @@ def keep_answers(path: Path) -> set[str]:
     if not path.exists():
         return set()
     kept: dict[str, str] = {}
-    *lines, half = _lines(path.read_text(encoding="utf-8", errors="replace"))
+    *lines, half = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for line in (*lines, half):
         try:
             answer = json.loads(line)

@@ -6,6 +6,7 @@ What is not given is left out, so that the values that a model's makers recommen
 from __future__ import annotations
 
 import argparse
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -53,14 +54,14 @@ def add_sampling_flags(
             options = {"action": "store_true"}
         else:
             options = {"action": "append" if many else "store", "metavar": METAVARS[plain]}
+            options["type"] = functools.partial(_converted, name, plain)
             text += "" if many or default is None else f" (default: {default})"
         add_flag(section, name, ALIASES.get(name, []), help=text, **options)
 
 
 def given_sampling(parsed: argparse.Namespace, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The parameters that the user gave, over the command's own, checked before an engine is started for them."""
-    given = {name: _converted(name, value) for name, value in vars(parsed).items() if name in HELP}
-    values = {**(defaults or {}), **given}
+    values = {**(defaults or {}), **{name: value for name, value in vars(parsed).items() if name in HELP}}
     try:
         SamplingParams.parse(values)
     except RequestError as error:
@@ -77,13 +78,8 @@ def _kind(name: str) -> tuple[type, bool]:
     return hint, False
 
 
-def _converted(name: str, given: Any) -> Any:
-    plain, many = _kind(name)
-    return [_number(name, plain, text) for text in given] if many else _number(name, plain, given)
-
-
-def _number(name: str, plain: type, given: Any) -> Any:
-    value = from_text(plain, given) if isinstance(given, str) else given
+def _converted(name: str, plain: type, given: str) -> Any:
+    value = from_text(plain, given)
     if not isinstance(value, plain):
         raise SettingsError(f"{name} must be {TYPE_WORDS[plain]}, got {given!r}.")
     return value

@@ -1,9 +1,11 @@
-"""The environment of a process that runs a module of this package."""
+"""What a process that runs a module of this package has of its parent: the environment, and its end."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sysconfig
+import threading
 from pathlib import Path
 
 TITLE = "bough::"  # of an engine's processes, before their role
@@ -16,3 +18,15 @@ def child_environment() -> dict[str, str]:
         return dict(os.environ)
     given = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{given}" if given else home}
+
+
+def leave_with_parent() -> None:
+    """Ends this process in order when its standard input does: the parent has closed it, or is gone."""
+
+    def follow() -> None:
+        # From the descriptor: the buffered reader's lock would be held here when the interpreter shuts down.
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -74,7 +74,7 @@ class GatewayApp:
             if not_json is not None and takes_json(path, scope["headers"]):
                 raise HttpError(400, f"The body is not a valid JSON object: {not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)
-            await self._proxied(call, Outlet(call, send, scope.get(EXCHANGE_KEY)), receive)
+            await self._proxied(call, Outlet(call, send, scope[EXCHANGE_KEY]))
         except ClientLeftError:
             return
         except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback
@@ -83,18 +83,18 @@ class GatewayApp:
             if call is None and refusable:  # a request all the same, for those who count
                 call = make_call(scope, b"", peek(b"", scope["headers"]), client)
                 call.began_s = began_s
-            await self._refuse(failure_of(error), path, call, send)
+            await self._refuse(failure_of(error), scope, call, send)
         finally:
             held.release()
             if call is not None:
                 self._gateway.ended(call)
 
-    async def _proxied(self, call: Call, outlet: Outlet, receive: Receive) -> None:
+    async def _proxied(self, call: Call, outlet: Outlet) -> None:
         stored = call.path.startswith(STORED)
         name = call.path[len(STORED) :].split("/")[0] if stored else call.peek.previous_response_id
         if name is not None:
             call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(call, name)
-        await self._gateway.serve(call, outlet, receive)
+        await self._gateway.serve(call, outlet)
 
     def _count(self, client: ClientKey | None) -> None:
         try:
@@ -103,15 +103,15 @@ class GatewayApp:
             self._gateway.metrics.rate_limited.inc()
             raise
 
-    async def _refuse(self, failure: Failure, path: str, call: Call | None, send: Send) -> None:
+    async def _refuse(self, failure: Failure, scope: Scope, call: Call | None, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
         headers.append((b"content-type", b"application/json"))
-        answer = Response(failure.status, headers, encode_json(shape_of(path)(failure)))
+        answer = Response(failure.status, headers, encode_json(shape_of(scope["path"])(failure)))
         if call is None:
             await send_whole(send, answer)
         else:
             call.error = failure.message
-            await Outlet(call, send).whole(answer)
+            await Outlet(call, send, scope[EXCHANGE_KEY]).whole(answer)
 
 
 def is_proxied(path: str) -> bool:

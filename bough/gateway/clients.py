@@ -27,14 +27,19 @@ class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Clients:
     def __init__(self, settings: GatewaySettings, more: Sequence[ClientKey] = ()) -> None:
-        """`more` keys come from the configuration file."""
+        """`more` keys come from the configuration file. Each process of the gateway has its part of every rate."""
+        processes = settings.processes
+
+        def bucket(rate: float, burst: float | None) -> TokenBucket:
+            return TokenBucket(rate / processes, None if burst is None else burst / processes)
+
         rate = settings.rate_limit_rps
-        self._common = [] if rate is None else [TokenBucket(rate, settings.rate_limit_burst)]
+        self._common = [] if rate is None else [bucket(rate, settings.rate_limit_burst)]
         keys = [*(ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)), *more]
         self._keys = [(client.key.encode(), client) for client in keys]
         self._admin = Keys(keys[0].key if keys else None, settings.admin_api_key, "gateway")
         self._buckets = {
-            client.key: TokenBucket(client.rate_limit_rps, client.rate_limit_burst)
+            client.key: bucket(client.rate_limit_rps, client.rate_limit_burst)
             for client in keys
             if client.rate_limit_rps is not None
         }

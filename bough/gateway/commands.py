@@ -53,20 +53,14 @@ class AdminClient:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
     def workers(self) -> list[dict[str, Any]]:
-        workers: list[dict[str, Any]] = self.call("GET", "/workers")["workers"]
+        workers: list[dict[str, Any]] = self.call("GET", "/workers").json()["workers"]
         return workers
 
     def worker(self, identity: str) -> dict[str, Any]:
-        return self.call("GET", f"/workers/{identity}")
+        worker: dict[str, Any] = self.call("GET", f"/workers/{identity}").json()
+        return worker
 
-    def text(self, path: str) -> str:
-        return self._fetch("GET", path).text
-
-    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        content: dict[str, Any] = self._fetch(method, path, body).json()
-        return content
-
-    def _fetch(self, method: str, path: str, body: Any = None) -> httpx.Response:
+    def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
         try:
             response = httpx.request(method, self.url + path, json=body, headers=self._headers, timeout=TIMEOUT_S)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -125,7 +119,7 @@ def _restart(client: AdminClient, identity: str, timeout_s: float, say: Say) -> 
 def _replace(client: AdminClient, old: str, new: str, api_key: str | None, timeout_s: float, say: Say) -> None:
     if not any(worker["id"] == worker_id(old) for worker in client.workers()):
         raise BoughError(f"The gateway has no worker at {old}; `bough gateway top` shows those that it has.")
-    added = client.call("POST", "/workers", {"url": new, "api_key": api_key})["id"]
+    added = client.call("POST", "/workers", {"url": new, "api_key": api_key}).json()["id"]
     say(f"{new}: waiting for its checks")
     _wait(lambda: client.worker(added)["state"] == "healthy", timeout_s, f"{new} has not passed its checks")
     client.call("POST", f"/workers/{worker_id(old)}/drain")
@@ -149,7 +143,7 @@ def _wait(condition: Callable[[], bool], timeout_s: float, problem: str) -> None
 def show(client: AdminClient, interval_s: float, rounds: int | None = None) -> None:
     with Live(screen=rounds is None, auto_refresh=False) as live:
         while True:
-            numbers = figures(client.text("/metrics"))
+            numbers = figures(client.call("GET", "/metrics").text)
             live.update(picture(client.workers(), numbers, live.console.width), refresh=True)
             if rounds is not None:
                 rounds -= 1

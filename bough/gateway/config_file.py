@@ -172,22 +172,11 @@ class ConfigFile:
 
     def _take_clients(self, before: FileContent, content: FileContent, changed: set[str]) -> None:
         """Replaces the clients only if keys or rates have changed, because their rate limits start again."""
-        settings = self._gateway.settings
-        rates: dict[str, Any] = {n: _part(content.settings.get(n), settings.processes) for n in RATES if n in changed}
+        rates: dict[str, Any] = {name: content.settings.get(name) for name in RATES if name in changed}
         if content.api_keys == before.api_keys and not rates:
             return
         self._rated = dataclasses.replace(self._rated, **rates)
-        keys = [_share(key, settings.processes) for key in content.api_keys]
-        self._gateway.clients = Clients(self._rated, keys)
-
-
-def _share(key: ClientKey, processes: int) -> ClientKey:
-    """The client's key with one process's part of its rate."""
-    return msgspec.structs.replace(key, **{name: _part(getattr(key, name), processes) for name in RATES})
-
-
-def _part(rate: float | None, processes: int) -> float | None:
-    return None if rate is None else rate / processes
+        self._gateway.clients = Clients(self._rated, content.api_keys)
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -7,7 +7,6 @@ import logging
 import time
 
 import msgspec
-from starlette.types import Message, Receive
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.bodies import Bodies
@@ -83,24 +82,32 @@ class Gateway:
         for scope in list(self._running):
             end_scope(scope)
 
-    async def serve(self, call: Call, outlet: Outlet, receive: Receive) -> None:
+    async def serve(self, call: Call, outlet: Outlet) -> None:
         """Answers the call until its client leaves or its time is up. Raises an `HttpError` only before anything was
         sent."""
         self._name_model(call)
         if self._traces is not None:
             call.span = self._traces.begin(call)
-        presence: Presence | None = None
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            if not outlet.ended:  # else the client leaves with its whole response
+                left = True
+                end_scope(scope)
+
         try:
             async with asyncio.timeout(None) as scope:
                 self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
-                presence = Presence(receive, outlet, scope)
+                outlet.exchange.on_leave = leave
+                if outlet.exchange.gone:
+                    leave()
                 try:
                     await self._proxy.answer(call, outlet)
                 finally:
-                    presence.end()
                     del self._running[scope]
         except TimeoutError:
-            if presence is not None and presence.left:
+            if left:
                 call.status = CLIENT_GONE
             else:
                 await self._out_of_time(call, outlet)
@@ -152,31 +159,3 @@ class Gateway:
             end_scope(scope)
         for worker in self.registry:
             worker.look_for_silence(now_s, self.settings.health_check_timeout_secs)
-
-
-class Presence:
-    """Ends a scope when the request's client disconnects."""
-
-    def __init__(self, receive: Receive, outlet: Outlet, scope: asyncio.Timeout) -> None:
-        self.left = False
-        self._outlet = outlet
-        self._scope = scope
-        self._listening: asyncio.Future[Message] | None = None
-        exchange = outlet.exchange
-        if exchange is None:  # the whole body was received, so the next message is the disconnect
-            self._listening = asyncio.ensure_future(receive())
-            self._listening.add_done_callback(self._leave)
-        else:
-            exchange.on_leave = self._leave
-            if exchange.gone:
-                self._leave()
-
-    def end(self) -> None:
-        if self._listening is not None:
-            self._listening.remove_done_callback(self._leave)
-            self._listening.cancel()
-
-    def _leave(self, _: object = None) -> None:
-        if not self._outlet.ended:  # else it leaves with its whole response
-            self.left = True
-            end_scope(self._scope)

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 PROBE_PAUSE_S = 0.5
 FIRST_LOAD_S = 0.5  # a load that takes longer is not waited for before the first request
 LOAD_PAUSE_S = 1.0  # loads are polled more often than health: they tell what other gateways have sent
-
-
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
 LOAD_FIGURES = ("num_running_reqs", "num_waiting_reqs")
 SPEED_FIGURE = "prefill_tokens_per_s"
@@ -163,7 +161,8 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
     with contextlib.suppress(OSError):
         info = await _json(upstream, worker, "/server_info", timeout_s)
     entries = listed.get("data")
-    names = [str(entry["id"]) for entry in entries if _is_named(entry)] if isinstance(entries, list) else []
+    listed_ids = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    names = [name for name in listed_ids if isinstance(name, str)]
     if not names and isinstance(info.get("model_path"), str):
         names = [str(info.get("served_model_name") or info["model_path"])]
     capacity = info.get("max_running_requests")
@@ -187,10 +186,6 @@ async def read_load(upstream: Upstream, worker: Worker, timeout_s: float) -> Non
         return float(sum(figure for figure in figures if isinstance(figure, int | float)))
 
     worker.note_report(total(*LOAD_FIGURES), total(SPEED_FIGURE) or None, own_before)
-
-
-def _is_named(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
 
 
 def _text(value: Any) -> str | None:

@@ -24,8 +24,6 @@ IDLE_S = 30.0  # our servers close idle connections later than that, so a reques
 CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these send the length of an empty body too
-
-
 MAX_ORIGINS = 4096
 JSON_WANTED = ((b"Accept", b"application/json"),)
 

@@ -79,16 +79,7 @@ class KVFeed:
                 publisher.key_file,
             )
             return False
-        key = self._key if publisher.key_file is not None else None
-        subscription = Subscription(
-            self._context,
-            worker_id,
-            reachable(publisher.endpoint, url),
-            reachable(publisher.replay_endpoint, url) if publisher.replay_endpoint else None,
-            publisher.topic,
-            observer,
-            key,
-        )
+        subscription = Subscription(self._context, worker_id, url, publisher, observer, self._key)
         self._following[worker_id, observer] = asyncio.get_running_loop().create_task(subscription.run())
         return True
 
@@ -110,9 +101,8 @@ class KVFeed:
 class Subscription:
     context: zmq.asyncio.Context
     worker_id: str
-    endpoint: str
-    replay_endpoint: str | None
-    topic: str
+    url: str
+    publisher: Publisher
     observer: KVEventsPolicy
     key: EventKey | None
     next: int = 0  # the number that the next message should have
@@ -132,10 +122,10 @@ class Subscription:
         """Takes events until the connection breaks."""
         socket = self._open(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt_string(zmq.SUBSCRIBE, self.topic)
+        socket.setsockopt_string(zmq.SUBSCRIBE, self.publisher.topic)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILURES)
         try:
-            socket.connect(self.endpoint)
+            socket.connect(reachable(self.publisher.endpoint, self.url))
             reading = asyncio.ensure_future(self._read(socket))
             broken = asyncio.ensure_future(monitor.recv_multipart())
             try:
@@ -154,7 +144,7 @@ class Subscription:
 
     def _open(self, kind: int) -> zmq.asyncio.Socket:
         socket = self.context.socket(kind)
-        if self.key is not None:
+        if self.key is not None and self.publisher.key_file is not None:
             self.key.present(socket)
         return socket
 
@@ -165,7 +155,7 @@ class Subscription:
                 "worker %s: %s refuses to send its cache events; --kv-events-key-file must be the file that its "
                 "key_file names, and neither may be missing",
                 self.worker_id,
-                self.endpoint,
+                reachable(self.publisher.endpoint, self.url),
             )
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
@@ -193,11 +183,12 @@ class Subscription:
 
     async def _catch_up(self) -> None:
         """Asks for everything from the next number on, as far back as the worker keeps it."""
-        if self.replay_endpoint is None:
+        if not self.publisher.replay_endpoint:
             return
+        endpoint = reachable(self.publisher.replay_endpoint, self.url)
         socket = self._open(zmq.DEALER)
         try:
-            socket.connect(self.replay_endpoint)
+            socket.connect(endpoint)
             await socket.send_multipart([b"", self.next.to_bytes(8, "big")])
             async with asyncio.timeout(REPLAY_PATIENCE_S):
                 while True:
@@ -209,6 +200,6 @@ class Subscription:
                     if kept == self.next:
                         self._apply(payload)
         except TimeoutError:
-            log.warning("worker %s: no answer at its replay endpoint %s", self.worker_id, self.replay_endpoint)
+            log.warning("worker %s: no answer at its replay endpoint %s", self.worker_id, endpoint)
         finally:
             socket.close(linger=0)

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 POLL_S = 0.05
 COMPLAINTS = (1, 2)  # what `bough serve` ends with when its model or its flags cannot be used
-
-
 GRACE_S = 10.0  # for an engine that was asked to end and has nothing to do any more
 KEY_VARIABLES = ("BOUGH_API_KEY", "BOUGH_ADMIN_API_KEY")
 PR_SET_PDEATHSIG = 1  # of prctl(2): a signal for a child whose parent has died

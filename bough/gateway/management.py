@@ -29,11 +29,7 @@ from bough.server.errors import HttpError
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
 Restart = Callable[[Worker], Awaitable[None]]
-
-
 T = TypeVar("T")
-
-
 Handler = Callable[[str, bytes], Awaitable[Response]]  # of the path's parameter, empty if it has none, and the body
 
 

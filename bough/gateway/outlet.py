@@ -22,13 +22,12 @@ LINES = b"application/x-ndjson"
 
 
 class Outlet:
-    """`exchange`: the client's connection, where the application has it to itself; pieces then take a short way."""
+    """A response begins and ends by `send`; pieces of a stream take a short way to the client's connection."""
 
-    def __init__(self, call: Call, send: Send, exchange: Exchange | None = None) -> None:
+    def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
         self._call = call
         self._send = send
         self.exchange = exchange
-        self._unsent = b""  # without an exchange
         self._of_lines = False
         self._half_line = b""
         self._gone = b""  # the end of what has gone out
@@ -54,7 +53,7 @@ class Outlet:
     @property
     def writable(self) -> bool:
         """Whether the client takes what is written at once."""
-        return self.exchange is not None and self.exchange.writable
+        return self.exchange.writable
 
     def write(self, data: bytes) -> None:
         """Sends a piece of the stream; `flush` must follow unless it was `writable`."""
@@ -69,11 +68,7 @@ class Outlet:
             self._pass(data)
 
     async def flush(self) -> None:
-        if self.exchange is not None:
-            await self.exchange.until_writable()
-        elif self._unsent:
-            data, self._unsent = self._unsent, b""
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self.exchange.until_writable()
 
     async def end(self) -> None:
         if self._half_line:
@@ -107,10 +102,7 @@ class Outlet:
     def _pass(self, data: bytes) -> None:
         self._call.sent_bytes += len(data)
         self._gone = data[-4:]
-        if self.exchange is not None:
-            self.exchange.write(data)
-        else:
-            self._unsent += data
+        self.exchange.write(data)
 
     def _begin(self, status: int) -> None:
         self._call.status = status

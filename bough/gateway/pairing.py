@@ -46,7 +46,7 @@ class Pairing:
         policy.routed(worker.id, call.peek.routing)
         worker.breaker.begin(now_s)
         lease = Lease(worker, lambda: None, choice.prefill_tokens)
-        lease.interrupt = decode.call_back
+        lease.partner = decode
         return lease
 
     def failed(self, call: Call, prefill: Lease, failure: AttemptFailedError) -> AttemptFailedError:

@@ -154,7 +154,7 @@ class ResponseFields(msgspec.Struct):
                 return _count(usage["input_tokens"]) + cached, cached
             cached = _get(usage.get("prompt_tokens_details"), "cached_tokens", usage.get("cached_tokens"))
             if isinstance(cached, int) and usage.get("prompt_tokens"):
-                return _count(usage["prompt_tokens"]), cached
+                return _count(usage["prompt_tokens"]), _count(cached)
         return None
 
 
@@ -179,4 +179,4 @@ def _get(place: Any, name: str, otherwise: Any = None) -> Any:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return max(0, value) if isinstance(value, int) else 0

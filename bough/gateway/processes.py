@@ -15,14 +15,17 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from starlette.types import ASGIApp
+
 from bough.core.child_environment import child_environment
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
+from bough.core.settings import ServerSettings
 from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
 from bough.gateway.management import Handler, Management, Restart, Route
@@ -32,6 +35,7 @@ from bough.gateway.registry import DISCOVERED
 from bough.gateway.responses import JSON, Response
 from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError
+from bough.server.http import HttpServer, open_listener
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,15 @@ def private_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=f"bough-{os.getpid()}-")
 
 
+@contextlib.asynccontextmanager
+async def serving_privately(app: ASGIApp, path: Path) -> AsyncIterator[None]:
+    """HTTP on a unix socket, for the gateway itself."""
+    edge = ServerSettings(uds=str(path))
+    with contextlib.closing(open_listener(edge)) as listener:
+        async with HttpServer(app, listener, edge).serving():
+            yield
+
+
 def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
     """One process's share of the gateway's limits. Raises a `SettingsError` if a process would be left without any."""
     for name in ("max_concurrent_requests", "max_concurrent_per_worker"):
@@ -58,16 +71,11 @@ def divided(settings: GatewaySettings, number: int = 0) -> GatewaySettings:
         share, left = divmod(limit, settings.processes)
         return limit if limit == UNLIMITED else share + (number < left)
 
-    def rate(limit: float | None) -> float | None:
-        return None if limit is None else limit / settings.processes
-
     return dataclasses.replace(
         settings,
         max_concurrent_requests=part(settings.max_concurrent_requests),
         max_concurrent_per_worker=part(settings.max_concurrent_per_worker),
         queue_size=part(settings.queue_size),
-        rate_limit_rps=rate(settings.rate_limit_rps),
-        rate_limit_burst=rate(settings.rate_limit_burst),
     )
 
 

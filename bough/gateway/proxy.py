@@ -29,7 +29,7 @@ from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
-from bough.gateway.upstream_response import ReadInterruptedError, UpstreamResponse
+from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease, Worker, WorkerLostError
 from bough.server.errors import HttpError
 
@@ -279,7 +279,6 @@ class Proxy:
     async def _copy(self, call: Call, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
         """One worker's part of a stream, until its end."""
         lease, response = stream.lease, stream.response
-        lease.interrupt = response.interrupt
         key = lease.worker.api_key
         if call.path == RESPONSES:
             self._learn(call, _last_event(stream.first))
@@ -304,7 +303,8 @@ class Proxy:
             while chunk:
                 pass_on(chunk)
                 await outlet.flush()
-                chunk = await _next_chunk(stream)
+                async with lease.bounded(None):
+                    chunk = await response.read_some()
         finally:
             response.tap = None
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
@@ -363,15 +363,6 @@ async def _drop(running: set[Tried]) -> None:
             result = await task
             if isinstance(result, OpenStream):
                 result.abandon()
-
-
-async def _next_chunk(stream: OpenStream) -> bytes:
-    """Reads on. A scope is only needed once the worker is considered dead; without one, a chunk costs less."""
-    if not stream.lease.called_back:
-        with contextlib.suppress(ReadInterruptedError):
-            return await stream.response.read_some()
-    async with stream.lease.bounded(None):
-        return await stream.response.read_some()
 
 
 @contextlib.contextmanager

@@ -114,7 +114,8 @@ class Registry:
         worker.in_rotation = False
         self._available.clear()
         log.warning("worker %s at %s leaves the rotation: %s", worker.id, worker.url, reason)
-        worker.expel()
+        for lease in list(worker.leases):
+            lease.call_back()
         self.notify_changed(worker)
 
     def notify_changed(self, worker: Worker) -> None:
@@ -138,14 +139,13 @@ class Registry:
         if kept is None:
             if len(self._available) >= MOST_MODELS:  # any name, where workers do not say which models they have
                 self._available.clear()
-            ready = [worker for worker in self.serving(model) if worker.available]
-            kept = self._available[model] = [worker for worker in ready if worker.bootstrap_port is None]
+            kept = [each for each in self.serving(model) if each.available and each.bootstrap_port is None]
+            self._available[model] = kept
         return kept
 
     def prefills(self, model: str | None) -> list[Worker]:
         """Those that compute prompts for others."""
-        ready = [worker for worker in self._workers.values() if worker.available and worker.serves(model)]
-        return [worker for worker in ready if worker.bootstrap_port is not None]
+        return [each for each in self.serving(model) if each.available and each.bootstrap_port is not None]
 
 
 def normal_url(url: str) -> str:

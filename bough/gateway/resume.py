@@ -75,7 +75,7 @@ END = b"\n\n"
 TAIL = 256
 SEED, IDS, EVENTS = b": seed", b": ids", b": events"
 SIGN = re.compile(rb": (?:ids(?: [\d, ]*)?|seed -?\d+|events \d+)")  # a whole line; others are somebody's own comments
-PLAIN = re.compile(rb": ids [\d,]+\n(?:data: \{|event: content)")  # how nearly every event begins
+# How nearly every event is, and nearly always comes alone.
 ONE_EVENT = re.compile(rb": ids ([\d,]+)\n((?:event: content[^\n]*\n)?data: \{[^\n]*\n\n)")
 ENDINGS = (b"data: [DONE]", b"event: message_stop")
 ERRORS = (b'data: {"error"', b"event: error")
@@ -160,9 +160,6 @@ class ResumableText:
 
     def _next_group(self) -> bytes | None:
         buffer = self._buffer
-        if not self._undecided and not self._earlier and PLAIN.match(buffer):
-            end = buffer.find(END)
-            return None if end < 0 else self._deliver_one(end)
         end = self._first_block()
         if end < 0:
             return self._pass_through() if b"\r" in buffer else None  # no worker of ours writes such lines
@@ -215,15 +212,6 @@ class ResumableText:
         elif self.delivered or failed:
             self.annotated = False
         self._undecided = self.annotated is None
-
-    def _deliver_one(self, end: int) -> bytes:
-        """The fast path: one event with its ids."""
-        buffer = self._buffer
-        start = buffer.find(b"\n") + 1
-        self.output_ids += _ids(buffer[len(IDS) : start - 1])
-        self._last = event = bytes(buffer[start : end + 2])
-        del buffer[: end + 2]
-        return event
 
     def _deliver(self, group: bytes) -> bytes:
         if _is_comment(group):

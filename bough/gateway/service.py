@@ -8,33 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvloop
 
+from bough.core.child_environment import leave_with_parent
 from bough.core.errors import BoughError, SettingsError
 from bough.core.garbage import settle_garbage
 from bough.core.gateway_settings import GatewaySettings
-from bough.core.server_settings import ServerSettings
+from bough.gateway import processes
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.kubernetes import KubernetesPods
 from bough.gateway.launching import LocalEngines
 from bough.gateway.management import Management
-from bough.gateway.processes import ChildProcesses, ProcessGroup, SharedManagement, divided, private_folder
 from bough.observability.logs import set_up_logging
-from bough.server.app import Front, Phase, with_cors
+from bough.server.app import Front, with_cors
 from bough.server.browsers import BrowserRules
-from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of
+from bough.server.http import HttpServer, end_on_signals, is_loopback, listening, unless_ending, url_of
 from bough.server.tracing import check_tracing
 
 log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a further process
@@ -43,29 +39,23 @@ log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a fur
 def run_gateway(settings: GatewaySettings) -> None:
     set_up_logging("gateway", settings.log_level)
     check_tracing(settings.otlp_endpoint)
-    listener = open_listener(settings)
-    try:
+    with listening(settings) as listener:
         uvloop.run(serve(settings, listener, lambda url: print(f"The gateway is served at {url}", flush=True)))
-    finally:
-        listener.close()
-        if settings.uds:
-            with contextlib.suppress(FileNotFoundError):
-                Path(settings.uds).unlink()
 
 
 async def serve(
     settings: GatewaySettings,
     listener: socket.socket,
     on_ready: Callable[[str], None],
-    group: ProcessGroup | None = None,
+    group: processes.ProcessGroup | None = None,
 ) -> None:
     """One gateway process on a socket, until SIGTERM or SIGINT; all but the first are given a `group`."""
     ending = Ending()
-    _take_signals(ending)
+    end_on_signals(ending)
     front = Front(browsers=BrowserRules(settings, loopback=is_loopback(listener)))
     http = HttpServer(front, listener, settings)
     async with contextlib.AsyncExitStack() as cleanup:
-        gateway = Gateway(divided(settings, 0 if group is None else group.number))
+        gateway = Gateway(processes.divided(settings, 0 if group is None else group.number))
         cleanup.push_async_callback(gateway.close)
         await gateway.open()
         engines = await _feed(gateway, settings, ending, cleanup)
@@ -73,18 +63,14 @@ async def serve(
         if settings.processes > 1 and group is None:
             group, children = _start_processes(settings, listener, engines, cleanup)
         front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), settings))
-        grpc = await _open_grpc(front, settings)
-        serving = asyncio.create_task(http.run_here())
-        settle_garbage()
-        on_ready(url_of(listener, settings))
-        await _until(ending, serving)
-        if children is not None:
-            children.terminate()
-        await _drain(front, gateway, settings.drain_timeout_s)
-        if grpc is not None:
-            await grpc.stop(SHUTDOWN_GRACE_S)
-        http.should_exit = True
-        await serving
+        await _open_grpc(front, settings, cleanup)
+        async with http.serving() as serving:
+            settle_garbage()
+            on_ready(url_of(listener, settings))
+            await unless_ending(asyncio.Event().wait(), ending, serving)
+            if children is not None:
+                children.terminate()
+            await front.drain(settings.drain_timeout_s, gateway.cut_off, "cut off")
     if ending.cause is not None:
         raise ending.cause
 
@@ -121,18 +107,18 @@ async def _feed(
 
 def _start_processes(
     settings: GatewaySettings, listener: socket.socket, engines: LocalEngines, cleanup: contextlib.AsyncExitStack
-) -> tuple[ProcessGroup, ChildProcesses]:
+) -> tuple[processes.ProcessGroup, processes.ChildProcesses]:
     """Starts the other processes on a copy of the socket, which stays open when HTTP closes its own."""
     shared = listener.dup()
     cleanup.callback(shared.close)
-    folder = Path(cleanup.enter_context(private_folder()))
-    children = ChildProcesses(settings, shared.fileno(), folder, engines.launched)
+    folder = Path(cleanup.enter_context(processes.private_folder()))
+    children = processes.ChildProcesses(settings, shared.fileno(), folder, engines.launched)
     cleanup.push_async_callback(children.close)
-    return ProcessGroup(folder, 0, settings.processes), children
+    return processes.ProcessGroup(folder, 0, settings.processes), children
 
 
 async def _management(
-    gateway: Gateway, engines: LocalEngines, group: ProcessGroup | None, cleanup: contextlib.AsyncExitStack
+    gateway: Gateway, engines: LocalEngines, group: processes.ProcessGroup | None, cleanup: contextlib.AsyncExitStack
 ) -> Management:
     if group is None:
         return Management(gateway, engines.restart)
@@ -140,24 +126,25 @@ async def _management(
     # The first process answers for all, to the others too; what it sends them concerns each alone.
     private = Management(gateway)
     if not group.number:
-        private = SharedManagement(gateway, group, engines.restart, private=True)
-    await _listen_privately(gateway, private, group, cleanup)
-    shared = SharedManagement(gateway, group, engines.restart)
+        private = processes.SharedManagement(gateway, group, engines.restart, private=True)
+    front = Front()
+    front.open(GatewayApp(gateway, private, private=True))
+    await cleanup.enter_async_context(processes.serving_privately(front, group.socket_path()))
+    shared = processes.SharedManagement(gateway, group, engines.restart)
     await shared.catch_up()
     return shared
 
 
-async def _open_grpc(front: Front, settings: GatewaySettings) -> Any:
+async def _open_grpc(front: Front, settings: GatewaySettings, cleanup: contextlib.AsyncExitStack) -> None:
     if settings.grpc_port is None:
-        return None
+        return
     try:
-        from bough.gateway.grpc.front import serve_grpc
+        from bough.gateway.grpc.front import serving_grpc
     except ImportError as error:
         raise SettingsError(
             f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
         ) from None
-    server, _ = await serve_grpc(front, settings)
-    return server
+    await cleanup.enter_async_context(serving_grpc(front, settings))
 
 
 def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
@@ -167,75 +154,21 @@ def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
         ending.because_of(error)
 
 
-async def _listen_privately(
-    gateway: Gateway, management: Management, group: ProcessGroup, cleanup: contextlib.AsyncExitStack
-) -> None:
-    """The unix socket for the gateway's other processes."""
-    edge = ServerSettings(uds=str(group.socket_path()))
-    listener = open_listener(edge)
-    cleanup.callback(listener.close)
-    front = Front()
-    front.open(GatewayApp(gateway, management, private=True))
-    http = HttpServer(front, listener, edge)
-    serving = asyncio.create_task(http.run_here())
-
-    async def stop() -> None:
-        http.should_exit = True
-        await serving
-
-    cleanup.push_async_callback(stop)
-
-
-async def _drain(front: Front, gateway: Gateway, limit_s: float) -> None:
-    front.phase = Phase.DRAINING
-    if front.active:
-        log.info("stopping: %d requests may finish within %g s", front.active, limit_s)
-    if not await front.drained(limit_s):
-        log.warning("%d requests are cut off: --drain-timeout-s is over", front.active)
-        gateway.cut_off()
-        await front.drained(SHUTDOWN_GRACE_S)
-
-
-async def _until(ending: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    """Waits for the end; raises what broke the HTTP server."""
-    waiting = asyncio.ensure_future(ending.wait())
-    await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if serving.done():
-        serving.result()
-
-
-def _take_signals(ending: asyncio.Event) -> None:
-    def take(number: int) -> None:
-        if ending.is_set():
-            os._exit(128 + number)
-        ending.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, take, number)
-
-
 # ---- a further process of `--processes N`: python -m bough.gateway.service NUMBER FD FOLDER
 
 
 def main() -> None:
     """Settings come as a line of JSON on standard input, which stays open: its end is the end of the first process."""
     number, fd, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    settings = msgspec.json.decode(sys.stdin.readline(), type=GatewaySettings)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewaySettings)
     set_up_logging(f"gateway {number}", settings.log_level)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    group = ProcessGroup(folder, number, settings.processes)
+    leave_with_parent()
+    group = processes.ProcessGroup(folder, number, settings.processes)
     try:
         uvloop.run(serve(settings, socket.socket(fileno=fd), lambda url: None, group))
     except BoughError as error:
         log.error("%s", error)
-        os._exit(1)
-    os._exit(0)  # a daemon thread that reads standard input would hold up the interpreter's exit
-
-
-def _leave_with_parent() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

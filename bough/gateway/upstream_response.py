@@ -16,10 +16,6 @@ class ProtocolError(ConnectionError):
     """What came is no HTTP response."""
 
 
-class ReadInterruptedError(Exception):
-    """The reader was woken early; nothing is lost."""
-
-
 class UpstreamResponse:
     """Fed by its connection; the parser calls the `on_` methods."""
 
@@ -40,7 +36,7 @@ class UpstreamResponse:
         self._headed = self._interim = False
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
-        self._paused = self._closed = self._interrupted = False
+        self._paused = self._closed = False
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         # Takes what comes while the reader waits, which then need not wake up; returns False to leave it to the reader.
@@ -78,11 +74,6 @@ class UpstreamResponse:
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def interrupt(self) -> None:
-        if self._reader is not None:
-            self._interrupted = True
-            self._wake()
-
     def close(self) -> None:
         """Returns a finished connection to the pool; closes any other, so that the worker aborts the request."""
         if not self._closed:
@@ -105,9 +96,6 @@ class UpstreamResponse:
             await self._reader
         finally:
             self._reader = None
-            interrupted, self._interrupted = self._interrupted, False
-        if interrupted:
-            raise ReadInterruptedError
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -10,11 +10,9 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 from weakref import WeakSet
 
 from bough.gateway.breaker import Breaker
@@ -120,17 +118,17 @@ class Worker:
         self.other_load = max(0.0, load - max(own_before, self.load))
 
     def look_for_silence(self, now_s: float, after_s: float) -> None:
-        """Asks for a health check once for each silence of `after_s` in an attempt."""
+        """Asks for a health check once for each silence of `after_s` in an attempt, and ends those that were left to a
+        dead worker."""
         for lease in self.leases:
             if lease.heard:
                 lease.heard, lease.silent_since_s = False, now_s
+            elif lease.called_back and not self.in_rotation:
+                if now_s - lease.silent_since_s >= SILENCE_LIMIT_S:
+                    lease.end_wait()
             elif now_s - lease.silent_since_s >= after_s:
                 lease.silent_since_s = math.inf
                 self.suspect()
-
-    def expel(self) -> None:
-        for lease in list(self.leases):
-            lease.call_back()
 
 
 class Lease:
@@ -146,7 +144,7 @@ class Lease:
         self.heard = True  # something came since the last look
         self.silent_since_s = 0.0
         self.called_back = False
-        self.interrupt: Callable[[], None] = lambda: None  # of a reader that waits outside of any scope
+        self.partner: Lease | None = None  # is called back with it
         self._on_release = on_release
         self._counted: bool | None = None  # as a success on trial; None before the first event of a stream
         self._scope: asyncio.Timeout | None = None
@@ -199,44 +197,35 @@ class Lease:
         if self.called_back:
             return
         self.called_back = True
-        if self._scope is None:
-            self.interrupt()
+        if self.partner is not None:
+            self.partner.call_back()
+        if self.resumable:
+            self.end_wait()
         else:
-            end_scope(self._scope, None if self.resumable else SILENCE_LIMIT_S)
+            self.heard = True  # its silence counts from here
 
-    def bounded(self, timeout_s: float | None) -> AbstractAsyncContextManager[None]:
+    def end_wait(self) -> None:
+        if self._scope is not None:
+            end_scope(self._scope)
+
+    @contextlib.asynccontextmanager
+    async def bounded(self, timeout_s: float | None) -> AsyncIterator[None]:
         """A scope for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called
         back."""
-        if self.called_back:
-            if self.resumable:
-                raise WorkerLostError
-            timeout_s = None if self.worker.in_rotation else SILENCE_LIMIT_S
-        self._scope = asyncio.timeout(timeout_s)
-        return _LeaseScope(self, self._scope)
-
-    def unbound(self) -> None:
-        self._scope = None
-
-
-class _LeaseScope(AbstractAsyncContextManager[None]):
-    def __init__(self, lease: Lease, scope: asyncio.Timeout) -> None:
-        self._lease = lease
-        self._scope = scope
-
-    async def __aenter__(self) -> None:
-        await self._scope.__aenter__()
-
-    async def __aexit__(self, *failure: Any) -> None:
-        self._lease.unbound()
+        if self.called_back and self.resumable:
+            raise WorkerLostError
         try:
-            await self._scope.__aexit__(*failure)
+            async with asyncio.timeout(timeout_s) as self._scope:
+                yield
         except TimeoutError:
-            if self._lease.called_back:
+            if self.called_back:
                 raise WorkerLostError from None
             raise
+        finally:
+            self._scope = None
 
 
-def end_scope(scope: asyncio.Timeout, after_s: float | None = None) -> None:
-    """Ends a scope with a `TimeoutError`, at once or after a time. No effect on one that is ending."""
+def end_scope(scope: asyncio.Timeout) -> None:
+    """Ends a scope with a `TimeoutError`. No effect on one that is ending."""
     with contextlib.suppress(RuntimeError):
-        scope.reschedule(0.0 if after_s is None else asyncio.get_running_loop().time() + after_s)  # 0 has passed
+        scope.reschedule(0.0)  # which has passed

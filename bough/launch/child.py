@@ -15,13 +15,21 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any, BinaryIO
 
 import setproctitle
 
 from bough.core.child_environment import TITLE
 from bough.core.errors import BoughError
-from bough.launch.spec import STACK_SIGNAL, ChildSpec
+from bough.launch.spec import STACK_SIGNAL, ChildSpec, Role
+
+ENTRIES: dict[Role, str] = {
+    "scheduler": "scheduler_process:run_scheduler",
+    "detokenizer": "detokenizer_process:run_detokenizer",
+    "server": "service:run_server",
+    "executor": "rank_process:run_rank",
+}
 
 
 def main() -> None:
@@ -39,22 +47,8 @@ def main() -> None:
         announcements.flush()
 
     try:
-        if spec.role == "scheduler":
-            from bough.launch.scheduler_process import run_scheduler
-
-            run_scheduler(spec, announce)
-        elif spec.role == "executor":
-            from bough.launch.rank_process import run_rank
-
-            run_rank(spec, announce)
-        elif spec.role == "server":
-            from bough.launch.service import run_server
-
-            run_server(spec, announce, at_parents_end)
-        else:
-            from bough.launch.detokenizer_process import run_detokenizer
-
-            run_detokenizer(spec, announce)
+        more = (at_parents_end,) if spec.role == "server" else ()
+        resolve_name(f"bough.launch.{ENTRIES[spec.role]}")(spec, announce, *more)
     except BoughError as error:
         announce(fatal=str(error), kind=type(error).__name__)
         _exit(1)

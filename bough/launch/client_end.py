@@ -144,40 +144,34 @@ class ClientEnd:
 
 class Link:
     def __init__(self, addresses: Sequence[Addresses]) -> None:
-        self._end = ClientEnd(addresses)
+        self.end = ClientEnd(addresses)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="bough-client")
         self.is_open = False
 
     def open(self) -> None:
         self._thread.start()
-        self._do(self._end.open)
+        self._do(self.end.open)
         self.is_open = True
 
     def connect(self, tokenizer: Tokenizer | None, method: str, cache_tokens: int) -> EngineClient:
-        return self._do(lambda: self._end.connect(tokenizer, method, cache_tokens))
+        return self._do(lambda: self.end.connect(tokenizer, method, cache_tokens))
 
     def runs_here(self) -> bool:
         """Whether the caller is on the link's own thread, which must never wait for itself."""
         return threading.current_thread() is self._thread
 
-    def die(self, error: EngineDeadError) -> None:
-        self._end.die(error)
-
-    def lose(self, dp_rank: int, error: EngineDeadError) -> None:
-        self._end.lose(dp_rank, error)
-
     def send_shutdown(self) -> None:
         if self._thread.is_alive():
-            self._do(self._end.send_shutdown)
+            self._do(self.end.send_shutdown)
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._do(self._end.close)
+            self._do(self.end.close)
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
         self.loop.close()
-        self._end.terminate()
+        self.end.terminate()
 
     def _do(self, work: Callable[[], T]) -> T:
 

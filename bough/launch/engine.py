@@ -15,16 +15,9 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from bough.core.control import (
-    ProfileStart,
-    ReadWeight,
-    SwapWeights,
-    TakeTensors,
-    WeightsCommand,
-)
+from bough.core.control import ProfileStart, ReadWeight, SwapWeights, TakeTensors, WeightsCommand
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
@@ -39,19 +32,12 @@ if TYPE_CHECKING:
     from bough.client.inputs import Inputs
     from bough.launch.client_end import Link
     from bough.launch.supervisor import Supervisor
-    from bough.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Output = dict[str, Any]  # text, output_ids, meta_info
 
 # Arguments of SGLang's Engine whose feature this engine does not have: accepted when left at None.
-UNBUILT_ARGUMENTS = frozenset(
-    {
-        "return_hidden_states",
-        "session_params",
-        "input_embeds",
-    }
-)
+UNBUILT_ARGUMENTS = frozenset({"return_hidden_states", "session_params", "input_embeds"})
 
 
 class WeightUpdate(NamedTuple):
@@ -189,9 +175,7 @@ class Engine:
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
         """The first rows of a tensor, by the checkpoint's name."""
-        reply = self._wait(self._client.read_weight(ReadWeight(name, truncate_size)))
-        _raise_if_refused(reply)
-        return json.loads(reply.message)
+        return json.loads(self._order(self._client.read_weight(ReadWeight(name, truncate_size))).message)
 
     def _update(self, command: WeightsCommand, **options: Any) -> WeightUpdate:
         reply = self._wait(self._client.update_weights(command, **options))
@@ -200,44 +184,40 @@ class Engine:
     def release_memory_occupation(self, tags: list[str] | None = None) -> None:
         """Gives the memory of `weights`, `kv_cache` or both back, until `resume_memory_occupation`. Raises a
         `RequestError` while requests run; requests in between are refused."""
-        _raise_if_refused(self._wait(self._client.release_memory(tags)))
+        self._order(self._client.release_memory(tags))
 
     def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
         """Takes the memory again. Weights are read from the files that they came from; the cache is empty."""
-        _raise_if_refused(self._wait(self._client.resume_memory(tags)))
+        self._order(self._client.resume_memory(tags))
 
     def load_lora_adapter(self, lora_name: str, lora_path: str | Path, pinned: bool = False) -> None:
         """Loads an adapter that PEFT has saved; requests choose it by its name (`lora_path`). Needs `enable_lora`."""
         path = str(lora_path)
-        _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name, path, pinned))))
+        self._order(self._client.call(lambda call: ChangeAdapters(call, lora_name, path, pinned)))
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Raises a `RequestError` while requests use it."""
-        _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name))))
+        self._order(self._client.call(lambda call: ChangeAdapters(call, lora_name)))
 
     def start_profile(self, **options: Any) -> None:
         """Records what the executor's process does until `stop_profile`, by `ProfileStart`'s options."""
         profile = ProfileStart(**options)
-        _raise_if_refused(self._wait(self._client.call(lambda call: StartProfile(call, command=profile))))
+        self._order(self._client.call(lambda call: StartProfile(call, command=profile)))
 
     def stop_profile(self) -> str:
         """Ends the recording and says which file it is in."""
-        reply = self._wait(self._client.call(StopProfile))
-        _raise_if_refused(reply)
-        return reply.message
+        return self._order(self._client.call(StopProfile)).message
 
     def start_expert_distribution_record(self) -> None:
         """Counts how often each expert is chosen, from now on; needs `expert_distribution_recorder_mode="stat"`."""
-        _raise_if_refused(self._wait(self._client.record_experts("start")))
+        self._order(self._client.record_experts("start"))
 
     def stop_expert_distribution_record(self) -> None:
-        _raise_if_refused(self._wait(self._client.record_experts("stop")))
+        self._order(self._client.record_experts("stop"))
 
     def dump_expert_distribution_record(self) -> dict[str, list[list[int]]]:
         """`logical_count`, the choices of each expert in each layer; layers without experts have zeros."""
-        reply = self._wait(self._client.record_experts("dump"))
-        _raise_if_refused(reply)
-        return reply.data
+        return self._order(self._client.record_experts("dump")).data
 
     def get_model_info(self) -> dict[str, Any]:
         """What is served."""
@@ -260,10 +240,6 @@ class Engine:
     def served_model_name(self) -> str:
         return self._processes.served_model_name
 
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self._tokenizer
-
     def shutdown(self) -> None:
         """Ends the engine's processes. Requests that still run are aborted. Harmless when called twice."""
         if self._closed:
@@ -275,9 +251,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     # Start ------------------------------------------------------------------------------------------------------------
@@ -293,15 +267,15 @@ class Engine:
 
         self._link = ties.link = Link(self._processes.addresses)
         self._link.open()
-        self._tokenizer = self._processes.open_tokenizer()
-        self._reader = self._processes.input_reader(self._tokenizer)
+        self.tokenizer = self._processes.open_tokenizer()
+        self._reader = self._processes.input_reader(self.tokenizer)
         self._processes.wait_until_ready()
         method, tokens = self.settings.parallel.load_balance_method, self._processes.limits["max_total_num_tokens"]
-        self._client = self._link.connect(self._tokenizer, method, tokens)
-        self._cleanup.callback(attach_media(self._client, self._processes.files, self.settings, self._tokenizer))
+        self._client = self._link.connect(self.tokenizer, method, tokens)
+        self._cleanup.callback(attach_media(self._client, self._processes.files, self.settings, self.tokenizer))
         from bough.client.vectors import Vectors
 
-        self._vectors = Vectors(self._client, self._read_vectors, self._tokenizer, self._processes.limits)
+        self._vectors = Vectors(self._client, self._read_vectors, self.tokenizer, self._processes.limits)
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
@@ -338,6 +312,12 @@ class Engine:
             future.cancel()  # Ctrl-C: the requests are aborted, not left running
             raise
 
+    def _order(self, work: Coroutine[Any, Any, Reply]) -> Reply:
+        reply = self._wait(work)
+        if not reply.ok:
+            raise RequestError(reply.message)
+        return reply
+
     def _iterate(self, inputs: Inputs) -> Iterator[Output]:
         """The client's stream, fetched piece by piece; leaving the loop early aborts what still runs."""
         outputs = self._client.stream(inputs)
@@ -359,11 +339,6 @@ class Engine:
         """Not waited for: an abandoned stream may be closed by the garbage collector, on the link's own thread."""
         if not self._closed:
             self._schedule(_close(outputs))
-
-
-def _raise_if_refused(reply: Reply) -> None:
-    if not reply.ok:
-        raise RequestError(reply.message)
 
 
 def _with_fields(sampling_params: Any, fields: dict[str, Any]) -> Any:
@@ -395,11 +370,11 @@ class _Ties:
     def die(self, error: EngineDeadError) -> None:
         """A process has died. Before there is a link nobody waits for an answer, and the start itself will fail."""
         if self.link is not None:
-            self.link.die(error)
+            self.link.end.die(error)
 
     def lose(self, dp_rank: int, error: EngineDeadError) -> None:
         if self.link is not None:
-            self.link.lose(dp_rank, error)
+            self.link.end.lose(dp_rank, error)
 
     def undo(self) -> None:
         with contextlib.ExitStack() as endings:  # all of them happen, the last one first

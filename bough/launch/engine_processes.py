@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
 from bough.core.settings import Settings
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from bough.tokenizer.tokenizer import Tokenizer
 
 FOLDER_PREFIX = "bough-"
-FOLDER_NAME = re.compile(rf"{FOLDER_PREFIX}(\d+)-\w+")  # its owner: one that was killed could not remove it
+FOLDER_NAME = re.compile(rf"{FOLDER_PREFIX}(\d{{1,9}})-\w+")  # its owner: one that was killed could not remove it
 
 
 class EngineProcesses:
@@ -170,7 +172,7 @@ def sweep_dead_owners() -> None:
         with contextlib.suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
                 match = FOLDER_NAME.fullmatch(entry.name)
-                if match and _is_ours(entry) and not _is_alive(int(match[1])):
+                if match and _is_ours(entry) and not psutil.pid_exists(int(match[1])):
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -179,13 +181,3 @@ def _is_ours(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
     except OSError:  # another engine has just swept it
         return False
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

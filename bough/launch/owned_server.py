@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from typing import Any
 
-from bough.core.child_environment import child_environment
+from bough.core.child_environment import child_environment, leave_with_parent
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.settings import Settings
 
@@ -61,19 +58,13 @@ def main() -> int:
     from bough.launch.service import serve
 
     settings = Settings.from_flat(json.loads(sys.stdin.buffer.readline()))
-    threading.Thread(target=_leave_with_owner, daemon=True).start()
+    leave_with_parent()
     try:
         serve(settings)
     except BoughError as error:
         print(error, flush=True)
         return 1
     return 0
-
-
-def _leave_with_owner() -> None:
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
 import zmq
@@ -15,7 +16,7 @@ from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel
 from bough.executor.lockstep import LockstepExecutor
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
-from bough.launch.spec import ChildSpec, load_function
+from bough.launch.spec import ChildSpec
 from bough.messages.channels import Receiver, Sender
 from bough.messages.ranks import ToRank, pack_array, unpack_array
 from bough.observability.logs import set_up_logging
@@ -53,7 +54,7 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     context: zmq.Context[Any] = zmq.Context()
     address = spec.addresses.ranks[spec.rank - 1]
     orders: Receiver[ToRank] = Receiver(context, address, ToRank, unpack=unpack_array, key=spec.cluster_key)
-    build: BuildExecutor = load_function(spec.executor)
+    build: BuildExecutor = resolve_name(spec.executor)
     gc.freeze()
     gc.enable()
     group = join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0)

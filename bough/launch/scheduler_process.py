@@ -8,7 +8,9 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +23,7 @@ from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import adapter_paths, end_ids, has_text, open_tokenizer
-from bough.launch.spec import ChildSpec, in_gib, load_function
+from bough.launch.spec import ChildSpec, in_gib
 from bough.loader.catalogue import home
 from bough.loader.locate import fingerprint
 from bough.memory.tree.events import parse_config
@@ -66,13 +68,6 @@ def open_trace(settings: ProcessSettings, dp_rank: int | None) -> StepTrace | No
     trace = StepTrace(path if dp_rank is None else path.with_stem(f"{path.stem}-DP{dp_rank}"))
     log.info("the step trace is written to %s", trace.path)
     return trace
-
-
-def open_grammars(spec: ChildSpec, settings: Settings, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarDesk | None:
-    """Where grammars are compiled; None where there can be none."""
-    if not has_text(settings.model):
-        return None
-    return GrammarDesk(lambda: open_tokenizer(spec.files, settings.model), eos_ids, vocab_size, settings.scheduler)
 
 
 def memory_usage(limits: Limits, weight_bytes: int, ranks: Sequence[int]) -> dict[str, Any]:
@@ -120,7 +115,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     from bough.scheduler.loop import Scheduler
     from bough.scheduler.ngram import NgramProposer
 
-    build_executor = load_function(spec.executor)
+    build_executor = resolve_name(spec.executor)
     gc.freeze()  # the modules stay: collections while the model loads need not look at them
     gc.enable()
     imported = time.monotonic()
@@ -136,7 +131,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     limits = loaded.executor.limits()
     log.info("%s", limits.note)
     eos_ids = end_ids(spec.files, loaded.config, settings.model)
-    grammars = open_grammars(spec, settings, eos_ids, limits.vocab_size)
+    grammars = None
+    if has_text(settings.model):
+        reads = partial(open_tokenizer, spec.files, settings.model)
+        grammars = GrammarDesk(reads, eos_ids, limits.vocab_size, settings.scheduler)
     host = None
     if settings.memory.enable_hierarchical_cache:
         from bough.executor.host_memory import host_memory

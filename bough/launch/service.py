@@ -11,14 +11,14 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import uvloop
 
@@ -38,11 +38,11 @@ from bough.loader.locate import ModelFiles
 from bough.messages.channels import cluster_key
 from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
+from bough.server import http
 from bough.server.app import App, Front, Phase, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.crash_dump import RequestRecorder
-from bough.server.http import SHUTDOWN_GRACE_S, HttpServer, is_loopback, open_listener, url_of, welcome_text
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
 from bough.server.tracing import RequestLog, RequestLogging, RequestTraces, check_tracing, otlp_exporter, with_tracing
@@ -65,18 +65,12 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     if settings.parallel.node_rank:
         run_node(settings, cluster_key(), executor, serve_health(settings))
         return
-    listener = open_listener(settings.server)
 
-    async def run() -> None:
+    async def run(listener: socket.socket) -> None:
         await MainServer(settings, listener, executor).run()
 
-    try:
-        uvloop.run(run())
-    finally:
-        listener.close()
-        if settings.server.uds:
-            with contextlib.suppress(FileNotFoundError):
-                Path(settings.server.uds).unlink()
+    with http.listening(settings.server) as listener:
+        uvloop.run(run(listener))
 
 
 def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: list[Callable[[str], None]]) -> None:
@@ -111,41 +105,6 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(future)
 
 
-def connect(
-    end: ClientEnd,
-    tokenizer: Tokenizer | None,
-    files: ModelFiles,
-    model: ModelInfo,
-    settings: Settings,
-    cleanup: contextlib.AsyncExitStack,
-    on_stuck: Callable[[], None],
-    end_replica: Callable[[int, str], None],
-    logging: RequestLogging,
-) -> ServerContext:
-    """The client of an HTTP process with its meter, log and traces, and the watchdog, which calls `on_stuck` and
-    `end_replica`. Texts come from anybody and have any length, so the tokenizer is bounded."""
-    server = settings.server
-    bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
-    tokenizer = tokenizer and tokenizer.bounded(bound)
-    watchers: list[RequestWatcher] = [RequestLog(logging, tokenizer)]
-    if server.otlp_endpoint is not None:
-        traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
-        cleanup.push_async_callback(in_thread, traces.close)
-        watchers.append(traces)
-    method, cache_tokens = settings.parallel.load_balance_method, model.limits["max_total_num_tokens"]
-    client = end.connect(tokenizer, method, cache_tokens, RequestMeter(end.folder, end.number), watchers)
-    client.on_command = logging.obey
-    cleanup.push_async_callback(in_thread, attach_media(client, files, settings, tokenizer))
-    watchdog = None
-    if server.watchdog_timeout:
-        apart = settings.parallel.groups == 1
-        watchdog = Watchdog(client, server.watchdog_timeout, on_stuck, end_replica if apart else None)
-        cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
-    reader = input_reader(files, settings.model, tokenizer)
-    main_pid = os.getppid() if end.number else os.getpid()
-    return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
-
-
 class Serving(ABC):
     """One HTTP process, all of it on one event loop but for `die`. It answers "loading" until it is prepared, then
     serves until a signal or a death. The first signal lets running requests finish within a limit, the second ends the
@@ -155,14 +114,13 @@ class Serving(ABC):
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         server = settings.server
-        browsers = BrowserRules(server, loopback=is_loopback(listener))
+        browsers = BrowserRules(server, loopback=http.is_loopback(listener))
         self._logging = RequestLogging(server.log_requests, server.log_requests_level)
         self._front = Front(logging=self._logging, root_path=server.root_path, browsers=browsers)
         folder = server.crash_dump_folder
         self._recorder = None if folder is None else RequestRecorder(Path(folder).expanduser())
-        self._http = HttpServer(self._front, listener, server)
+        self._http = http.HttpServer(self._front, listener, server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
-        self._signals = 0
         self._death: EngineDeadError | None = None
 
     @abstractmethod
@@ -173,17 +131,47 @@ class Serving(ABC):
     def on_ready(self, context: ServerContext) -> None:
         """It serves."""
 
+    def connect(
+        self,
+        end: ClientEnd,
+        tokenizer: Tokenizer | None,
+        files: ModelFiles,
+        model: ModelInfo,
+        cleanup: contextlib.AsyncExitStack,
+        on_stuck: Callable[[], None] = lambda: None,
+        end_replica: Callable[[int, str], None] = lambda number, reason: None,
+    ) -> ServerContext:
+        """The client with its meter, log and traces, and the watchdog, which calls `on_stuck` and `end_replica`. Texts
+        come from anybody and have any length, so the tokenizer is bounded."""
+        settings, server = self._settings, self._settings.server
+        bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
+        tokenizer = tokenizer and tokenizer.bounded(bound)
+        watchers: list[RequestWatcher] = [RequestLog(self._logging, tokenizer)]
+        if server.otlp_endpoint is not None:
+            traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
+            cleanup.push_async_callback(in_thread, traces.close)
+            watchers.append(traces)
+        method, cache_tokens = settings.parallel.load_balance_method, model.limits["max_total_num_tokens"]
+        client = end.connect(tokenizer, method, cache_tokens, RequestMeter(end.folder, end.number), watchers)
+        client.on_command = self._logging.obey
+        cleanup.push_async_callback(in_thread, attach_media(client, files, settings, tokenizer))
+        watchdog = None
+        if server.watchdog_timeout:
+            apart = settings.parallel.groups == 1
+            watchdog = Watchdog(client, server.watchdog_timeout, on_stuck, end_replica if apart else None)
+            cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
+        reader = input_reader(files, settings.model, tokenizer)
+        main_pid = os.getppid() if end.number else os.getpid()
+        return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
+
     async def stop_others(self) -> None:
         """Ends the other processes that serve on the same socket, if they are this one's."""
         return
 
     async def run(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._take_signal, number)
-        serving = asyncio.create_task(self._http.run_here())
-        async with contextlib.AsyncExitStack() as cleanup:
-            cleanup.push_async_callback(self._stop_http, serving)
-            context = await self._unless_ending(self.prepare(cleanup), serving)
+        http.end_on_signals(self._ending)
+        async with self._http.serving() as serving, contextlib.AsyncExitStack() as cleanup:
+            context = await http.unless_ending(self.prepare(cleanup), self._ending, serving)
             if context is not None:
                 server = self._settings.server
                 app = with_cors(App(all_endpoints(context), server, self._recorder), server)
@@ -191,7 +179,7 @@ class Serving(ABC):
                 settle_garbage()
                 self._front.open(with_tracing(app, server.otlp_endpoint))
                 self.on_ready(context)
-                await self._unless_ending(asyncio.Event().wait(), serving)
+                await http.unless_ending(asyncio.Event().wait(), self._ending, serving)
                 others = asyncio.ensure_future(self.stop_others())
                 await self._drain(context)
                 await others
@@ -203,12 +191,6 @@ class Serving(ABC):
         with contextlib.suppress(RuntimeError):  # the loop has ended before
             self._loop.call_soon_threadsafe(self._take_death, error)
 
-    def _take_signal(self, number: int) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            os._exit(128 + number)  # child processes see their parent go, and go too
-        self._ending.set()
-
     def _take_death(self, error: EngineDeadError) -> None:
         if self._recorder is not None and self._death is None:
             self._recorder.write(str(error))
@@ -216,37 +198,12 @@ class Serving(ABC):
         self._front.phase = Phase.DEAD
         self._ending.set()
 
-    async def _unless_ending(self, work: Coroutine[Any, Any, T], serving: asyncio.Task[None]) -> T | None:
-        """The result of `work`; None when the server is to end before. Whatever broke the HTTP server is raised."""
-        task = asyncio.ensure_future(work)
-        ending = asyncio.ensure_future(self._ending.wait())
-        try:
-            await asyncio.wait({task, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
-            return task.result() if task.done() else None
-        finally:
-            for each in (task, ending):
-                each.cancel()
-            await asyncio.gather(task, ending, return_exceptions=True)
-
     async def _drain(self, context: ServerContext) -> None:
-        """Refuses new requests; the running ones may finish within a limit and are then aborted."""
         if self._death is not None:
-            await self._front.drained(SHUTDOWN_GRACE_S)
+            await self._front.drained(http.SHUTDOWN_GRACE_S)
             return
-        self._front.phase = Phase.DRAINING
-        limit_s = self._settings.server.drain_timeout_s
-        if self._front.active:
-            log.info("stopping: %d requests may finish within %g s", self._front.active, limit_s)
-        if not await self._front.drained(limit_s):
-            log.warning("%d requests are aborted: --drain-timeout-s is over", self._front.active)
-            context.client.abort(abort_all=True)
-            await self._front.drained(SHUTDOWN_GRACE_S)
-
-    async def _stop_http(self, serving: asyncio.Task[None]) -> None:
-        self._http.should_exit = True
-        await serving
+        abort = partial(context.client.abort, abort_all=True)
+        await self._front.drain(self._settings.server.drain_timeout_s, abort, "aborted")
 
 
 class MainServer(Serving):
@@ -257,25 +214,20 @@ class MainServer(Serving):
         self._executor = executor
         # A copy that stays open when HTTP has closed its own: further processes are started with it.
         self._shared_listener = listener.dup() if settings.server.tokenizer_worker_num > 1 else None
-        self._url = url_of(listener, settings.server)
+        self._url = http.url_of(listener, settings.server)
         self._began = time.monotonic()
         self._supervisor: Supervisor | None = None
         self._ready = False
 
-    async def run(self) -> None:
-        try:
-            await super().run()
-        finally:
-            if self._shared_listener is not None:
-                self._shared_listener.close()
-
     def on_ready(self, context: ServerContext) -> None:
         seconds = time.monotonic() - self._began
         model, server = context.model, self._settings.server
-        print(welcome_text(model.name, self._url, server, seconds, model.limits), flush=True)
+        print(http.welcome_text(model.name, self._url, server, seconds, model.limits), flush=True)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         settings = self._settings
+        if self._shared_listener is not None:
+            cleanup.callback(self._shared_listener.close)
         folders = cleanup.enter_context(contextlib.ExitStack())
         clients = settings.server.tokenizer_worker_num
         processes = await in_thread(lambda: EngineProcesses(settings, folders, clients, self._executor))
@@ -310,7 +262,7 @@ class MainServer(Serving):
             supervisor.print_stacks()
 
         acts = print_stacks, supervisor.end_replica
-        return connect(end, tokenizer, processes.files, model, settings, cleanup, *acts, self._logging)
+        return self.connect(end, tokenizer, processes.files, model, cleanup, *acts)
 
     async def _start_tokenizer_workers(self, processes: EngineProcesses, model: ModelInfo) -> None:
         if self._shared_listener is None:
@@ -328,7 +280,7 @@ class MainServer(Serving):
 
     async def stop_others(self) -> None:
         """They drain like this process does."""
-        limit_s = self._settings.server.drain_timeout_s + 2 * SHUTDOWN_GRACE_S
+        limit_s = self._settings.server.drain_timeout_s + 2 * http.SHUTDOWN_GRACE_S
         if self._supervisor is not None and self._shared_listener is not None:
             supervisor = self._supervisor
             await in_thread(lambda: supervisor.dismiss("server", limit_s))
@@ -352,15 +304,14 @@ class TokenizerWorker(Serving):
         error = EngineDeadError(reason or MAIN_GONE)
         self.die(error)  # first: it writes down which requests are running
         self._end.die(error)
-        self.ended.wait(SHUTDOWN_GRACE_S)
+        self.ended.wait(http.SHUTDOWN_GRACE_S)
 
     async def prepare(self, cleanup: contextlib.AsyncExitStack) -> ServerContext:
         cleanup.callback(self._end.close)
         self._end.open()
         tokenizer = await in_thread(lambda: open_tokenizer(self._files, self._settings.model))
         # The main process prints the stacks of an engine that is stuck; here the watchdog only answers /health.
-        settings, acts = self._settings, (lambda: None, lambda number, reason: None)
-        return connect(self._end, tokenizer, self._files, self._model, settings, cleanup, *acts, self._logging)
+        return self.connect(self._end, tokenizer, self._files, self._model, cleanup)
 
     def on_ready(self, context: ServerContext) -> None:
         self._announce(ready={})

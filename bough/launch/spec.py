@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +17,6 @@ from bough.server.model_info import ModelInfo
 STACK_SIGNAL = signal.SIGUSR1  # has a child print the stacks of its threads, even one that is stuck
 Role = Literal["scheduler", "detokenizer", "server", "executor"]
 MODEL_EXECUTOR = "bough.executor.build:build_executor"  # what runs plans, as module:function; benchmarks have another
-
-
-def load_function(path: str) -> Callable[..., Any]:
-    """What stands at module:function."""
-    module, _, function = path.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
 
 
 def in_gib(count: int) -> float:

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.crash_dump import RequestRecorder
 from bough.server.endpoint import Endpoint, Keys, error_response
 from bough.server.errors import Failure, HttpError, shape_of
+from bough.server.http import SHUTDOWN_GRACE_S
 from bough.server.tracing import RequestLogging
 
 log = logging.getLogger(__name__)
@@ -175,6 +176,16 @@ class Front:
         self._app = app
         if self.phase is Phase.LOADING:
             self.phase = Phase.SERVING
+
+    async def drain(self, limit_s: float, end: Callable[[], None], ended: str) -> None:
+        """Refuses new requests; those in progress may finish within the limit, then `end` ends them."""
+        self.phase = Phase.DRAINING
+        if self.active:
+            log.info("stopping: %d requests may finish within %g s", self.active, limit_s)
+        if not await self.drained(limit_s):
+            log.warning("%d requests are %s: --drain-timeout-s is over", self.active, ended)
+            end()
+            await self.drained(SHUTDOWN_GRACE_S)
 
     async def drained(self, timeout_s: float) -> bool:
         """Waits for the requests in progress; False if some still are when the time is up."""

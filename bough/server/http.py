@@ -1,22 +1,26 @@
-"""The listening socket, uvicorn on it, and the lines that show its address.
+"""The listening socket, uvicorn on it, what ends it, and the lines that show its address.
 
-The socket is opened before anything slow happens, so that its errors come first. Signals, logs and the order of
-shutdown belong to the owner; uvicorn accepts connections, and `http_protocol` speaks HTTP on them.
+The socket is opened before anything slow happens, so that its errors come first. The order of shutdown belongs to the
+owner; uvicorn accepts connections, and `http_protocol` speaks HTTP on them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
+import itertools
 import logging
 import os
 import shlex
+import signal
 import socket
 import ssl
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -26,6 +30,7 @@ from bough.core.server_settings import EdgeSettings, ServerSettings
 from bough.server.http_protocol import HttpProtocol
 
 BACKLOG = 2048
+T = TypeVar("T")
 
 
 def open_listener(settings: EdgeSettings) -> socket.socket:
@@ -33,6 +38,18 @@ def open_listener(settings: EdgeSettings) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+@contextlib.contextmanager
+def listening(settings: EdgeSettings) -> Iterator[socket.socket]:
+    """A listener for as long as the block lasts; the file of a unix socket goes with it."""
+    listener = open_listener(settings)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        if settings.uds:
+            Path(settings.uds).unlink(missing_ok=True)
 
 
 def url_of(listener: socket.socket, settings: EdgeSettings) -> str:
@@ -131,10 +148,47 @@ class HttpServer(uvicorn.Server):
     async def run_here(self) -> None:
         await self.serve(sockets=[self._listener])
 
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Serves for as long as the block lasts; the task ends before only where something broke it."""
+        task = asyncio.create_task(self.run_here())
+        try:
+            yield task
+        finally:
+            self.should_exit = True
+            await task
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the owner's."""
         yield
+
+
+def end_on_signals(ending: asyncio.Event) -> None:
+    """SIGINT and SIGTERM set the event; a second one ends the process at once, and its children see it go."""
+    signals = itertools.count()
+
+    def take(number: int) -> None:
+        if next(signals):
+            os._exit(128 + number)
+        ending.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, take, number)
+
+
+async def unless_ending(work: Coroutine[Any, Any, T], ending: asyncio.Event, serving: asyncio.Task[None]) -> T | None:
+    """The result of `work`; None when the server is to end before. Whatever broke the HTTP server is raised."""
+    task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ending.wait())
+    try:
+        await asyncio.wait({task, waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, waiting):
+            each.cancel()
+        await asyncio.gather(task, waiting, return_exceptions=True)
 
 
 def _take_logs() -> None:

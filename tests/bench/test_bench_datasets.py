@@ -46,8 +46,8 @@ def options(**changes: object) -> argparse.Namespace:
 
 
 def single(conversation: Conversation) -> Turn:
-    assert len(conversation.turns) == 1
-    return conversation.turns[0]
+    assert len(conversation) == 1
+    return conversation[0]
 
 
 @pytest.mark.parametrize("name", ["random", "random-ids", "generated-shared-prefix", "multi-turn", "image"])
@@ -98,7 +98,7 @@ def test_groups_share_their_beginning_and_nothing_else() -> None:
 
 def test_a_conversation_counts_its_history() -> None:
     first = make_dataset(options(dataset_name="multi-turn", random_range_ratio=1.0))[0]
-    assert [turn.input_tokens for turn in first.turns] == [52, 52 + 10 + 40, 52 + 2 * 50]
+    assert [turn.input_tokens for turn in first] == [52, 52 + 10 + 40, 52 + 2 * 50]
 
 
 def test_sharegpt_gives_first_questions_of_usable_length(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def without_dill(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "open_listener", lambda settings: pytest.fail("a port was opened"))
+    monkeypatch.setattr(service.http, "listening", lambda settings: pytest.fail("a port was opened"))
     monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
 
 

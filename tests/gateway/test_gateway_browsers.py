@@ -110,7 +110,7 @@ def test_bough_gateway_keeps_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         endings: list[asyncio.Event] = []
-        monkeypatch.setattr(service, "_take_signals", endings.append)
+        monkeypatch.setattr(service, "end_on_signals", endings.append)
         asking: list[asyncio.Task[None]] = []
 
         async def ask(url: str) -> None:

@@ -122,7 +122,7 @@ def test_the_table_shows_workers_and_figures() -> None:
             status, answer = await d.post("/v1/completions", {"prompt": "x"})
             assert status == 200 and answer["choices"][0]["text"] == text_of(tokens_of("x", 4))
             client = AdminClient(d.url)
-            listed, page = await asyncio.to_thread(lambda: (client.workers(), client.text("/metrics")))
+            listed, page = await asyncio.to_thread(lambda: (client.workers(), client.call("GET", "/metrics").text))
             out = io.StringIO()
             Console(file=out, width=160).print(picture(listed, figures(page), 160))
             text = out.getvalue()

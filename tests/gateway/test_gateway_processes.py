@@ -11,9 +11,11 @@ import pytest
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.clients import Clients
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.processes import STATE, ProcessGroup, SharedManagement, divided, merged
 from bough.gateway.responses import Response
+from bough.server.errors import HttpError
 from tests.fakes.gateways import desk
 
 
@@ -29,10 +31,15 @@ def test_limits_and_rates_are_divided() -> None:
     whole = GatewaySettings(processes=3, max_concurrent_requests=10, queue_size=100, rate_limit_rps=6.0)
     shares = [divided(whole, number) for number in range(3)]
     share = shares[0]
-    assert (share.max_concurrent_requests, share.queue_size, share.rate_limit_rps) == (4, 34, 2.0)
+    assert (share.max_concurrent_requests, share.queue_size) == (4, 34)
+    clients = Clients(share)
+    for _ in range(2):
+        clients.count(None, 0.0)
+    with pytest.raises(HttpError, match="Too many requests"):  # a third of six in a second
+        clients.count(None, 0.0)
     assert sum(each.max_concurrent_requests for each in shares) == 10
     assert sum(each.queue_size for each in shares) == 100
-    assert share.max_concurrent_per_worker == -1 and share.rate_limit_burst is None
+    assert share.max_concurrent_per_worker == -1
     assert divided(GatewaySettings(queue_size=7)).queue_size == 7
     with pytest.raises(SettingsError, match=r"--max-concurrent-per-worker .* at least 3"):
         divided(GatewaySettings(processes=3, max_concurrent_per_worker=2))

@@ -21,18 +21,23 @@ def events(raw: bytes) -> list[Any]:
 
 @dataclass
 class Scripted(FakeWorker):
-    """Answers every request with these pieces, then breaks the connection, falls silent or ends."""
+    """Answers every request with these pieces, then breaks the connection, falls silent or ends. With `fails_checks` it
+    answers nothing else from the first request on."""
 
     pieces: tuple[bytes, ...] = ()
+    pause_s: float = 0.01
+    fails_checks: bool = False
     then: str = "end"
     kind: str = "text/event-stream"
 
     async def _work(self, request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": self.kind})
         await response.prepare(request)
+        if self.fails_checks:
+            self.mode = "black_hole"
         for piece in self.pieces:
             await response.write(piece)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(self.pause_s)
         if self.then == "break":
             assert request.transport is not None
             request.transport.abort()
@@ -130,6 +135,22 @@ def test_a_foreign_stream_whose_worker_hangs_ends_with_an_error() -> None:
         async with workers(foreign) as fakes, desk(*fakes) as d:
             raw = await d.stream({"prompt": "x"})
             assert events(raw)[0] == {"n": 0} and "health checks" in events(raw)[-1]["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_a_foreign_stream_that_goes_on_is_left_to_a_worker_that_fails_its_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bough.gateway.worker.SILENCE_LIMIT_S", 0.5)
+
+    async def main() -> None:
+        pieces = tuple(b'data: {"n": %d}\n\n' % n for n in range(20))
+        foreign = Scripted(pieces=pieces, pause_s=0.15, fails_checks=True)
+        async with workers(foreign) as fakes, desk(*fakes) as d:
+            raw = await d.stream({"prompt": "x"})
+            assert not any(worker.in_rotation for worker in d.gateway.registry)
+            assert events(raw) == [{"n": n} for n in range(20)]
 
     asyncio.run(main())
 

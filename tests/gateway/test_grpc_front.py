@@ -18,7 +18,7 @@ grpc = pytest.importorskip("grpc")
 
 from bough.core.errors import SettingsError  # noqa: E402
 from bough.core.gateway_settings import GatewaySettings  # noqa: E402
-from bough.gateway.grpc.front import serve_grpc  # noqa: E402
+from bough.gateway.grpc.front import serving_grpc  # noqa: E402
 from bough.gateway.grpc.messages import (  # noqa: E402
     SERVICE,
     GenerateReply,
@@ -50,14 +50,13 @@ class ScriptedApp:
         self.path = ""
         self.asked: dict[str, Any] = {}
         self.given: dict[bytes, bytes] = {}
-        self.client: Any = None
         self.hangs = False
         self.left = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive())["body"]
         self.path, self.asked = scope["path"], json.loads(body) if body else {}
-        self.given, self.client = dict(scope["headers"]), scope["client"]
+        self.given = dict(scope["headers"])
         await send({"type": "http.response.start", "status": self.status, "headers": list(self.headers)})
         for piece in self.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -87,12 +86,11 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[Client]:
-    server, port = await serve_grpc(app, GatewaySettings(grpc_port=0))
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Client(channel)
-    finally:
-        await server.stop(0)
+    async with (
+        serving_grpc(app, GatewaySettings(grpc_port=0)) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        yield Client(channel)
 
 
 def play(app: Any, story: Callable[[Client], Awaitable[None]]) -> None:
@@ -109,16 +107,15 @@ def test_a_certificate_with_its_key_in_one_file_means_tls(tmp_path: Path) -> Non
     both.write_bytes(cert.read_bytes() + key.read_bytes())
 
     async def run() -> None:
-        server, port = await serve_grpc(ScriptedApp(), GatewaySettings(grpc_port=0, ssl_certfile=str(both)))
         trusted = grpc.ssl_channel_credentials(cert.read_bytes())
         async with (
+            serving_grpc(ScriptedApp(), GatewaySettings(grpc_port=0, ssl_certfile=str(both))) as port,
             grpc.aio.secure_channel(f"localhost:{port}", trusted) as secure,
             grpc.aio.insecure_channel(f"127.0.0.1:{port}") as plain,
         ):
             assert await Client(secure).health(HealthRequest(), timeout=PATIENCE_S)
             with pytest.raises(grpc.aio.AioRpcError):
                 await Client(plain).health(HealthRequest(), timeout=PATIENCE_S)
-        await server.stop(0)
 
     asyncio.run(run())
 
@@ -157,7 +154,7 @@ def test_a_whole_answer() -> None:
     }
     assert app.given[b"authorization"] == b"Bearer k" and app.given[b"x-smg-routing-key"] == b"s"
     assert app.given[b"content-type"] == b"application/json" and b"grpc-private" not in app.given
-    assert app.client[0] == "127.0.0.1"
+    assert app.given[b"x-forwarded-for"] == b"127.0.0.1"
 
 
 def test_a_stream_however_its_bytes_are_cut() -> None:
@@ -277,7 +274,8 @@ def test_a_port_in_use_is_told() -> None:
     async def run() -> None:
         taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         with pytest.raises(SettingsError, match="--grpc-port"):
-            await serve_grpc(ScriptedApp(), GatewaySettings(grpc_port=taken.sockets[0].getsockname()[1]))
+            async with serving_grpc(ScriptedApp(), GatewaySettings(grpc_port=taken.sockets[0].getsockname()[1])):
+                pytest.fail("it cannot listen there")
         taken.close()
 
     asyncio.run(run())
@@ -325,15 +323,9 @@ def test_the_compiled_description_is_that_of_the_proto(tmp_path: Path) -> None:
 
 def test_a_call_whose_time_is_up_before_its_answer_stops_at_the_worker() -> None:
     async def main() -> None:
-        async with workers(FakeWorker(mode="slow")) as (fake,), desk(fake) as d:
-            server, port = await serve_grpc(d.front, GatewaySettings(grpc_port=0))
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                ask = channel.unary_unary(
-                    f"/{SERVICE}/Generate", GenerateRequest.SerializeToString, GenerateReply.FromString
-                )
-                with pytest.raises(grpc.aio.AioRpcError):
-                    await ask(GenerateRequest(text="x"), timeout=0.3)
-                await until(lambda: fake.aborted == 1 and not any(worker.load for worker in d.gateway.registry))
-            await server.stop(0)
+        async with workers(FakeWorker(mode="slow")) as (fake,), desk(fake) as d, serving(d.front) as client:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await client.generate(GenerateRequest(text="x"), timeout=0.3)
+            await until(lambda: fake.aborted == 1 and not any(worker.load for worker in d.gateway.registry))
 
     asyncio.run(main())

@@ -40,49 +40,16 @@ HealthReply: Any = _made["HealthReply"]
 SET_HERE = ("model", "prompt", "stream", "stream_options", "return_token_ids", "n", "best_of", "echo")
 # HTTP status → the name of a gRPC status.
 CODES = {
-    400: "INVALID_ARGUMENT",
+    **dict.fromkeys((400, 413, 422), "INVALID_ARGUMENT"),
+    **dict.fromkeys((408, 504), "DEADLINE_EXCEEDED"),
+    **dict.fromkeys((502, 503), "UNAVAILABLE"),
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED",
-    413: "INVALID_ARGUMENT",
-    422: "INVALID_ARGUMENT",
     429: "RESOURCE_EXHAUSTED",
     499: "CANCELLED",
     501: "UNIMPLEMENTED",
-    502: "UNAVAILABLE",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
 }
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-
-
-class Completion(msgspec.Struct):
-    """What is read of a /v1/completions response or chunk."""
-
-    id: str = ""
-    model: str = ""
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-read_completion = msgspec.json.Decoder(Completion).decode
 
 
 def completion_body(request: Any, stream: bool) -> bytes:
@@ -115,19 +82,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def reply_of(completion: Completion) -> Any:
-    reply = GenerateReply(id=completion.id, model=completion.model)
-    for choice in completion.choices[:1]:
-        reply.text = choice.text or ""
-        reply.token_ids.extend(choice.token_ids or ())
-        reply.finish_reason = choice.finish_reason or ""
-    usage = completion.usage
+def reply_of(completion: dict[str, Any]) -> Any:
+    """A /v1/completions response or chunk: its first choice, and the usage in one message."""
+    choices, usage = completion.get("choices") or [{}], completion.get("usage")
+    found = {name: completion.get(name) for name in ("id", "model")} | choices[0]
     if usage is not None:
-        details = usage.prompt_tokens_details
-        reply.usage.prompt_tokens = usage.prompt_tokens
-        reply.usage.completion_tokens = usage.completion_tokens or 0
-        reply.usage.cached_tokens = (details.cached_tokens if details is not None else None) or 0
-    return reply
+        found["usage"] = usage | (usage.get("prompt_tokens_details") or {})
+    return json_format.ParseDict(found, GenerateReply(), ignore_unknown_fields=True)
 
 
 def error_text(body: bytes) -> str:

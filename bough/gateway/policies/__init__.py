@@ -3,26 +3,26 @@ name."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Sequence
 from hashlib import blake2b
+from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
 import msgspec
 
 from bough.core.errors import SettingsError
 
-POLICIES: dict[str, tuple[str, str]] = {
-    "random": ("bough.gateway.policies.plain", "RandomPolicy"),
-    "round_robin": ("bough.gateway.policies.plain", "RoundRobinPolicy"),
-    "power_of_two": ("bough.gateway.policies.plain", "PowerOfTwoPolicy"),
-    "least_loaded": ("bough.gateway.policies.plain", "LeastLoadedPolicy"),
-    "consistent_hashing": ("bough.gateway.policies.plain", "ConsistentHashingPolicy"),
-    "prefix_hash": ("bough.gateway.policies.plain", "PrefixHashPolicy"),
-    "cost": ("bough.gateway.policies.cost", "CostPolicy"),
-    "cache_aware": ("bough.gateway.policies.cache_aware", "CacheAwarePolicy"),
-    "kv_events": ("bough.gateway.policies.kv_events", "KVEventsPolicy"),
+POLICIES = {
+    "random": "plain:RandomPolicy",
+    "round_robin": "plain:RoundRobinPolicy",
+    "power_of_two": "plain:PowerOfTwoPolicy",
+    "least_loaded": "plain:LeastLoadedPolicy",
+    "consistent_hashing": "plain:ConsistentHashingPolicy",
+    "prefix_hash": "plain:PrefixHashPolicy",
+    "cost": "cost:CostPolicy",
+    "cache_aware": "cache_aware:CacheAwarePolicy",
+    "kv_events": "kv_events:KVEventsPolicy",
 }
 
 
@@ -100,8 +100,7 @@ def build_policy(name: str, /, seed: int | None = None, **options: Any) -> Polic
     """A policy for one model; `seed` fixes its random choices."""
     if name not in POLICIES:
         raise SettingsError(f"unknown routing policy {name!r}. The known ones are {', '.join(POLICIES)}.")
-    module, attribute = POLICIES[name]
-    made = getattr(importlib.import_module(module), attribute)
+    made = resolve_name(f"bough.gateway.policies.{POLICIES[name]}")
     if seed is not None and not isinstance(seed, int):
         raise SettingsError(f"the seed of a routing policy is a whole number, got {seed!r}.")
     parameters = inspect.signature(made, eval_str=True).parameters

@@ -15,7 +15,7 @@ from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import Growth, RowMirror, StepLayout, TableWrites
 from bough.executor.staging import Staging
 from bough.kernels.decode_attention.shared import SharedWork
-from bough.kernels.decode_inputs.triton import decode_inputs_
+from bough.kernels.drafted_decode.triton import decode_inputs_
 
 FIELDS = 2  # of a decode step: rows, lengths; and the new pages of each group
 

@@ -15,11 +15,9 @@ from functools import partial
 
 import torch
 
-from bough.kernels.log_normaliser.triton import log_normaliser
-from bough.kernels.penalties.reference import NO_SLOT, PenaltyLines
-from bough.kernels.penalties.triton import count_tokens_, penalise
+from bough.kernels.logits.reference import NO_SLOT, PenaltyLines
+from bough.kernels.logits.triton import count_tokens_, forbid_tokens_, log_normaliser, penalise
 from bough.kernels.sampling.triton import sample_rows
-from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.sampling.state import SamplingState
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ import torch
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
-from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
 from bough.kernels.experts.triton import multiply, weighed
@@ -21,7 +20,7 @@ from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
 from bough.kernels.ops import Activation, ExpertMatrices, Ops
 from bough.kernels.quantize_rows.reference import QuantizedRows
-from bough.kernels.recurrence.triton import recurrence_by_tokens_
+from bough.kernels.recurrence.triton import causal_conv_, recurrence_by_tokens_
 from bough.kernels.rms_norm import triton as norm_kernel
 from bough.kernels.routing.triton import route
 from bough.kernels.sparse_index.triton import index_store_

@@ -14,14 +14,13 @@ import torch
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
-from bough.kernels.causal_conv.reference import causal_conv_
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.lora.reference import AdapterStack, GroupedRows, lora_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
-from bough.kernels.recurrence.reference import recurrence_
+from bough.kernels.recurrence.reference import causal_conv_, recurrence_
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
 from bough.kernels.sparse_index.reference import index_store_

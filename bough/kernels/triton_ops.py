@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
-from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
 from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
@@ -15,7 +14,7 @@ from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
-from bough.kernels.recurrence.triton import recurrence_
+from bough.kernels.recurrence.triton import causal_conv_, recurrence_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.tiling import fused_worth, worth
 from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear

@@ -27,7 +27,7 @@ from bough.kernels.invariant_attention.triton import InvariantConfig, config_for
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
 from bough.kernels.invariant_linear.tiling import LARGE_TILES, SMALL_TILES, WIDE, LinearConfig, Tile, piece_for
 from bough.kernels.invariant_linear.triton import invariant_linear
-from bough.kernels.log_normaliser.triton import log_normaliser
+from bough.kernels.logits.triton import log_normaliser
 from tests.kernels.references import paged_attention as attention_reference
 
 ROWS = (1, 2, 7, 16, 17, 64, 100, 256, 1000, 8192)

@@ -37,9 +37,7 @@ from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
-from bough.kernels.quant_linear.filling import FOR_FLOATS
-from bough.kernels.quant_linear.native import variant
-from bough.kernels.quant_linear.packed import Format
+from bough.kernels.quant_linear.packed import FOR_FLOATS, Format, variant
 from bough.loader.load import packed_formats
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool, cache_dtype

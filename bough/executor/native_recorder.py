@@ -22,8 +22,7 @@ from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, 
 from bough.attention.batch import AttentionBatch
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import PackedExpertWeights, PackedOps
-from bough.kernels.quant_linear.native import structs_of
-from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
+from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes, structs_of
 from bough.memory.pools.kv_pool import KVPool
 from bough.native.tape import MAX_EXPERTS, MAX_LATENT_DIM, Tape
 

@@ -13,8 +13,7 @@ import torch
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
-from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
-from bough.kernels.experts.triton import multiply, weighed
+from bough.kernels.experts.triton import INVARIANT_FP8, INVARIANT_TILING, multiply, weighed
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel

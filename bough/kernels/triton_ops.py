@@ -9,15 +9,14 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
-from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
+from bough.kernels.experts.triton import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
 from bough.kernels.recurrence.triton import causal_conv_, recurrence_
 from bough.kernels.rms_norm.triton import rms_norm
-from bough.kernels.skinny_linear.tiling import fused_worth, worth
-from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.skinny_linear.triton import fused_worth, skinny_gate_up, skinny_linear, skinny_norm_linear, worth
 from bough.kernels.sparse_index.triton import index_store_
 
 

@@ -34,13 +34,13 @@ from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.drafted_decode.triton import count_held_, decode_inputs_, drafted_inputs_
 from bough.kernels.embedding.triton import embedding
-from bough.kernels.experts import tiling as expert_cuts
+from bough.kernels.experts import triton as expert_cuts
 from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Spread
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_attention.work import DecodeItems
-from bough.kernels.invariant_linear import tiling as invariant_tiling
+from bough.kernels.invariant_linear import triton as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.logits.triton import count_tokens_, forbid_tokens_, log_normaliser, penalise
@@ -60,8 +60,7 @@ from bough.kernels.routing.triton import norm_route, placed, route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.shared_memory import PLENTY
-from bough.kernels.skinny_linear.tiling import config_for, fitted
-from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.skinny_linear.triton import config_for, fitted, skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.sparse_index.triton import choose_slots, index_store_
 from bough.kernels.w4_linear.reference import W4Rows
 from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear, w4_norm_gate_up, w4_norm_linear

@@ -25,8 +25,15 @@ from gpu_timing import compile_all, distance
 from bough.kernels import invariant_ops
 from bough.kernels.invariant_attention.triton import InvariantConfig, config_for, invariant_attention
 from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
-from bough.kernels.invariant_linear.tiling import LARGE_TILES, SMALL_TILES, WIDE, LinearConfig, Tile, piece_for
-from bough.kernels.invariant_linear.triton import invariant_linear
+from bough.kernels.invariant_linear.triton import (
+    LARGE_TILES,
+    SMALL_TILES,
+    WIDE,
+    LinearConfig,
+    Tile,
+    invariant_linear,
+    piece_for,
+)
 from bough.kernels.logits.triton import log_normaliser
 from tests.kernels.references import paged_attention as attention_reference
 

@@ -16,8 +16,13 @@ import torch
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch
 from bough.attention.sparse_latents import SparseLatents
-from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
-from bough.kernels.invariant_attention.work import ITEM_FIELDS, DecodeItems, prefill_items
+from bough.kernels.invariant_attention.triton import (
+    ITEM_FIELDS,
+    DecodeItems,
+    InvariantConfig,
+    invariant_attention,
+    prefill_items,
+)
 from bough.kernels.latent_attention.triton import absorb, lift
 from bough.memory.pools.kv_pool import KVPool
 

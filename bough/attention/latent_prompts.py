@@ -18,8 +18,7 @@ from bough.attention.base import LatentSpec
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.reading import ToDevice
 from bough.core.model_config import LatentConfig
-from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
-from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
+from bough.kernels.invariant_attention.triton import ITEM_FIELDS, InvariantConfig, Partials, invariant_attention
 from bough.kernels.latent_attention.triton import ExpandedConfig, expanded_attention
 from bough.kernels.prefill_attention.triton import ends_of, query_blocks
 from bough.memory.pools.kv_pool import KVPool

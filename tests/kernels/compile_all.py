@@ -39,7 +39,7 @@ from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Spread
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_attention import triton as invariant
-from bough.kernels.invariant_attention.work import DecodeItems
+from bough.kernels.invariant_attention.triton import DecodeItems
 from bough.kernels.invariant_linear import triton as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents

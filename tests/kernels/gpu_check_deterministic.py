@@ -23,8 +23,13 @@ import torch.nn.functional as F
 from gpu_timing import compile_all, distance
 
 from bough.kernels import invariant_ops
-from bough.kernels.invariant_attention.triton import InvariantConfig, config_for, invariant_attention
-from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
+from bough.kernels.invariant_attention.triton import (
+    DecodeItems,
+    InvariantConfig,
+    config_for,
+    invariant_attention,
+    prefill_items,
+)
 from bough.kernels.invariant_linear.triton import (
     LARGE_TILES,
     SMALL_TILES,

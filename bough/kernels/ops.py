@@ -85,6 +85,33 @@ def add_gated(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, gate: torch.Ten
     return a + b if gate is None else a + b * torch.nn.functional.linear(x, gate[None]).sigmoid()
 
 
+def experts_by_logits(
+    x: torch.Tensor,
+    logits: torch.Tensor,  # [rows, experts]
+    bias: torch.Tensor | None,
+    moe: MoEConfig,
+    matrices: ExpertMatrices,
+    activation: Activation,
+    scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
+) -> torch.Tensor:
+    """The weighted sum of the experts that a router's logits choose for each row."""
+    ids, weights = route(logits, moe, bias)
+    if scale is not None:
+        weights = weights * scale[ids]
+    if moe.scales_inputs:
+        x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+    gate_up, down, gate_up_bias, down_bias, gate, spread = matrices
+
+    def multiply(x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return experts(x, gate_up, down, places, weights, activation, gate_up_bias, down_bias, gate)
+
+    if spread is not None:
+        ids = find_places(ids, spread)
+        if spread.dispatch is not None:
+            return spread.dispatch(x, ids, weights, multiply)
+    return multiply(x, ids, weights)
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """What a model's layers compute with."""
@@ -105,6 +132,7 @@ class Ops:
     causal_conv_: Callable[..., torch.Tensor] = causal_conv_
     recurrence_: Callable[..., torch.Tensor] = recurrence_
     lora_: Callable[[torch.Tensor, torch.Tensor, AdapterStack, GroupedRows], None] = lora_
+    experts_by_logits: Callable[..., torch.Tensor] = experts_by_logits
 
     def norm_linear(
         self,
@@ -149,33 +177,6 @@ class Ops:
         """The product of the rows and a router [experts, hidden], in float32: rounded to 16 bits, logits of experts
         between which a token is nearly undecided would be the same."""
         return torch.nn.functional.linear(x.float(), router.float())
-
-    def experts_by_logits(
-        self,
-        x: torch.Tensor,
-        logits: torch.Tensor,  # [rows, experts]
-        bias: torch.Tensor | None,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
-        scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
-    ) -> torch.Tensor:
-        """The same for the router's logits."""
-        ids, weights = route(logits, moe, bias)
-        if scale is not None:
-            weights = weights * scale[ids]
-        if moe.scales_inputs:
-            x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
-        gate_up, down, gate_up_bias, down_bias, gate, spread = matrices
-
-        def multiply(x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return experts(x, gate_up, down, places, weights, activation, gate_up_bias, down_bias, gate)
-
-        if spread is not None:
-            ids = find_places(ids, spread)
-            if spread.dispatch is not None:
-                return spread.dispatch(x, ids, weights, multiply)
-        return multiply(x, ids, weights)
 
     def normed_experts(
         self,

@@ -62,18 +62,6 @@ class TritonOps(Ops):
             return torch.mm(x, router.t(), out_dtype=torch.float32)
         return Ops.router_logits(self, x, router)
 
-    def experts_by_logits(
-        self,
-        x: torch.Tensor,
-        logits: torch.Tensor,
-        bias: torch.Tensor | None,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
-        scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return experts.routed_experts(x, logits, bias, moe, matrices, activation, scale)
-
     def normed_experts(
         self,
         x: torch.Tensor,
@@ -101,4 +89,5 @@ TRITON = TritonOps(
     causal_conv_=causal_conv_,
     recurrence_=recurrence_,
     lora_=lora_,
+    experts_by_logits=experts.routed_experts,
 )

@@ -135,10 +135,16 @@ def routed_experts(
     matrices: ExpertMatrices,
     activation: str,
     scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
+    *,
+    invariant: bool = False,  # in tiles of one size: where a row stands in its tile makes no difference to its sums
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
-    x, routed = weighed(x, route(logits, moe, bias, count=counts(x, matrices)), moe, scale)
-    return multiply(x, matrices, routed, activation)
+    tiling, count = None, counts(x, matrices)
+    if invariant:
+        tiling = INVARIANT_FP8 if isinstance(matrices.gate_up, QuantizedRows) else INVARIANT_TILING
+        count = matrices.spread is None
+    x, routed = weighed(x, route(logits, moe, bias, count=count), moe, scale)
+    return multiply(x, matrices, routed, activation, config=tiling)
 
 
 def counts(x: torch.Tensor, matrices: ExpertMatrices) -> bool:

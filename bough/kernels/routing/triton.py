@@ -299,17 +299,19 @@ def _choose(values, row, there, bias, ids, weights, ranks, counts, scale, MOE: t
 @triton.jit
 def _best_groups(choice, expert, MOE: tl.constexpr):
     """`choice` where it belongs to one of the best groups, which stand for their best expert or best two."""
-    SIZE: tl.constexpr = MOE.experts // MOE.groups
+    GROUPS: tl.constexpr = MOE.groups
+    TOP_GROUPS: tl.constexpr = MOE.top_groups
+    SIZE: tl.constexpr = MOE.experts // GROUPS
     group = expert // SIZE
     score = tl.full(choice.shape, float("-inf"), dtype=tl.float32)
-    for g in tl.static_range(MOE.groups):
+    for g in tl.static_range(GROUPS):
         own = tl.where(group == g, choice, float("-inf"))
         value = tl.max(own, axis=1)[:, None]
         if MOE.group_score == "best_two":
             without = tl.where(expert == tl.argmax(own, axis=1)[:, None], float("-inf"), own)
             value += tl.max(without, axis=1)[:, None]
         score = tl.where(group == g, value, score)
-    for _ in tl.static_range(MOE.top_groups):
+    for _ in tl.static_range(TOP_GROUPS):
         best = tl.argmax(score, axis=1)[:, None] // SIZE
         score = tl.where(group == best, float("-inf"), score)
     return tl.where(score == float("-inf"), choice, float("-inf"))

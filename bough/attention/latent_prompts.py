@@ -9,6 +9,7 @@ computed in the absorbed form. Owns what is worked out once a step for either.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,26 +87,11 @@ class LatentPrompts:
             blocks = chunks.ends if layer.ends_only else chunks.blocks
             self._items[layer.ends_only] = (_items_of(blocks), chunks.context_lens + chunks.query_starts.diff())
         items, lengths = self._items[layer.ends_only]
-        nothing = queries.new_empty(0)
-        invariant_attention(
-            queries,
-            pool.keys[layer.layer],
-            pool.values[layer.layer],
-            batch.page_tables[layer.group],
-            batch.rows,
-            chunks.query_starts,
-            lengths,
-            items,
-            programs=len(items) - 1,
-            partials=Partials(nothing, nothing, nothing),  # no row is split
-            split_rows=0,
-            page_size=batch.page_size,
-            scale=layer.scale,
-            k_scale=pool.key_scales[layer.layer],
-            v_scale=pool.key_scales[layer.layer],
-            out=attended,
-            config=self._absorbed,
-        )
+        nothing, plain, table = queries.new_empty(0), layer.absorbed, batch.page_tables[layer.group]
+        own: dict[str, Any] = {"programs": len(items) - 1, "page_size": batch.page_size, "config": self._absorbed}
+        own |= {"partials": Partials(nothing, nothing, nothing), "split_rows": 0}  # no row is split
+        places = (table, batch.rows, chunks.query_starts, lengths, items)
+        invariant_attention(queries, *plain.caches(pool), *places, out=attended, **own, **plain.scores(pool))
 
     def run_expanded(
         self,

@@ -148,28 +148,12 @@ class SelfAttention:
         self, qkv: torch.Tensor, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         """One operation after the other."""
-        pool, qk_norm_rope = ctx.pool, self._qk_norm_rope
-        slots, kv_heads = ctx.batch.slots[spec.group], 0 if self._shares else spec.kv_heads
+        pool, slots, kv_heads = ctx.pool, ctx.batch.slots[spec.group], 0 if self._shares else spec.kv_heads
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
         rotate = self._norm_rope_store_ if positions.dim() == 1 else self._by_axes_
-        rotate(
-            qkv,
-            spec.heads,
-            kv_heads,
-            qk_norm_rope.query_weight,
-            qk_norm_rope.key_weight,
-            qk_norm_rope.eps,
-            qk_norm_rope.plus_one,
-            qk_norm_rope.cos,
-            qk_norm_rope.sin,
-            positions,
-            slots,
-            pool.keys[spec.layer],
-            pool.values[spec.layer],
-            pool.key_scales[spec.layer],
-            pool.value_scales[spec.layer],
-        )
+        places = (positions, slots, *spec.caches(pool), pool.key_scales[spec.layer], pool.value_scales[spec.layer])
+        rotate(qkv, spec.heads, kv_heads, *self._qk_norm_rope, *places)
         if self._shares:
             q, k, v = qkv, *pool.read_tokens(spec.layer, slots, qkv.dtype)
         else:

@@ -12,12 +12,11 @@ from bough.attention.registry import BackendNames, choose_backends
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
-from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, ParallelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
 from bough.executor.encoder import make_encoder
-from bough.executor.load_draft import find_draft, per_token_bytes
+from bough.executor.load_draft import find_draft, limits_of, per_token_bytes
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
     LoadedModel,
@@ -114,7 +113,7 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
         return _build_cpu(files, settings, names, group)
     if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
         raise SettingsError("Models that give vectors or hear run on a CPU here; add --device cpu.")
-    from bough.executor.cuda_build import build_cuda  # needs triton
+    from bough.executor.cuda_parts import build_cuda  # needs triton
     from bough.executor.kernel_makers import KernelMakers
 
     here = torch.cuda.current_device()
@@ -205,28 +204,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         shape=shape,
         context_length=config.context_length,
     ).shared(group.minimum)
-    limits = Limits(
-        rows=rows,
-        page_size=settings.memory.page_size,
-        pages=size.pages,
-        context_length=config.context_length,
-        vocab_size=config.vocab_size,
-        chunk_tokens=chunk,
-        note=size.note,
-        groups=config.kv_groups,
-        page_bytes=shape.page_bytes(settings.memory.page_size),
-        cache_dtype=str(loaded.cache_dtype),
-        shares_reads=library is not None,
-        ranks=topology.tp_size,
-        stages=topology.pp_size,
-        in_step=topology.dp_size > 1,
-        drafts=0 if beside is None else settings.speculative.most_drafts,
-        adaptive_drafts=settings.speculative.speculative_adaptive,
-        vectors=config.vectors,
-        speech=config.speech,
-        whole_prompts=not config.causal,
-        media=loaded.media_limits,
-    )
+    limits = limits_of(loaded, beside, settings, rows, chunk, shape, size, shares_reads=library is not None)
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
     if library is not None and recorder is not None:

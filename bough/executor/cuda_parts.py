@@ -25,6 +25,7 @@ from bough.attention.triton_backend import TritonAttention
 from bough.core.errors import ModelError, SettingsError
 from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
+from bough.executor import sizing
 from bough.executor.adapters import AdapterInputs, AdapterStore
 from bough.executor.cuda_drafts import MOST_TOKENS, drafted_sizes
 from bough.executor.cuda_executor import CudaExecutor
@@ -36,18 +37,6 @@ from bough.executor.load_draft import LoadedDraft, limits_of, per_token_bytes
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.plain_plans import decode_plan, padding_batch, prompt_plan
 from bough.executor.rank_check import make_check
-from bough.executor.sizing import (
-    GPU_FRACTION,
-    GPU_ROWS,
-    GRAPH_BYTES,
-    LIBRARY_BYTES,
-    STEP_WIDTHS,
-    CacheShape,
-    StepShape,
-    default_gpu_chunk,
-    default_rows,
-    size_gpu_cache,
-)
 from bough.executor.staging import Staging
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.shared import MIN_DOT, SharedWork
@@ -122,7 +111,7 @@ def build_pool(loaded: LoadedWeights, pages: Sequence[int], page_size: int) -> K
     )
 
 
-def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, forward_bytes: int) -> GraphSizes:
+def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepShape, forward_bytes: int) -> GraphSizes:
     """Which steps are captured, by what the settings and the back ends allow; `forward_bytes` is what the largest step
     was measured to need."""
     if settings.model.disable_cuda_graph or settings.parallel.check_ranks:  # a graph cannot wait for a comparison
@@ -291,11 +280,13 @@ def build_cuda(
     if loaded.adapters is not None:  # what the cache is given later is what they leave
         loaded.adapters.reserve(settings.lora.max_lora_rank or LEAST_RANK)
     (free,) = loaded.group.minimum([torch.cuda.mem_get_info(device)[0]])
-    rows = settings.scheduler.max_running_requests or default_rows(held, GPU_ROWS, int(free * GPU_FRACTION))
-    chunk = resolve_chunk(settings, config, default_gpu_chunk(config))
+    rows = settings.scheduler.max_running_requests or sizing.default_rows(
+        held, sizing.GPU_ROWS, int(free * sizing.GPU_FRACTION)
+    )
+    chunk = resolve_chunk(settings, config, sizing.default_gpu_chunk(config))
     forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
     widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
-    step = StepShape(
+    step = sizing.StepShape(
         rows=rows,
         chunk_tokens=chunk,
         vocab_size=config.vocab_size,
@@ -309,19 +300,19 @@ def build_cuda(
     graphs = graph_sizes(loaded, settings, step, forward_bytes)
     free, total = torch.cuda.mem_get_info(device)
     per_token = per_token_bytes(loaded, draft)
-    shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
+    shape = sizing.CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
     # What the draft model's part of the largest step takes is not measured.
-    others = 0 if draft is None else STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
+    others = 0 if draft is None else sizing.STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
     others += step.row_bytes() + attention_bytes(loaded, settings, rows)
     if config.media is not None:
         others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES
-    size = size_gpu_cache(
+    size = sizing.size_gpu_cache(
         settings.memory,
         free_bytes=free,
         total_bytes=total,
         activation_bytes=step.step_bytes(forward_bytes) + others,
         shape=shape,
-        graph_bytes=LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * GRAPH_BYTES,
+        graph_bytes=sizing.LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * sizing.GRAPH_BYTES,
     ).shared(loaded.group.minimum)
     own = {"late_plans": loaded.topology.pp_size == 1, "shares_reads": shares_reads(loaded, settings)}
     limits = limits_of(loaded, draft, settings, rows, chunk, shape, size, even_tokens=GPU_EVEN_TOKENS, **own)

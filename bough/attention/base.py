@@ -14,6 +14,7 @@ import torch
 from bough.attention.batch import AttentionBatch
 from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.memory.pools.kv_pool import KVPool
 
 Reading = tuple[int | None, bool, int, int]  # window, of which kind; key-value heads and their width
@@ -115,18 +116,6 @@ class IndexQueries(NamedTuple):
 
     def cut(self, part: slice) -> IndexQueries:
         return IndexQueries(self.q[part], self.weights[part])
-
-
-class QKNormRope(NamedTuple):
-    """What is done to the query and key heads of one layer before they attend: a norm, if they have one, and the
-    rotation by their positions."""
-
-    query_weight: torch.Tensor | None  # [head_dim]
-    key_weight: torch.Tensor | None  # [head_dim]
-    eps: float
-    plus_one: bool  # the norms multiply with 1 + weight
-    cos: torch.Tensor  # [context, head_dim / 2] float32
-    sin: torch.Tensor  # [context, head_dim / 2] float32
 
 
 class AttentionBackend(Protocol):

@@ -96,9 +96,9 @@ class InvariantAttention(AttentionBackend):
         if places.prompts is not None:
             launches.append((places.prompts, len(places.prompts) - 1, 0, self._prompt_config))
         for items, programs, split_rows, config in launches:
-            own: dict[str, Any] = {"programs": programs, "split_rows": split_rows, "config": config}
+            own = layer.scores(pool) | {"programs": programs, "split_rows": split_rows, "config": config}
             own |= {"partials": work.partials, "page_size": places.page_size, "chunked": layer.chunked, "out": out}
-            invariant_attention(q, *layer.caches(pool), *places[:4], items, **own, **layer.scores(pool))
+            invariant_attention(q, *(*layer.caches(pool), *places[:4]), items, **own)
         return out
 
     def run_latent(

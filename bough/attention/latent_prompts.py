@@ -89,9 +89,9 @@ class LatentPrompts:
         items, lengths = self._items[layer.ends_only]
         nothing, plain, table = queries.new_empty(0), layer.absorbed, batch.page_tables[layer.group]
         own: dict[str, Any] = {"programs": len(items) - 1, "page_size": batch.page_size, "config": self._absorbed}
-        own |= {"partials": Partials(nothing, nothing, nothing), "split_rows": 0}  # no row is split
-        places = (table, batch.rows, chunks.query_starts, lengths, items)
-        invariant_attention(queries, *plain.caches(pool), *places, out=attended, **own, **plain.scores(pool))
+        own |= {"partials": Partials(nothing, nothing, nothing), "split_rows": 0, **plain.scores(pool)}  # none is split
+        places = (*plain.caches(pool), table, batch.rows, chunks.query_starts, lengths, items)
+        invariant_attention(queries, *places, out=attended, **own)
 
     def run_expanded(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, QKNormRope, Reading
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.sparse_latents import SparseLatents
@@ -24,6 +24,7 @@ from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, WholeRows, plan_decode
 from bough.kernels.latent_attention.triton import absorb, lift
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, prefill_attention, query_blocks
 from bough.kernels.projected_decode.triton import projected_decode, projects
 from bough.memory.pools.kv_pool import KVPool
@@ -77,8 +78,8 @@ class TritonAttention(AttentionBackend):
         if chunks is not None:
             blocks = chunks.ends if layer.ends_only else chunks.blocks
             places = (batch.page_tables[layer.group], batch.rows, chunks.query_starts, chunks.context_lens, blocks)
-            own: dict[str, Any] = {"page_size": batch.page_size, "chunked": layer.chunked, "config": self._prefill}
-            prefill_attention(q, k, v, *layer.caches(pool), *places, out=out, **own, **layer.scores(pool))
+            own = {"page_size": batch.page_size, "chunked": layer.chunked, "config": self._prefill}
+            prefill_attention(q, k, v, *(*layer.caches(pool), *places), out=out, **(layer.scores(pool) | own))
         return out
 
     def _decode(
@@ -92,8 +93,9 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         """Writes what the step's decodes find to `out`; of each `most` keys are planned for."""
         n, shared, settings = batch.decodes, _shared(batch, layer), layer.scores(pool)
-        rows = (batch.page_tables[layer.group], batch.rows[:n], batch.lengths[:n], self._plan(batch, layer, most))
-        decode_attention(q, *layer.caches(pool), *rows, page_size=batch.page_size, out=out, shared=shared, **settings)
+        rows = (batch.page_tables[layer.group], batch.rows[:n], batch.lengths[:n])
+        given, work = (q, *layer.caches(pool), *rows), self._plan(batch, layer, most)
+        decode_attention(*given, work, page_size=batch.page_size, out=out, shared=shared, **settings)
 
     def run_latent(
         self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
@@ -140,8 +142,8 @@ class TritonAttention(AttentionBackend):
             parts = self._whole
         for part, work in parts:
             queries, settings = absorb(q[part], layer.weight, nope_dim), plain.scores(pool)
-            rows = (lists.slots[part], lists.places, lists.lengths[part], work)
-            attended = decode_attention(queries, *plain.caches(pool), *rows, page_size=1, **settings)
+            given = (queries, *plain.caches(pool), lists.slots[part], lists.places, lists.lengths[part])
+            attended = decode_attention(*given, work, page_size=1, **settings)
             lift(attended, layer.weight, nope_dim, out=out[part])
 
     @property
@@ -159,7 +161,7 @@ class TritonAttention(AttentionBackend):
         assert batch.decodes == len(qkv), "only decodes alone have few keys"
         places = (batch.positions, batch.slots[layer.group], *layer.caches(pool), batch.page_tables[layer.group])
         rows = (batch.rows, batch.lengths, self._plan(batch, layer))
-        shape, sinks = (layer.heads, layer.kv_heads, *qk_norm_rope), layer.sinks
+        shape, sinks = (layer.heads, layer.kv_heads, qk_norm_rope), layer.sinks
         settings: dict[str, Any] = {"scale": layer.scale, "window": layer.window, "softcap": layer.softcap}
         return projected_decode(qkv, *shape, *places, *rows, page_size=batch.page_size, sinks=sinks, **settings)
 

@@ -46,6 +46,7 @@ from bough.kernels.latent_attention import triton as latents
 from bough.kernels.logits.triton import count_tokens_, forbid_tokens_, log_normaliser, penalise
 from bough.kernels.lora.reference import FEW_ROWS, MANY_ROWS, AdapterStack, GroupedRows, tiles_of
 from bough.kernels.lora.triton import lora_
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.prefill_attention import triton as prefill
@@ -186,8 +187,8 @@ class Attention:
         """Queries, keys and values before they are stored, and all that belongs to them."""
         qkv = torch.zeros(ROWS, HEADS + 2 * KV_HEADS, self._head_dim, dtype=self._dtype)
         angles, places = torch.zeros(32, self._head_dim // 2), torch.arange(ROWS)
-        shape = (HEADS, KV_HEADS, weight, weight, 1e-5, False)
-        return qkv, *shape, angles, angles, places, places, *self._caches(self._dtype)
+        shape = (HEADS, KV_HEADS, QKNormRope(weight, weight, 1e-5, False, angles, angles))
+        return qkv, *shape, places, places, *self._caches(self._dtype)
 
     def _caches(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (100, KV_HEADS, self._head_dim)

@@ -61,7 +61,7 @@ def piece_for(n: int, k: int) -> int:
     pieces = 1
     while triton.cdiv(n, NARROWEST) * pieces < ENOUGH_PROGRAMS and k // (2 * pieces) >= SHORTEST_PIECE:
         pieces *= 2
-    return triton.cdiv(triton.cdiv(k, pieces), PIECE_STEP) * PIECE_STEP
+    return int(triton.cdiv(triton.cdiv(k, pieces), PIECE_STEP) * PIECE_STEP)
 
 
 def config_for(m: int, n: int, k: int, itemsize: int = 2) -> LinearConfig:

@@ -15,7 +15,7 @@ import torch
 
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch
-from bough.attention.sparse_latents import SparseLatents
+from bough.attention.latent_prompts import SparseLatents
 from bough.kernels.invariant_attention.triton import (
     ITEM_FIELDS,
     DecodeItems,

@@ -17,8 +17,7 @@ import torch
 
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch, ChunkPlaces
-from bough.attention.latent_prompts import LatentPrompts
-from bough.attention.sparse_latents import SparseLatents
+from bough.attention.latent_prompts import LatentPrompts, SparseLatents
 from bough.core.plan import IntArray
 from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_attention.triton import decode_attention

@@ -114,7 +114,7 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
         raise SettingsError("Models that give vectors or hear run on a CPU here; add --device cpu.")
     from bough.executor.cuda_parts import build_cuda  # needs triton
-    from bough.executor.kernel_makers import KernelMakers
+    from bough.executor.warm_up import KernelMakers
 
     here = torch.cuda.current_device()
     try:

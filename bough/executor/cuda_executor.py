@@ -49,7 +49,6 @@ from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets
 from bough.executor.plain_plans import run_padding
 from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
-from bough.executor.states import StateCopies
 from bough.executor.threaded import Running
 from bough.executor.verification import Drawn, sample_step
 from bough.executor.warm_up import WarmUp, rare_pieces
@@ -57,6 +56,7 @@ from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
+from bough.memory.pools.state_pool import StateCopies
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bough.attention import latent_prompts, sparse_latents
+from bough.attention import latent_prompts
 from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.context import ForwardContext
 from bough.attention.invariant_backend import InvariantAttention
@@ -32,12 +32,12 @@ from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.encoder import make_encoder
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
-from bough.executor.kernel_makers import KernelMakers
 from bough.executor.load_draft import LoadedDraft, limits_of, per_token_bytes
 from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
 from bough.executor.plain_plans import decode_plan, padding_batch, prompt_plan
 from bough.executor.rank_check import make_check
 from bough.executor.staging import Staging
+from bough.executor.warm_up import KernelMakers
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.shared import MIN_DOT, SharedWork
 from bough.kernels.decode_attention.triton import LATENT_WORK, head_blocks
@@ -244,7 +244,7 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int
     if latent is not None and not settings.model.enable_deterministic_inference:
         gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
     if latent is not None and latent.index is not None:
-        gathered += sparse_latents.scratch_bytes(config.context_length)
+        gathered += latent_prompts.lists_scratch_bytes(config.context_length)
     if shares_reads(loaded, settings):
         heads, _, width = _decode_shape(loaded)
         gathered += SharedWork.held_bytes(rows, heads, width)

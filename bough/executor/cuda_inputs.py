@@ -112,19 +112,10 @@ class CudaInputs:
         no context lengths, only whether they are few keys in all."""
         rows, lengths, new_pages = self._decode[0, :size], self._decode[1, :size], self._decode[FIELDS:, :size]
         ids, positions, slots = self._token_ids[:size], self._positions[:size], self._slots[:, :size]
-        decode_inputs_(
-            rows,
-            lengths,
-            new_pages,
-            self.all_page_tables,
-            self.last_tokens,
-            ids,
-            positions,
-            slots,
-            self._limits.page_size,
-        )
+        known, page_size = (self.all_page_tables, self.last_tokens), self._limits.page_size
+        decode_inputs_(rows, lengths, new_pages, *known, ids, positions, slots, page_size)
         self.shift_(positions, rows)
-        parts = rows, lengths, positions, tuple(slots), self.page_tables, self._limits.page_size
+        parts = rows, lengths, positions, tuple(slots), self.page_tables, page_size
         return ids, decodes_of(*parts, context_lens, few_keys=few_keys, shared=self._shared if shared else None)
 
     def shift_(self, positions: torch.Tensor, rows: torch.Tensor) -> None:

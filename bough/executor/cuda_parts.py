@@ -340,11 +340,8 @@ def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
     kinds, groups = loaded.config.kv_groups, len(loaded.config.kv_groups)
     prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages, (PROMPT_TOKENS,) * groups, kinds)
-    for plan in (
-        prompt,
-        decode_plan(0, 1, groups),
-        decode_plan(0, MOST_ROWS + 1, groups),
-    ):  # few have kernels of their own
+    few, many = decode_plan(0, 1, groups), decode_plan(0, MOST_ROWS + 1, groups)  # few have kernels of their own
+    for plan in (prompt, few, many):
         _run(loaded, settings, plan)
     return _measure(loaded, settings, rows, chunk)
 

@@ -216,15 +216,4 @@ class PackedOps(Ops):
     # Rows, weights whose outputs stand side by side, and a bias: the product.
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
     # Rows, router, what corrects its scores, its bias, how it chooses, the experts and their activation.
-    packed_experts: Callable[
-        [
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor | None,
-            torch.Tensor | None,
-            MoEConfig,
-            PackedExpertWeights,
-            Activation,
-        ],
-        torch.Tensor,
-    ]
+    packed_experts: Callable[..., torch.Tensor]

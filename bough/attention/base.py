@@ -7,13 +7,14 @@ run once for each layer. It owns what it derives from the batch; the cache belon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from bough.attention.batch import AttentionBatch
 from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.memory.pools.kv_pool import KVPool
 
 Reading = tuple[int | None, bool, int, int]  # window, of which kind; key-value heads and their width
@@ -40,6 +41,15 @@ class AttentionSpec:
     def reading(self) -> Reading:
         """Layers in which it is the same read by one plan."""
         return self.window, self.chunked, self.kv_heads, self.head_dim
+
+    def caches(self, pool: KVPool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stored keys and values of the layer."""
+        return pool.keys[self.layer], pool.values[self.layer]
+
+    def scores(self, pool: KVPool) -> dict[str, Any]:
+        """How kernels make scores of the layer's queries and stored keys, and results of the values."""
+        scales = {"k_scale": pool.key_scales[self.layer], "v_scale": pool.value_scales[self.layer]}
+        return {"scale": self.scale, "window": self.window, "softcap": self.softcap, "sinks": self.sinks, **scales}
 
     @property
     def writes_scores(self) -> bool:
@@ -106,18 +116,6 @@ class IndexQueries(NamedTuple):
 
     def cut(self, part: slice) -> IndexQueries:
         return IndexQueries(self.q[part], self.weights[part])
-
-
-class QKNormRope(NamedTuple):
-    """What is done to the query and key heads of one layer before they attend: a norm, if they have one, and the
-    rotation by their positions."""
-
-    query_weight: torch.Tensor | None  # [head_dim]
-    key_weight: torch.Tensor | None  # [head_dim]
-    eps: float
-    plus_one: bool  # the norms multiply with 1 + weight
-    cos: torch.Tensor  # [context, head_dim / 2] float32
-    sin: torch.Tensor  # [context, head_dim / 2] float32
 
 
 class AttentionBackend(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bough.core.plan import IntArray
-from bough.kernels.state_rows import StateRows
+from bough.kernels.recurrence.reference import StateRows
 
 if TYPE_CHECKING:  # needs Triton
     from bough.kernels.decode_attention.shared import SharedWork

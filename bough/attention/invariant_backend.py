@@ -15,9 +15,14 @@ import torch
 
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch
-from bough.attention.sparse_latents import SparseLatents
-from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
-from bough.kernels.invariant_attention.work import ITEM_FIELDS, DecodeItems, prefill_items
+from bough.attention.latent_prompts import SparseLatents
+from bough.kernels.invariant_attention.triton import (
+    ITEM_FIELDS,
+    DecodeItems,
+    InvariantConfig,
+    invariant_attention,
+    prefill_items,
+)
 from bough.kernels.latent_attention.triton import absorb, lift
 from bough.memory.pools.kv_pool import KVPool
 
@@ -91,29 +96,9 @@ class InvariantAttention(AttentionBackend):
         if places.prompts is not None:
             launches.append((places.prompts, len(places.prompts) - 1, 0, self._prompt_config))
         for items, programs, split_rows, config in launches:
-            invariant_attention(
-                q,
-                pool.keys[layer.layer],
-                pool.values[layer.layer],
-                places.page_table,
-                places.rows,
-                places.query_starts,
-                places.lengths,
-                items,
-                programs=programs,
-                partials=work.partials,
-                split_rows=split_rows,
-                page_size=places.page_size,
-                scale=layer.scale,
-                window=layer.window,
-                chunked=layer.chunked,
-                softcap=layer.softcap,
-                sinks=layer.sinks,
-                k_scale=pool.key_scales[layer.layer],
-                v_scale=pool.value_scales[layer.layer],
-                out=out,
-                config=config,
-            )
+            own = layer.scores(pool) | {"programs": programs, "split_rows": split_rows, "config": config}
+            own |= {"partials": work.partials, "page_size": places.page_size, "chunked": layer.chunked, "out": out}
+            invariant_attention(q, *(*layer.caches(pool), *places[:4]), items, **own)
         return out
 
     def run_latent(

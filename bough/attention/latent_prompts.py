@@ -1,27 +1,32 @@
-"""Latent attention of rows that compute several tokens, on GPUs.
+"""Latent attention on GPUs of rows that compute several tokens, and of tokens whose queries read lists of slots.
 
 Long chunks are computed in the expanded form: the latents that a row reads are gathered from their pages, the keys and
 values of its heads are made of them, and these are attended to. How much is gathered and made at once is bounded: rows
 are taken some at a time, and heads. Short chunks, and all of a captured step, whose lengths only the device knows, are
 computed in the absorbed form. Owns what is worked out once a step for either.
+
+Where attention is sparse, a list of slots was chosen for each token. To the kernels a list is a line of a page table
+whose pages have one token, so a token of a prompt is a row like a decode. Layers that choose none share the lists
+of the current step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bough.attention.base import LatentSpec
+from bough.attention.base import IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.reading import ToDevice
 from bough.core.model_config import LatentConfig
-from bough.kernels.invariant_attention.triton import InvariantConfig, invariant_attention
-from bough.kernels.invariant_attention.work import ITEM_FIELDS, Partials
+from bough.kernels.invariant_attention.triton import ITEM_FIELDS, InvariantConfig, Partials, invariant_attention
 from bough.kernels.latent_attention.triton import ExpandedConfig, expanded_attention
 from bough.kernels.prefill_attention.triton import ends_of, query_blocks
+from bough.kernels.sparse_index.triton import MAX_SCORES, choose_slots
 from bough.memory.pools.kv_pool import KVPool
 
 MAX_GATHERED = 1 << 17  # latents at once, unless one row has more
@@ -87,26 +92,11 @@ class LatentPrompts:
             blocks = chunks.ends if layer.ends_only else chunks.blocks
             self._items[layer.ends_only] = (_items_of(blocks), chunks.context_lens + chunks.query_starts.diff())
         items, lengths = self._items[layer.ends_only]
-        nothing = queries.new_empty(0)
-        invariant_attention(
-            queries,
-            pool.keys[layer.layer],
-            pool.values[layer.layer],
-            batch.page_tables[layer.group],
-            batch.rows,
-            chunks.query_starts,
-            lengths,
-            items,
-            programs=len(items) - 1,
-            partials=Partials(nothing, nothing, nothing),  # no row is split
-            split_rows=0,
-            page_size=batch.page_size,
-            scale=layer.scale,
-            k_scale=pool.key_scales[layer.layer],
-            v_scale=pool.key_scales[layer.layer],
-            out=attended,
-            config=self._absorbed,
-        )
+        nothing, plain, table = queries.new_empty(0), layer.absorbed, batch.page_tables[layer.group]
+        own: dict[str, Any] = {"programs": len(items) - 1, "page_size": batch.page_size, "config": self._absorbed}
+        own |= {"partials": Partials(nothing, nothing, nothing), "split_rows": 0, **plain.scores(pool)}  # none is split
+        places = (*plain.caches(pool), table, batch.rows, chunks.query_starts, lengths, items)
+        invariant_attention(queries, *places, out=attended, **own)
 
     def run_expanded(
         self,
@@ -187,3 +177,59 @@ def _gather(cache: torch.Tensor, slots: torch.Tensor, scale: float, dtype: torch
         return cache[:, 0].index_select(0, slots).to(dtype)
     # Bytes, because torch cannot index float8 on every device.
     return cache.view(torch.uint8)[:, 0].index_select(0, slots).view(cache.dtype).to(dtype).mul_(scale)
+
+
+def lists_scratch_bytes(context: int) -> int:
+    """What scores take where rows may be so long."""
+    return max(MAX_SCORES, context) * 4
+
+
+class Lists(NamedTuple):
+    """What the tokens of a step read, as rows of a page table."""
+
+    slots: torch.Tensor  # [tokens, top] int32
+    lengths: torch.Tensor  # [tokens] int32
+    places: torch.Tensor  # [tokens + 1] int32, counting up
+
+
+class SparseLatents:
+    """The lists of the current step."""
+
+    def __init__(self) -> None:
+        self._tokens: tuple[torch.Tensor, ...] | None = None
+        self._slots: torch.Tensor | None = None
+
+    def prepare(self) -> None:
+        """Forgets the step before."""
+        self._tokens = self._slots = None
+
+    def choose(
+        self,
+        index: IndexQueries | None,
+        layer: LatentSpec,
+        pool: KVPool,
+        batch: AttentionBatch,
+        query_starts: torch.Tensor | None,
+    ) -> Lists:
+        """`query_starts` [batch + 1] stands on the device; without it all rows are decodes."""
+        top = layer.top
+        assert top is not None
+        if self._tokens is None:
+            lengths = (batch.positions + 1).int()
+            places = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+            rows = batch.rows.int() if query_starts is None else _rows_of_tokens(batch, query_starts, places[:-1])
+            self._tokens = rows, lengths, lengths.clamp(max=top), places
+        rows, lengths, counts, places = self._tokens
+        if index is not None:
+            keys, table = pool.index_keys[layer.layer], batch.page_tables[layer.group]
+            self._slots = choose_slots(*index, keys, table, rows, lengths, top, page_size=batch.page_size)
+        assert self._slots is not None, "the first layer has no other whose choice it could share"
+        return Lists(self._slots, counts, places)
+
+
+def _rows_of_tokens(batch: AttentionBatch, query_starts: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """The line of the page table that each token's row has. Padding behind the last row is given to any: its position
+    is 0, which every row has."""
+    ends = query_starts[1:].cummax(0).values  # padded with zeros
+    place = torch.searchsorted(ends, token, right=True).clamp_(max=len(ends) - 1)
+    return batch.rows[place].int()

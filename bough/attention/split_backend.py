@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, QKNormRope
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.memory.pools.kv_pool import KVPool
 
 

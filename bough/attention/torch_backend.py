@@ -8,6 +8,7 @@ graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -17,16 +18,19 @@ import torch.nn.functional as F
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
-from bough.attention.sparse_reading import Choices, choose_tokens
 from bough.core.plan import IntArray
 from bough.kernels.latent_attention.reference import absorb, expand, lift
-from bough.kernels.sparse_index.reference import hide_others
+from bough.kernels.sparse_index.reference import choose, hide_others, index_scores
 from bough.memory.pools.kv_pool import KVPool
 
 QUERY_BLOCK = 256  # queries of a prefill row attended at once: bounds the mask, and skips keys in the block's future
 DISTANCE_BYTES = 9  # of a distance between query and key, and of whether it is hidden
-MAX_SCORES = 1 << 26  # that exist at once where they are computed one by one
+MAX_SCORES = 1 << 26  # that exist at once where they are computed one by one, unless one query has more
 MAX_EXPANDED = 1 << 26  # numbers of keys and values that are expanded from latents at once
+
+# Of the groups of decodes, then of the other rows: the places of the chosen keys among those that are read, for each
+# query [queries, top] int64. None: there are no more keys than a query attends to.
+Choices = Sequence[torch.Tensor | None]
 
 
 def scratch_bytes(context: int, heads: int, kv_heads: int, head_dim: int, itemsize: int, writes_scores: bool) -> int:
@@ -203,6 +207,35 @@ class TorchAttention(AttentionBackend):
         v = self._scratch[shape][1][:size]
         torch.index_select(values, 0, index, out=v)
         return k, v
+
+
+def choose_tokens(index: IndexQueries, reads: Reads, cache: torch.Tensor, top: int) -> Choices:
+    """By the index keys in `cache` [slots, head_dim]."""
+    decodes = [_choose_for_decodes(index, group, cache[group.index], top) for group in reads.decodes]
+    return decodes + [_choose_for_row(index, row, cache[row.index], top) for row in reads.prefills]
+
+
+def _choose_for_decodes(index: IndexQueries, group: DecodeRead, keys: torch.Tensor, top: int) -> torch.Tensor | None:
+    keys = keys.view(group.rows, -1, keys.shape[-1])
+    if keys.shape[1] <= top:
+        return None
+    scores = index_scores(index.q[group.tokens, None], index.weights[group.tokens, None], keys)[:, 0]
+    if group.mask is not None:
+        scores += group.mask[:, 0, 0]
+    return choose(scores, top)
+
+
+def _choose_for_row(index: IndexQueries, row: PrefillRead, keys: torch.Tensor, top: int) -> torch.Tensor | None:
+    if len(keys) <= top:
+        return None
+    place, chosen = torch.arange(len(keys), device=keys.device), []
+    size = max(1, MAX_SCORES // (index.q.shape[1] * len(keys)))
+    for first in range(row.first_token, row.last_token, size):
+        part = slice(first, min(first + size, row.last_token))
+        scores = index_scores(*index.cut(part), keys)
+        own = place[part.start - row.last_token :][: len(scores), None]
+        chosen.append(choose(scores.masked_fill_(place > own, float("-inf")), top))
+    return torch.cat(chosen)
 
 
 def _ahead(

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, QKNormRope, Reading
+from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec, Reading
 from bough.attention.batch import AttentionBatch, ChunkPlaces
-from bough.attention.latent_prompts import LatentPrompts
-from bough.attention.sparse_latents import SparseLatents
+from bough.attention.latent_prompts import LatentPrompts, SparseLatents
 from bough.core.plan import IntArray
 from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, WholeRows, plan_decode
 from bough.kernels.latent_attention.triton import absorb, lift
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, prefill_attention, query_blocks
 from bough.kernels.projected_decode.triton import projected_decode, projects
 from bough.memory.pools.kv_pool import KVPool
@@ -70,53 +70,31 @@ class TritonAttention(AttentionBackend):
     ) -> torch.Tensor:
         batch, chunks = self._batch, self._chunks
         assert batch is not None, "prepare() comes before run()"
-        keys, values = pool.keys[layer.layer], pool.values[layer.layer]
-        k_scale, v_scale = pool.key_scales[layer.layer], pool.value_scales[layer.layer]
         out = torch.empty((q.shape[0], layer.heads, layer.head_dim), dtype=q.dtype, device=q.device)
         n = batch.decodes
         if n:
-            decode_attention(
-                q[:n],
-                keys,
-                values,
-                batch.page_tables[layer.group],
-                batch.rows[:n],
-                batch.lengths[:n],
-                self._plan(batch, layer),
-                page_size=batch.page_size,
-                scale=layer.scale,
-                window=layer.window,
-                softcap=layer.softcap,
-                sinks=layer.sinks,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                out=out[:n],
-                shared=_shared(batch, layer),
-            )
+            self._decode(q[:n], layer, pool, batch, out[:n])
         if chunks is not None:
-            prefill_attention(
-                q,
-                k,
-                v,
-                keys,
-                values,
-                batch.page_tables[layer.group],
-                batch.rows,
-                chunks.query_starts,
-                chunks.context_lens,
-                chunks.ends if layer.ends_only else chunks.blocks,
-                page_size=batch.page_size,
-                scale=layer.scale,
-                window=layer.window,
-                chunked=layer.chunked,
-                softcap=layer.softcap,
-                sinks=layer.sinks,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                out=out,
-                config=self._prefill,
-            )
+            blocks = chunks.ends if layer.ends_only else chunks.blocks
+            places = (batch.page_tables[layer.group], batch.rows, chunks.query_starts, chunks.context_lens, blocks)
+            own = {"page_size": batch.page_size, "chunked": layer.chunked, "config": self._prefill}
+            prefill_attention(q, k, v, *(*layer.caches(pool), *places), out=out, **(layer.scores(pool) | own))
         return out
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        layer: AttentionSpec,
+        pool: KVPool,
+        batch: AttentionBatch,
+        out: torch.Tensor,
+        most: int | None = None,
+    ) -> None:
+        """Writes what the step's decodes find to `out`; of each `most` keys are planned for."""
+        n, shared, settings = batch.decodes, _shared(batch, layer), layer.scores(pool)
+        rows = (batch.page_tables[layer.group], batch.rows[:n], batch.lengths[:n])
+        given, work = (q, *layer.caches(pool), *rows), self._plan(batch, layer, most)
+        decode_attention(*given, work, page_size=batch.page_size, out=out, shared=shared, **settings)
 
     def run_latent(
         self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
@@ -134,21 +112,7 @@ class TritonAttention(AttentionBackend):
             queries = absorb(q[own], layer.weight, nope_dim)
             attended = torch.empty((*queries.shape[:2], layer.latent.rank), dtype=q.dtype, device=q.device)
             if n:
-                decode_attention(
-                    queries[:n],
-                    pool.keys[layer.layer],
-                    pool.values[layer.layer],
-                    batch.page_tables[layer.group],
-                    batch.rows[:n],
-                    batch.lengths[:n],
-                    self._plan(batch, layer.absorbed, layer.top),
-                    page_size=batch.page_size,
-                    scale=layer.scale,
-                    k_scale=pool.key_scales[layer.layer],
-                    v_scale=pool.key_scales[layer.layer],
-                    out=attended[:n],
-                    shared=_shared(batch, layer.absorbed),
-                )
+                self._decode(queries[:n], layer.absorbed, pool, batch, attended[:n], layer.top)
             if short is not None:
                 self._prompts.run_absorbed(queries, layer, pool, batch, short, attended)
             lift(attended, layer.weight, nope_dim, out=out[own])
@@ -167,28 +131,18 @@ class TritonAttention(AttentionBackend):
     ) -> None:
         """All rows in the absorbed form, each token by its list. Beside prompts, decodes are not cut into items."""
         starts, nope_dim = None if self._chunks is None else self._chunks.query_starts, layer.latent.nope_dim
-        lists = self._sparse.choose(index, layer, pool, batch, starts)
+        lists, plain = self._sparse.choose(index, layer, pool, batch, starts), layer.absorbed
         if starts is None:
-            parts = [(slice(len(q)), self._plan(batch, layer.absorbed, layer.top))]
+            parts = [(slice(len(q)), self._plan(batch, plain, layer.top))]
         else:
             if not self._whole:
                 sizes = [slice(at, min(at + MOST_ABSORBED, len(q))) for at in range(0, len(q), MOST_ABSORBED)]
                 self._whole = [(part, WholeRows(lists.lengths[part])) for part in sizes]
             parts = self._whole
         for part, work in parts:
-            attended = decode_attention(
-                absorb(q[part], layer.weight, nope_dim),
-                pool.keys[layer.layer],
-                pool.values[layer.layer],
-                lists.slots[part],
-                lists.places,
-                lists.lengths[part],
-                work,
-                page_size=1,
-                scale=layer.scale,
-                k_scale=pool.key_scales[layer.layer],
-                v_scale=pool.key_scales[layer.layer],
-            )
+            queries, settings = absorb(q[part], layer.weight, nope_dim), plain.scores(pool)
+            given = (queries, *plain.caches(pool), lists.slots[part], lists.places, lists.lengths[part])
+            attended = decode_attention(*given, work, page_size=1, **settings)
             lift(attended, layer.weight, nope_dim, out=out[part])
 
     @property
@@ -199,30 +153,16 @@ class TritonAttention(AttentionBackend):
     def run_projected(
         self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor | None:
-        batch, keys = self._batch, pool.keys[layer.layer]
+        batch = self._batch
         assert batch is not None, "prepare() comes before run_projected()"
-        if not batch.few_keys or not projects(qkv.dtype, keys.dtype):
+        if not batch.few_keys or not projects(qkv.dtype, pool.dtype):
             return None
         assert batch.decodes == len(qkv), "only decodes alone have few keys"
-        return projected_decode(
-            qkv,
-            layer.heads,
-            layer.kv_heads,
-            *qk_norm_rope,
-            batch.positions,
-            batch.slots[layer.group],
-            keys,
-            pool.values[layer.layer],
-            batch.page_tables[layer.group],
-            batch.rows,
-            batch.lengths,
-            self._plan(batch, layer),
-            page_size=batch.page_size,
-            scale=layer.scale,
-            window=layer.window,
-            softcap=layer.softcap,
-            sinks=layer.sinks,
-        )
+        places = (batch.positions, batch.slots[layer.group], *layer.caches(pool), batch.page_tables[layer.group])
+        rows = (batch.rows, batch.lengths, self._plan(batch, layer))
+        shape, sinks = (layer.heads, layer.kv_heads, qk_norm_rope), layer.sinks
+        settings: dict[str, Any] = {"scale": layer.scale, "window": layer.window, "softcap": layer.softcap}
+        return projected_decode(qkv, *shape, *places, *rows, page_size=batch.page_size, sinks=sinks, **settings)
 
     def _plan(self, batch: AttentionBatch, layer: AttentionSpec, most: int | None = None) -> DecodeWork:
         """How the keys of this step's decodes, or `most` of each, are split; made by the first layer that reads so."""

@@ -13,12 +13,11 @@ from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.parallel_settings import ParallelSettings
-from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
 from bough.executor.encoder import make_encoder
-from bough.executor.load_draft import find_draft, per_token_bytes
+from bough.executor.load_draft import find_draft, limits_of, per_token_bytes
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
     LoadedModel,
@@ -38,9 +37,7 @@ from bough.executor.threaded import ThreadedExecutor
 from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
-from bough.kernels.quant_linear.filling import FOR_FLOATS
-from bough.kernels.quant_linear.native import variant
-from bough.kernels.quant_linear.packed import Format
+from bough.kernels.quant_linear.packed import FOR_FLOATS, Format, variant
 from bough.loader.load import packed_formats
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
@@ -117,8 +114,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
         return _build_cpu(files, settings, names, group)
     if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
         raise SettingsError("Models that give vectors or hear run on a CPU here; add --device cpu.")
-    from bough.executor.cuda_build import build_cuda  # needs triton
-    from bough.executor.kernel_makers import KernelMakers
+    from bough.executor.cuda_parts import build_cuda  # needs triton
+    from bough.executor.warm_up import KernelMakers
 
     here = torch.cuda.current_device()
     try:
@@ -208,28 +205,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         shape=shape,
         context_length=config.context_length,
     ).shared(group.minimum)
-    limits = Limits(
-        rows=rows,
-        page_size=settings.memory.page_size,
-        pages=size.pages,
-        context_length=config.context_length,
-        vocab_size=config.vocab_size,
-        chunk_tokens=chunk,
-        note=size.note,
-        groups=config.kv_groups,
-        page_bytes=shape.page_bytes(settings.memory.page_size),
-        cache_dtype=str(loaded.cache_dtype),
-        shares_reads=library is not None,
-        ranks=topology.tp_size,
-        stages=topology.pp_size,
-        in_step=topology.dp_size > 1,
-        drafts=0 if beside is None else settings.speculative.most_drafts,
-        adaptive_drafts=settings.speculative.speculative_adaptive,
-        vectors=config.vectors,
-        speech=config.speech,
-        whole_prompts=not config.causal,
-        media=loaded.media_limits,
-    )
+    limits = limits_of(loaded, beside, settings, rows, chunk, shape, size, shares_reads=library is not None)
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
     if library is not None and recorder is not None:

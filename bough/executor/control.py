@@ -17,29 +17,8 @@ from typing import assert_never
 import torch
 from torch.profiler import ProfilerActivity
 
-from bough.core.control import (
-    MEMORY_TAGS,
-    Command,
-    CommandResult,
-    CopyPagesIn,
-    CopyPagesOut,
-    Decline,
-    GroupCommand,
-    LoadAdapter,
-    MeetGroups,
-    MemoryTag,
-    PlaceAdapter,
-    ProfileStart,
-    ProfileStop,
-    ReadWeight,
-    RebalanceExperts,
-    RecordExperts,
-    SetVersion,
-    Sleep,
-    SwapWeights,
-    TakeTensors,
-    Wake,
-)
+from bough.core import control as commands
+from bough.core.control import MEMORY_TAGS, Command, CommandResult, MemoryTag
 from bough.core.errors import BoughError, RankLostError, RequestError
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import AdapterStore
@@ -79,11 +58,13 @@ class ModelControl:
     def run(self, command: Command) -> CommandResult:
         """Does the command. Ranks of which only some could do it are of no use any more."""
         name = self._group.doing = f"the command {type(command).__name__}"
-        together = isinstance(command, GroupCommand)
+        together = isinstance(command, commands.GroupCommand)
         group = self._group.all_groups if together else self._group
         try:
-            if together and not self._group.meet(not isinstance(command, Decline), self._join):
-                raise RequestError(command.reason if isinstance(command, Decline) else "Another replica refuses it.")
+            if together and not self._group.meet(not isinstance(command, commands.Decline), self._join):
+                raise RequestError(
+                    command.reason if isinstance(command, commands.Decline) else "Another replica refuses it."
+                )
             result = self._run(command)
         except BoughError as error:
             if not group.all_alike(False):
@@ -96,21 +77,21 @@ class ModelControl:
     def _run(self, command: Command) -> CommandResult:
         message, hashed, began = "", "", time.monotonic()
         match command:
-            case SwapWeights():
+            case commands.SwapWeights():
                 message = self._swap(command)
-            case TakeTensors():
+            case commands.TakeTensors():
                 weights = self._awake_weights()
                 source = weights.live.open(command, weights.slots)
                 with self._moving(weights):
                     message = weights.patch(source)
-            case ReadWeight():
+            case commands.ReadWeight():
                 weights = self._awake_weights()
                 message = weights.live.read(command, weights.slots)
-            case Sleep():
+            case commands.Sleep():
                 message = self._sleep([tag for tag in command.tags if tag not in self._asleep])
-            case Wake():
+            case commands.Wake():
                 message = self._wake([tag for tag in command.tags if tag in self._asleep])
-            case CopyPagesOut():
+            case commands.CopyPagesOut():
                 content = self._pool.groups[command.group].read_pages(torch.from_numpy(command.pages))
                 content = self._group.all_gather(content)
                 if command.buffer.size:  # the first rank has one
@@ -119,24 +100,24 @@ class ModelControl:
                         buffer.copy_(content)
                     else:
                         buffer.index_copy_(0, torch.from_numpy(command.slots).long(), content)
-            case CopyPagesIn():
+            case commands.CopyPagesIn():
                 pages, content = torch.from_numpy(command.pages).long(), torch.from_numpy(command.buffer)
                 if command.slots is not None:
                     content = content.index_select(0, torch.from_numpy(command.slots).long())
                 self._pool.groups[command.group].write_pages(pages, self._group.own_columns(content))
-            case ProfileStart():
+            case commands.ProfileStart():
                 self._profiler.start(command)
-            case ProfileStop():
+            case commands.ProfileStop():
                 message = self._profiler.stop()
-            case LoadAdapter() | PlaceAdapter():
+            case commands.LoadAdapter() | commands.PlaceAdapter():
                 assert self._adapters is not None
                 hashed = self._adapters.obey(command, self._drop)
-            case Decline() | MeetGroups() | SetVersion():
+            case commands.Decline() | commands.MeetGroups() | commands.SetVersion():
                 pass
-            case RebalanceExperts():
+            case commands.RebalanceExperts():
                 assert self._weights is not None
                 message = self._weights.rebalance()
-            case RecordExperts():
+            case commands.RecordExperts():
                 assert self._weights is not None
                 message = self._weights.experts.obey(command)
             case _:
@@ -158,7 +139,7 @@ class ModelControl:
         if not weights.in_place and not self._asleep:
             self._rebuild()
 
-    def _swap(self, command: SwapWeights) -> str:
+    def _swap(self, command: commands.SwapWeights) -> str:
         weights = self._awake_weights()
         checkpoint = weights.find(command.model_path, command.load_format)
         with self._moving(weights):
@@ -209,7 +190,7 @@ class TorchProfiler:
         self._path = Path()
         self._started = 0
 
-    def start(self, command: ProfileStart) -> None:
+    def start(self, command: commands.ProfileStart) -> None:
         known = {"CPU": ProfilerActivity.CPU, "GPU": ProfilerActivity.CUDA, "CUDA": ProfilerActivity.CUDA}
         names = command.activities or (("CPU", "GPU") if torch.cuda.is_available() else ("CPU",))
         unknown = [name for name in names if name.upper() not in known]

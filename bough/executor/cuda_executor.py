@@ -40,17 +40,15 @@ from bough.executor.adapters import NO_ROWS, AdapterInputs, AdapterStore
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
-from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
 from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
 from bough.executor.encoder import Encoder
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
-from bough.executor.mixed_inputs import MixedInputs
 from bough.executor.plain_plans import run_padding
 from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
-from bough.executor.states import StateCopies
 from bough.executor.threaded import Running
 from bough.executor.verification import Drawn, sample_step
 from bough.executor.warm_up import WarmUp, rare_pieces
@@ -58,6 +56,7 @@ from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
+from bough.memory.pools.state_pool import StateCopies
 from bough.models.base import CausalLM
 from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks

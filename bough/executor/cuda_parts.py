@@ -1,4 +1,9 @@
-"""The parts of a CUDA executor, built and wired: the real one, and small ones for rehearsals."""
+"""A CUDA executor from loaded weights, and small ones for rehearsals: its parts, wired, and the memory that it gets.
+
+The rehearsal measures the largest step and compiles what any engine needs: the largest step, a short prompt and decodes
+are first walked through, to have their kernels compiled side by side, and then run. See `warm_up` for the rest. The
+cache gets what memory is left.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +11,45 @@ import logging
 import math
 from collections.abc import Sequence
 
-from bough.attention import latent_prompts, sparse_latents
+import numpy as np
+import torch
+
+from bough.attention import latent_prompts
 from bough.attention.base import AttentionBackend, AttentionSpec
+from bough.attention.context import ForwardContext
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
-from bough.core.errors import SettingsError
-from bough.core.plan import Limits
+from bough.core.errors import ModelError, SettingsError
+from bough.core.plan import BatchPlan, Limits
 from bough.core.settings import Settings
+from bough.executor import sizing
 from bough.executor.adapters import AdapterInputs, AdapterStore
 from bough.executor.cuda_drafts import MOST_TOKENS, drafted_sizes
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.encoder import make_encoder
 from bough.executor.graphs import GraphSizes, decode_sizes, mixed_sizes
-from bough.executor.load_draft import LoadedDraft
-from bough.executor.load_model import LoadedWeights
-from bough.executor.mixed_inputs import MixedInputs
+from bough.executor.load_draft import LoadedDraft, limits_of, per_token_bytes
+from bough.executor.load_model import LoadedModel, LoadedWeights, resolve_chunk
+from bough.executor.plain_plans import decode_plan, padding_batch, prompt_plan
 from bough.executor.rank_check import make_check
-from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
+from bough.executor.warm_up import KernelMakers
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention.shared import MIN_DOT, SharedWork
 from bough.kernels.decode_attention.triton import LATENT_WORK, head_blocks
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.latent_attention import triton as expanded
+from bough.kernels.lora.reference import LEAST_RANK
 from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
+from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
 from bough.kernels.shared_memory import PLENTY, shared_bytes
+from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.registry import runs_transformers
 from bough.sampling.state import SamplingState
@@ -98,7 +111,7 @@ def build_pool(loaded: LoadedWeights, pages: Sequence[int], page_size: int) -> K
     )
 
 
-def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: StepShape, forward_bytes: int) -> GraphSizes:
+def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepShape, forward_bytes: int) -> GraphSizes:
     """Which steps are captured, by what the settings and the back ends allow; `forward_bytes` is what the largest step
     was measured to need."""
     if settings.model.disable_cuda_graph or settings.parallel.check_ranks:  # a graph cannot wait for a comparison
@@ -231,7 +244,7 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int
     if latent is not None and not settings.model.enable_deterministic_inference:
         gathered = latent_prompts.scratch_bytes(latent, config.context_length, loaded.dtype.itemsize)
     if latent is not None and latent.index is not None:
-        gathered += sparse_latents.scratch_bytes(config.context_length)
+        gathered += latent_prompts.lists_scratch_bytes(config.context_length)
     if shares_reads(loaded, settings):
         heads, _, width = _decode_shape(loaded)
         gathered += SharedWork.held_bytes(rows, heads, width)
@@ -244,3 +257,123 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int
         shape = (heads, held.stop - held.start, width)
         gathered += scratch_bytes(config.context_length, *shape, loaded.dtype.itemsize, writes_scores)
     return gathered
+
+
+# Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
+# take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
+GPU_EVEN_TOKENS = 512
+ENCODER_BYTES = 1 << 30  # for what encoders compute in one step, which is not measured
+
+
+def build_cuda(
+    loaded: LoadedWeights,
+    files: ModelFiles,
+    settings: Settings,
+    makers: KernelMakers,
+    draft: LoadedDraft | None = None,
+) -> LoadedModel:
+    config, held, device = loaded.config, loaded.topology.held(loaded.config), loaded.device
+    if config.vocab_size > MAX_VOCAB_SIZE:
+        raise ModelError(
+            f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
+        )
+    if loaded.adapters is not None:  # what the cache is given later is what they leave
+        loaded.adapters.reserve(settings.lora.max_lora_rank or LEAST_RANK)
+    (free,) = loaded.group.minimum([torch.cuda.mem_get_info(device)[0]])
+    rows = settings.scheduler.max_running_requests or sizing.default_rows(
+        held, sizing.GPU_ROWS, int(free * sizing.GPU_FRACTION)
+    )
+    chunk = resolve_chunk(settings, config, sizing.default_gpu_chunk(config))
+    forward_bytes = rehearse(loaded, settings, rows, chunk, makers)
+    widened = settings.model.enable_deterministic_inference or config.logit_softcap is not None
+    step = sizing.StepShape(
+        rows=rows,
+        chunk_tokens=chunk,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        context_length=config.context_length,
+        page_size=settings.memory.page_size,
+        itemsize=loaded.dtype.itemsize,
+        logit_itemsize=4 if widened else loaded.dtype.itemsize,
+        drafts=settings.speculative.step_drafts,
+    )
+    graphs = graph_sizes(loaded, settings, step, forward_bytes)
+    free, total = torch.cuda.mem_get_info(device)
+    per_token = per_token_bytes(loaded, draft)
+    shape = sizing.CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
+    # What the draft model's part of the largest step takes is not measured.
+    others = 0 if draft is None else sizing.STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
+    others += step.row_bytes() + attention_bytes(loaded, settings, rows)
+    if config.media is not None:
+        others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES
+    size = sizing.size_gpu_cache(
+        settings.memory,
+        free_bytes=free,
+        total_bytes=total,
+        activation_bytes=step.step_bytes(forward_bytes) + others,
+        shape=shape,
+        graph_bytes=sizing.LIBRARY_BYTES + graphs.scratch_bytes + graphs.count * sizing.GRAPH_BYTES,
+    ).shared(loaded.group.minimum)
+    own = {"late_plans": loaded.topology.pp_size == 1, "shares_reads": shares_reads(loaded, settings)}
+    limits = limits_of(loaded, draft, settings, rows, chunk, shape, size, even_tokens=GPU_EVEN_TOKENS, **own)
+    weights = WeightStore(loaded, files, settings)
+    executor = assemble(loaded, settings, limits, graphs, weights, draft)
+    return LoadedModel(executor, config, loaded.weight_bytes, loaded.load_s)
+
+
+SCRATCH_PAGES = 1  # the largest step writes to page 0 alone
+PROMPT_TOKENS = 8
+
+
+def rehearse(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int, makers: KernelMakers) -> int:
+    """How much memory the forward pass of the largest step takes beside the weights, in bytes."""
+    with makers.instead_of_launches():
+        _run_all(loaded, settings, rows, chunk)
+    peak = _run_all(loaded, settings, rows, chunk)
+    torch.cuda.synchronize(loaded.device)
+    torch.cuda.empty_cache()
+    return peak
+
+
+def _run_all(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
+    """Each kind of step; returns how much memory the largest took."""
+    pages = np.arange(1, 1 + -(-PROMPT_TOKENS // settings.memory.page_size), dtype=np.int32)
+    kinds, groups = loaded.config.kv_groups, len(loaded.config.kv_groups)
+    prompt = prompt_plan(0, np.arange(PROMPT_TOKENS, dtype=np.int32), pages, (PROMPT_TOKENS,) * groups, kinds)
+    few, many = decode_plan(0, 1, groups), decode_plan(0, MOST_ROWS + 1, groups)  # few have kernels of their own
+    for plan in (prompt, few, many):
+        _run(loaded, settings, plan)
+    return _measure(loaded, settings, rows, chunk)
+
+
+def _run(loaded: LoadedWeights, settings: Settings, plan: BatchPlan) -> None:
+    """One small step on an executor of its own."""
+    config, page_size = loaded.config, settings.memory.page_size
+    pages, rows = (PROMPT_TOKENS,) * len(config.kv_groups), len(plan.rows)
+    shape = (config.context_length, config.vocab_size, PROMPT_TOKENS, "")
+    limits = Limits(rows, page_size, pages, *shape, groups=config.kv_groups)
+    assemble(loaded, settings, limits, GraphSizes()).launch(plan).wait()
+
+
+def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -> int:
+    """Runs the largest step there can be on the scratch page; returns how much memory it took beside the weights."""
+    config, device = loaded.config, loaded.device
+    pages = (SCRATCH_PAGES,) * len(config.kv_groups)
+    limits = Limits(1, settings.memory.page_size, pages, config.context_length, config.vocab_size, chunk, "")
+    pool = build_pool(loaded, pages, limits.page_size)
+    staging, tokens, adapters = Staging(device, depth=1), chunk + rows, None
+    attention = build_attention(loaded, settings, limits, staging)
+    if loaded.adapters is not None:
+        adapters = AdapterInputs(tokens, loaded.adapters.count, device, staging).send(np.ones(tokens, np.int64))
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    batch = padding_batch(tokens, config.context_length, limits.page_size, device, len(pages))
+    ids, positions = torch.zeros_like(batch.positions), batch.positions
+    with torch.inference_mode():
+        attention.prepare(batch)
+        hidden = loaded.model.forward(ids, positions, ForwardContext(attention, pool, batch, adapters=adapters))
+        if loaded.topology.is_last:
+            loaded.model.logits(hidden[:rows])
+        del hidden
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

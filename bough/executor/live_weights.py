@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from bough.core.control import ReadWeight, TakeTensors
 from bough.core.errors import BoughError, RequestError
 from bough.executor.load_model import LoadedWeights
-from bough.kernels.quant_linear.native import linear_library, structs_of
+from bough.kernels.quant_linear.packed import linear_library, structs_of
 from bough.layers.weights import WeightSlot
 from bough.loader.load import check_weights
 from bough.loader.locate import ModelFiles

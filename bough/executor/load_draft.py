@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -15,6 +15,7 @@ from bough.core.plan import Limits
 from bough.core.settings import Settings
 from bough.executor.drafter import Drafter
 from bough.executor.load_model import LoadedWeights, initial_format, load_model
+from bough.executor.sizing import CacheShape, CacheSize
 from bough.loader.config import read_config
 from bough.loader.load import open_source
 from bough.loader.locate import ModelFiles, locate
@@ -72,6 +73,36 @@ def per_token_bytes(target: LoadedWeights, draft: LoadedDraft | None) -> tuple[i
     models = [target] if draft is None else [target, draft.loaded]
     first, *others = (KVPool.bytes_per_token(each.config, each.cache_dtype, each.topology) for each in models)
     return (first[0] + sum(own[0] for own in others), *first[1:])
+
+
+def limits_of(
+    loaded: LoadedWeights,
+    draft: LoadedDraft | None,
+    settings: Settings,
+    rows: int,
+    chunk: int,
+    shape: CacheShape,
+    size: CacheSize,
+    **own: Any,
+) -> Limits:
+    """What an executor of the loaded models can do; `own` is what its device adds."""
+    config, topology, page_size = loaded.config, loaded.topology, settings.memory.page_size
+    return Limits(
+        *(rows, page_size, size.pages, config.context_length, config.vocab_size, chunk, size.note),
+        groups=config.kv_groups,
+        page_bytes=shape.page_bytes(page_size),
+        cache_dtype=str(loaded.cache_dtype),
+        ranks=topology.tp_size,
+        stages=topology.pp_size,
+        in_step=topology.dp_size > 1,
+        drafts=0 if draft is None else settings.speculative.most_drafts,
+        adaptive_drafts=settings.speculative.speculative_adaptive,
+        media=loaded.media_limits,
+        vectors=config.vectors,
+        speech=config.speech,
+        whole_prompts=not config.causal,
+        **own,
+    )
 
 
 def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Draft | None:

@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.core.model_config import MoEConfig
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.ops import PackedExpertWeights, PackedOps
-from bough.kernels.quant_linear.native import structs_of
-from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
+from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes, structs_of
 from bough.memory.pools.kv_pool import KVPool
 from bough.native.tape import MAX_EXPERTS, MAX_LATENT_DIM, Tape
 
@@ -197,12 +197,7 @@ class Recorder:
         qkv: torch.Tensor,
         heads: int,
         kv_heads: int,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        eps: float,
-        plus_one: bool,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        qk_norm_rope: QKNormRope,
         positions: torch.Tensor,
         slots: torch.Tensor,
         k_cache: torch.Tensor,
@@ -214,6 +209,7 @@ class Recorder:
     ) -> None:
         if axes is not None:
             raise NotRecordedError("rotation by several positions")
+        q_weight, k_weight, eps, plus_one, cos, sin = qk_norm_rope
         norms, pointers = map(self._address, (q_weight, k_weight)), map(self._address, (cos, sin, k_cache, v_cache))
         shape, number = (heads, kv_heads, qkv.shape[2]), CACHE_NUMBERS[k_cache.dtype]
         group = slots.storage_offset()

@@ -28,10 +28,10 @@ from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
 from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
-from bough.executor.states import StateCopies
 from bough.executor.verification import Draw, HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
+from bough.memory.pools.state_pool import StateCopies
 from bough.models.base import CausalLM
 from bough.models.whisper_model import WhisperModel
 

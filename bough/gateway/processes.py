@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from bough.core.child_environment import child_environment
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import UNLIMITED, GatewaySettings
-from bough.core.settings import ServerSettings
+from bough.core.server_settings import ServerSettings
 from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
 from bough.gateway.management import Handler, Management, Restart, Route

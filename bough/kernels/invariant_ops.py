@@ -6,24 +6,20 @@ kernels serve few rows only. The other kernels sum within a row too; they are gi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
-from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
-from bough.kernels.experts.tiling import INVARIANT_FP8, INVARIANT_TILING
-from bough.kernels.experts.triton import multiply, weighed
+from bough.kernels.experts.triton import routed_experts
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.norm_rope_store import triton as heads_kernel
-from bough.kernels.ops import Activation, ExpertMatrices, Ops
-from bough.kernels.quantize_rows.reference import QuantizedRows
-from bough.kernels.recurrence.triton import recurrence_by_tokens_
+from bough.kernels.ops import Ops
+from bough.kernels.recurrence.triton import causal_conv_, recurrence_by_tokens_
 from bough.kernels.rms_norm import triton as norm_kernel
-from bough.kernels.routing.triton import route
 from bough.kernels.sparse_index.triton import index_store_
 
 ANY_ROWS = 128  # what the kernels' cuts are chosen for, however many rows there are
@@ -64,21 +60,6 @@ class InvariantOps(Ops):
     def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
         return invariant_linear(x, router, out_dtype=torch.float32)
 
-    def experts_by_logits(
-        self,
-        x: torch.Tensor,
-        logits: torch.Tensor,
-        bias: torch.Tensor | None,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
-        scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """In tiles of one size: where a row stands in its tile makes no difference to its sums."""
-        x, routed = weighed(x, route(logits, moe, bias, count=matrices.spread is None), moe, scale)
-        tiling = INVARIANT_FP8 if isinstance(matrices.gate_up, QuantizedRows) else INVARIANT_TILING
-        return multiply(x, matrices, routed, activation, config=tiling)
-
 
 INVARIANT = InvariantOps(
     embedding=embedding,
@@ -91,4 +72,5 @@ INVARIANT = InvariantOps(
     index_store_=index_store_,
     causal_conv_=causal_conv_,
     recurrence_=recurrence_by_tokens_,
+    experts_by_logits=partial(routed_experts, invariant=True),
 )

@@ -14,14 +14,13 @@ import torch
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import reference as activation
-from bough.kernels.causal_conv.reference import causal_conv_
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.lora.reference import AdapterStack, GroupedRows, lora_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
-from bough.kernels.recurrence.reference import recurrence_
+from bough.kernels.recurrence.reference import causal_conv_, recurrence_
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
 from bough.kernels.sparse_index.reference import index_store_
@@ -86,6 +85,33 @@ def add_gated(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, gate: torch.Ten
     return a + b if gate is None else a + b * torch.nn.functional.linear(x, gate[None]).sigmoid()
 
 
+def experts_by_logits(
+    x: torch.Tensor,
+    logits: torch.Tensor,  # [rows, experts]
+    bias: torch.Tensor | None,
+    moe: MoEConfig,
+    matrices: ExpertMatrices,
+    activation: Activation,
+    scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
+) -> torch.Tensor:
+    """The weighted sum of the experts that a router's logits choose for each row."""
+    ids, weights = route(logits, moe, bias)
+    if scale is not None:
+        weights = weights * scale[ids]
+    if moe.scales_inputs:
+        x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+    gate_up, down, gate_up_bias, down_bias, gate, spread = matrices
+
+    def multiply(x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return experts(x, gate_up, down, places, weights, activation, gate_up_bias, down_bias, gate)
+
+    if spread is not None:
+        ids = find_places(ids, spread)
+        if spread.dispatch is not None:
+            return spread.dispatch(x, ids, weights, multiply)
+    return multiply(x, ids, weights)
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """What a model's layers compute with."""
@@ -106,6 +132,7 @@ class Ops:
     causal_conv_: Callable[..., torch.Tensor] = causal_conv_
     recurrence_: Callable[..., torch.Tensor] = recurrence_
     lora_: Callable[[torch.Tensor, torch.Tensor, AdapterStack, GroupedRows], None] = lora_
+    experts_by_logits: Callable[..., torch.Tensor] = experts_by_logits
 
     def norm_linear(
         self,
@@ -151,33 +178,6 @@ class Ops:
         between which a token is nearly undecided would be the same."""
         return torch.nn.functional.linear(x.float(), router.float())
 
-    def experts_by_logits(
-        self,
-        x: torch.Tensor,
-        logits: torch.Tensor,  # [rows, experts]
-        bias: torch.Tensor | None,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
-        scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
-    ) -> torch.Tensor:
-        """The same for the router's logits."""
-        ids, weights = route(logits, moe, bias)
-        if scale is not None:
-            weights = weights * scale[ids]
-        if moe.scales_inputs:
-            x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
-        gate_up, down, gate_up_bias, down_bias, gate, spread = matrices
-
-        def multiply(x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return experts(x, gate_up, down, places, weights, activation, gate_up_bias, down_bias, gate)
-
-        if spread is not None:
-            ids = find_places(ids, spread)
-            if spread.dispatch is not None:
-                return spread.dispatch(x, ids, weights, multiply)
-        return multiply(x, ids, weights)
-
     def normed_experts(
         self,
         x: torch.Tensor,
@@ -216,15 +216,4 @@ class PackedOps(Ops):
     # Rows, weights whose outputs stand side by side, and a bias: the product.
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
     # Rows, router, what corrects its scores, its bias, how it chooses, the experts and their activation.
-    packed_experts: Callable[
-        [
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor | None,
-            torch.Tensor | None,
-            MoEConfig,
-            PackedExpertWeights,
-            Activation,
-        ],
-        torch.Tensor,
-    ]
+    packed_experts: Callable[..., torch.Tensor]

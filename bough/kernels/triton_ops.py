@@ -7,18 +7,16 @@ import torch.nn.functional as F
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
-from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as experts
-from bough.kernels.experts.tiling import MAX_TOKENS_NORMED
+from bough.kernels.experts.triton import MAX_TOKENS_NORMED
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
-from bough.kernels.recurrence.triton import recurrence_
+from bough.kernels.recurrence.triton import causal_conv_, recurrence_
 from bough.kernels.rms_norm.triton import rms_norm
-from bough.kernels.skinny_linear.tiling import fused_worth, worth
-from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.skinny_linear.triton import fused_worth, skinny_gate_up, skinny_linear, skinny_norm_linear, worth
 from bough.kernels.sparse_index.triton import index_store_
 
 
@@ -64,18 +62,6 @@ class TritonOps(Ops):
             return torch.mm(x, router.t(), out_dtype=torch.float32)
         return Ops.router_logits(self, x, router)
 
-    def experts_by_logits(
-        self,
-        x: torch.Tensor,
-        logits: torch.Tensor,
-        bias: torch.Tensor | None,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
-        scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return experts.routed_experts(x, logits, bias, moe, matrices, activation, scale)
-
     def normed_experts(
         self,
         x: torch.Tensor,
@@ -103,4 +89,5 @@ TRITON = TritonOps(
     causal_conv_=causal_conv_,
     recurrence_=recurrence_,
     lora_=lora_,
+    experts_by_logits=experts.routed_experts,
 )

@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 
-from bough.attention.base import AttentionSpec, QKNormRope
+from bough.attention.base import AttentionSpec
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.norm_rope_store.reference import norm_rope_store_
+from bough.kernels.norm_rope_store.reference import QKNormRope, norm_rope_store_
 from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
 from bough.layers.norm import NO_NORM, NormLayer, RmsNorm
 from bough.layers.placement import Placement
@@ -152,8 +152,8 @@ class SelfAttention:
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
         rotate = self._norm_rope_store_ if positions.dim() == 1 else self._by_axes_
-        held = [part[spec.layer] for part in (pool.keys, pool.values, pool.key_scales, pool.value_scales)]
-        rotate(qkv, spec.heads, kv_heads, *self._qk_norm_rope, positions, slots, *held)
+        places = (positions, slots, *spec.caches(pool), pool.key_scales[spec.layer], pool.value_scales[spec.layer])
+        rotate(qkv, spec.heads, kv_heads, self._qk_norm_rope, *places)
         if self._shares:
             q, k, v = qkv, *pool.read_tokens(spec.layer, slots, qkv.dtype)
         else:

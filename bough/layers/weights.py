@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 
 from bough.kernels.experts.fp4 import FloatRows
-from bough.kernels.quant_linear.filling import FillingWeight
+from bough.kernels.quant_linear.packed import FillingWeight
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import IntegerRows
 

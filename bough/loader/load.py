@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.kernels.quant_linear.filling import FillingWeight, format_for, of_tables
-from bough.kernels.quant_linear.packed import Format, packed_bytes
+from bough.kernels.quant_linear.packed import FillingWeight, Format, format_for, of_tables, packed_bytes
 from bough.layers.weights import Form, WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.ctranslate2 import read_tensors

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import BoolArray, IntArray
-from bough.kernels.penalties.reference import PenaltyLines, penalise
+from bough.kernels.logits.reference import PenaltyLines, penalise
 from bough.sampling.custom_logit_processor import Processor, run_processor
 from bough.sampling.masks import BatchMasks
 from bough.sampling.slots import to_device
@@ -81,7 +81,7 @@ def _need_lines(state: SamplingState, rows: IntArray, masks: BatchMasks | None) 
 def _make_lines(
     state: SamplingState, logits: Tensor, rows: IntArray, chosen: BoolArray, masks: BatchMasks | None
 ) -> AdjustedRows:
-    from bough.kernels.penalties import triton  # Triton is installed only where it has a device to drive
+    from bough.kernels.logits import triton  # Triton is installed only where it has a device to drive
 
     places = np.flatnonzero(chosen)
     numbers = rows[places]
@@ -95,7 +95,7 @@ def _make_lines(
 
 def _forbid(state: SamplingState, logits: Tensor, rows: IntArray, guarded: BoolArray, masks: BatchMasks | None) -> None:
     """What nothing may lift: first the bar on stop tokens, then what grammars do not allow."""
-    from bough.kernels.token_mask.triton import forbid_tokens_
+    from bough.kernels.logits.triton import forbid_tokens_
 
     _bar_stop_ids(state, logits, rows, guarded)
     if masks is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import LogprobSpec, PositionLogprobs
-from bough.kernels.log_normaliser.reference import log_normaliser
+from bough.kernels.logits.reference import log_normaliser
 from bough.sampling.slots import to_device
 
 INPUT_BLOCK = 256  # positions whose logits exist at once: 150 MiB with a vocabulary of 150,000
@@ -117,7 +117,7 @@ def _score(logits: Tensor, tokens: Tensor, top: int, ids: Tensor) -> tuple[Tenso
 def _log_normaliser(logits: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type != "cuda":
         return log_normaliser(logits)
-    from bough.kernels.log_normaliser import triton  # installed only where it has a device to drive
+    from bough.kernels.logits import triton  # installed only where it has a device to drive
 
     return triton.log_normaliser(logits)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bough.core.plan import IntArray
+from bough.kernels.logits.reference import forbid_tokens_
 from bough.kernels.sampling.rows import uniform
-from bough.kernels.token_mask.reference import forbid_tokens_
 from bough.sampling.adjust import adjust, adjust_on_device
 from bough.sampling.filters import best, draw, keep_min_p, keep_top, softmax_weights
 from bough.sampling.masks import BatchMasks, maskable
@@ -61,7 +61,7 @@ def sample_rows_on_device(
     their own (`AdjustedRows`) are drawn from those, and in their places in the batch stands the scratch row. Filters
     cost a launch, which is left out if no row has one.
     """
-    from bough.kernels.penalties.triton import count_tokens_  # Triton is installed only where it has a device to drive
+    from bough.kernels.logits.triton import count_tokens_  # Triton is installed only where it has a device to drive
     from bough.kernels.sampling.triton import sample_rows
 
     def draw_from(lines: Tensor, of: Tensor, numbers: IntArray) -> Sampled:

@@ -21,7 +21,7 @@ from torch import Tensor
 from bough.core.media import MEDIA_ID
 from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
-from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore, count_tokens_
+from bough.kernels.logits.reference import PenaltyLines, PenaltyStore, count_tokens_
 from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.custom_logit_processor import Processor, load_processor
 from bough.sampling.slots import StopBars, VocabularySlots, to_device

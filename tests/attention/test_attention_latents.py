@@ -182,7 +182,7 @@ def test_some_tokens_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) ->
     plain, fast = (Forward(load_model(SPARSE, weights(SPARSE))) for _ in range(2))
     fast.attention = triton_backend()
     monkeypatch.setattr("bough.attention.triton_backend.MOST_ABSORBED", 16)
-    monkeypatch.setattr("bough.attention.sparse_reading.MAX_SCORES", 1000)
+    monkeypatch.setattr("bough.attention.torch_backend.MAX_SCORES", 1000)
     expected, found = (forward.step({0: LONG[:25], 1: [3, 4]}) for forward in (plain, fast))
     for row in expected:
         torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from bough.executor.kernel_makers import KernelMakers
+from bough.executor.warm_up import KernelMakers
 from bough.kernels.activation.triton import silu_mul
 from bough.kernels.rms_norm.triton import rms_norm
 from tests.kernels.compile_all import AbsentDevice

@@ -15,9 +15,8 @@ from bough.core.model_config import ModelConfig, RopeConfig
 from bough.core.plan import BatchPlan, Limits, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.distributed.topology import Topology
-from bough.executor.cuda_inputs import CudaInputs
+from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.layout import sampled_tokens
-from bough.executor.mixed_inputs import MixedInputs
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.prefill_attention.triton import config_for
 from bough.memory.pools.kv_pool import KVPool

@@ -18,8 +18,7 @@ from bough.executor.build import build_executor, check_cache_readers, check_dete
 from bough.executor.load_model import resolve_config
 from bough.executor.sizing import CacheSize, size_cpu_cache
 from bough.executor.verification import HostRows
-from bough.kernels.quant_linear.native import variant
-from bough.kernels.quant_linear.packed import Format
+from bough.kernels.quant_linear.packed import Format, variant
 from bough.loader.locate import locate
 from bough.native.library import load_library
 

@@ -30,43 +30,39 @@ from triton.runtime.jit import JITFunction
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation.triton import gelu_tanh_mul, silu_mul
-from bough.kernels.causal_conv.triton import causal_conv_
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.shared import SharedWork
-from bough.kernels.decode_inputs.triton import decode_inputs_
-from bough.kernels.drafted_decode.triton import count_held_, drafted_inputs_
+from bough.kernels.drafted_decode.triton import count_held_, decode_inputs_, drafted_inputs_
 from bough.kernels.embedding.triton import embedding
-from bough.kernels.experts import tiling as expert_cuts
+from bough.kernels.experts import triton as expert_cuts
 from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Spread
 from bough.kernels.experts.triton import multiply
 from bough.kernels.invariant_attention import triton as invariant
-from bough.kernels.invariant_attention.work import DecodeItems
-from bough.kernels.invariant_linear import tiling as invariant_tiling
+from bough.kernels.invariant_attention.triton import DecodeItems
+from bough.kernels.invariant_linear import triton as invariant_tiling
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
-from bough.kernels.log_normaliser.triton import log_normaliser
+from bough.kernels.logits.triton import count_tokens_, forbid_tokens_, log_normaliser, penalise
 from bough.kernels.lora.reference import FEW_ROWS, MANY_ROWS, AdapterStack, GroupedRows, tiles_of
 from bough.kernels.lora.triton import lora_
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import ExpertMatrices, Norm, Router
-from bough.kernels.penalties.triton import count_tokens_, penalise
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.quantize_rows.triton import gated_quantize_rows, norm_quantize_rows, quantize_rows
-from bough.kernels.recurrence.triton import recurrence_, recurrence_by_tokens_
+from bough.kernels.recurrence.reference import StateRows
+from bough.kernels.recurrence.triton import causal_conv_, recurrence_, recurrence_by_tokens_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.routing.triton import norm_route, placed, route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.shared_memory import PLENTY
-from bough.kernels.skinny_linear.tiling import config_for, fitted
-from bough.kernels.skinny_linear.triton import skinny_gate_up, skinny_linear, skinny_norm_linear
+from bough.kernels.skinny_linear.triton import config_for, fitted, skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.sparse_index.triton import choose_slots, index_store_
-from bough.kernels.state_rows import StateRows
-from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.kernels.w4_linear.reference import W4Rows
 from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear, w4_norm_gate_up, w4_norm_linear
 from bough.sampling.state import SamplingState
@@ -191,8 +187,8 @@ class Attention:
         """Queries, keys and values before they are stored, and all that belongs to them."""
         qkv = torch.zeros(ROWS, HEADS + 2 * KV_HEADS, self._head_dim, dtype=self._dtype)
         angles, places = torch.zeros(32, self._head_dim // 2), torch.arange(ROWS)
-        shape = (HEADS, KV_HEADS, weight, weight, 1e-5, False)
-        return qkv, *shape, angles, angles, places, places, *self._caches(self._dtype)
+        shape = (HEADS, KV_HEADS, QKNormRope(weight, weight, 1e-5, False, angles, angles))
+        return qkv, *shape, places, places, *self._caches(self._dtype)
 
     def _caches(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (100, KV_HEADS, self._head_dim)

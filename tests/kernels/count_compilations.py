@@ -22,11 +22,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from bough.executor.warm_up import rare_pieces
-from bough.kernels.log_normaliser.triton import log_normaliser
-from bough.kernels.penalties.triton import count_tokens_, penalise
+from bough.kernels.logits.triton import count_tokens_, forbid_tokens_, log_normaliser, penalise
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.sampling.triton import sample_rows
-from bough.kernels.token_mask.triton import forbid_tokens_
 from bough.sampling.state import SamplingState
 from tests.kernels.compile_all import AbsentDevice
 

@@ -21,8 +21,7 @@ from gpu_timing import graph_us, table_row
 
 from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
-from bough.kernels.invariant_linear.tiling import config_for
-from bough.kernels.invariant_linear.triton import invariant_linear
+from bough.kernels.invariant_linear.triton import config_for, invariant_linear
 from bough.kernels.prefill_attention import triton as prefill_kernel
 from bough.kernels.prefill_attention.triton import query_blocks
 

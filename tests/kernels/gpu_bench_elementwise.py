@@ -108,7 +108,8 @@ def heads_case(model: Model, tokens: int) -> Case:
     positions = torch.randint(16384, (tokens,), device="cuda")
     slots = torch.randperm(2 * tokens, device="cuda")[:tokens]
     caches = random(2, 2 * tokens, model.kv_heads, model.head_dim)
-    shape = (model.heads, model.kv_heads, *weights, EPS, False, angle.cos(), angle.sin(), positions, slots, *caches)
+    turn = heads_reference.QKNormRope(*weights, EPS, False, angle.cos(), angle.sin())
+    shape = (model.heads, model.kv_heads, turn, positions, slots, *caches)
 
     def kernel(config: object) -> torch.Tensor:
         assert isinstance(config, head_kernel.HeadTiling)

@@ -17,7 +17,7 @@ from triton.runtime.errors import OutOfResources  # type: ignore[import-untyped]
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.invariant_attention import triton as invariant
-from bough.kernels.invariant_attention.work import Partials, prefill_items
+from bough.kernels.invariant_attention.triton import Partials, prefill_items
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.prefill_attention.triton import query_blocks
 from tests.kernels.gpu_timing import graph_us

@@ -18,12 +18,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+import triton
 from gpu_timing import compile_all, distance, graph_us, table_row
 
 from bough.kernels.activation.triton import silu_mul
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear import triton as skinny
-from bough.kernels.skinny_linear.tiling import Tiling, config_for, fused_config_for, power_of_two_above
+from bough.kernels.skinny_linear.triton import Tiling, config_for, fused_config_for
 
 EPS = 1e-6
 ROTATION_BYTES = 160 << 20  # well beyond the second-level cache
@@ -118,7 +119,7 @@ def cuts(shape: Shape, m: int) -> list[Tiling]:
 
 def cuts_by_rows(shape: Shape, programs: tuple[tuple[int, int, bool], ...]) -> Iterator[Tiling]:
     """Pieces only where each warp has a row, and the largest programs in one piece only where rows are long."""
-    width = power_of_two_above(shape.k)
+    width = triton.next_power_of_2(shape.k)
     for elements, warps, in_pieces in programs:
         block_n = elements // width
         if block_n >= (warps if in_pieces else 1) and block_n <= 16 and (in_pieces or width > 2048 or warps <= 4):

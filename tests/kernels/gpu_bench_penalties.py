@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bough.core.plan import RowSetup
 from bough.core.sampling_params import SamplingParams
-from bough.kernels.penalties.reference import PenaltyLines, PenaltyStore
-from bough.kernels.penalties.triton import penalise
+from bough.kernels.logits.reference import PenaltyLines, PenaltyStore
+from bough.kernels.logits.triton import penalise
 from bough.kernels.sampling.triton import sample_rows
 from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState

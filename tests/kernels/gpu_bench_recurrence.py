@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bough.kernels.causal_conv import triton as conv
 from bough.kernels.recurrence import reference
+from bough.kernels.recurrence import triton as conv
+from bough.kernels.recurrence.reference import StateRows
 from bough.kernels.recurrence.triton import recurrence_
-from bough.kernels.state_rows import StateRows
 from tests.kernels.gpu_timing import distance, graph_us
 
 

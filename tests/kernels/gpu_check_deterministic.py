@@ -23,11 +23,24 @@ import torch.nn.functional as F
 from gpu_timing import compile_all, distance
 
 from bough.kernels import invariant_ops
-from bough.kernels.invariant_attention.triton import InvariantConfig, config_for, invariant_attention
-from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
-from bough.kernels.invariant_linear.tiling import LARGE_TILES, SMALL_TILES, WIDE, LinearConfig, Tile, piece_for
-from bough.kernels.invariant_linear.triton import invariant_linear
-from bough.kernels.log_normaliser.triton import log_normaliser
+from bough.kernels.invariant_attention.triton import (
+    DecodeItems,
+    InvariantConfig,
+    config_for,
+    invariant_attention,
+    prefill_items,
+)
+from bough.kernels.invariant_linear.triton import (
+    LARGE_TILES,
+    SMALL_TILES,
+    WIDE,
+    LinearConfig,
+    Tile,
+    invariant_linear,
+    piece_for,
+)
+from bough.kernels.logits.triton import log_normaliser
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from tests.kernels.references import paged_attention as attention_reference
 
 ROWS = (1, 2, 7, 16, 17, 64, 100, 256, 1000, 8192)
@@ -211,8 +224,8 @@ def check_rest(model: Model) -> None:
     def heads(m: int) -> torch.Tensor:
         turned, places = qkv[:m].clone(), torch.arange(m, device=DEVICE)
         caches = torch.zeros(2, m, model.kv_heads, model.head_dim, dtype=DTYPE, device=DEVICE)
-        shape = (model.heads, model.kv_heads, weight, weight, 1e-6, False)
-        invariant_ops.norm_rope_store_(turned, *shape, *angles, places, places, *caches)
+        shape = (model.heads, model.kv_heads, QKNormRope(weight, weight, 1e-6, False, *angles))
+        invariant_ops.norm_rope_store_(turned, *shape, places, places, *caches)
         return turned
 
     def norm(m: int) -> torch.Tensor:

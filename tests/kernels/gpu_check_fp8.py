@@ -20,6 +20,7 @@ from gpu_timing import compile_all, distance, graph_us, table_row
 from bough.distributed.topology import Topology
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.norm_rope_store.reference import norm_rope_store_ as plain_store
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Norm
@@ -90,9 +91,12 @@ def check_storing() -> None:
         angle = torch.randn(300, 64, device=CUDA)
         slots = torch.randperm(600, device=CUDA)[:300]
         caches = torch.zeros(4, 600, 8, 128, device=CUDA).to(dtype)
-        where = (angle.cos(), angle.sin(), torch.arange(300, device=CUDA), slots)
+        turn, where = (
+            QKNormRope(None, None, EPS, False, angle.cos(), angle.sin()),
+            (torch.arange(300, device=CUDA), slots),
+        )
         for function, k, v in ((norm_rope_store_, *caches[:2]), (plain_store, *caches[2:])):
-            function(qkv.clone(), 32, 8, None, None, EPS, False, *where, k, v, 0.5, 2.0)
+            function(qkv.clone(), 32, 8, turn, *where, k, v, 0.5, 2.0)
         report(f"stored as {dtype}, values unlike", share_unlike(caches[:2], caches[2:]), 1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Finds the fastest cuts of the expert products on a GPU, for the tables in `bough/kernels/experts/tiling.py`.
+"""Finds the fastest cuts of the expert products on a GPU, for the tables in `bough/kernels/experts/triton.py`.
 
     PYTHONPATH=. python tests/kernels/gpu_tune_experts.py [--only qwen3-30b-a3b] [--tokens 1,16,256] [--all]
         [--weights fp8]
@@ -24,7 +24,7 @@ from gpu_timing import compile_all, graph_us
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import triton as experts
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.experts.tiling import MAX_TOKENS_BY_ROWS, MAX_TOKENS_UNSORTED, Cut, RowCut, Tiling, config_for
+from bough.kernels.experts.triton import MAX_TOKENS_BY_ROWS, MAX_TOKENS_UNSORTED, Cut, RowCut, Tiling, config_for
 from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
 from bough.kernels.quantize_rows.triton import quantize_rows
 from bough.kernels.routing.triton import Order, Routed, counters, put_in_order, route

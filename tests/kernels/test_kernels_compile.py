@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.invariant_attention import triton as invariant
-from bough.kernels.invariant_linear import tiling as invariant_tiling
+from bough.kernels.invariant_linear import triton as invariant_tiling
 from bough.kernels.prefill_attention import triton as prefill
-from bough.kernels.skinny_linear.tiling import config_for, fitted
+from bough.kernels.skinny_linear.triton import config_for, fitted
 
 SCRIPTS = Path(__file__).parent
 AMD, ADA, AMPERE, HOPPER = 65_536, 101_376, 166_912, 232_448  # bytes of shared memory

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bough.kernels.decode_inputs import triton
+from bough.kernels.drafted_decode import triton
 from tests.kernels.references import decode_inputs as reference
 
 

@@ -18,7 +18,7 @@ from bough.distributed.topology import Topology
 from bough.kernels.activation.reference import silu_mul
 from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
-from bough.kernels.experts.tiling import Cut, Tiling, config_for
+from bough.kernels.experts.triton import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.ops import REFERENCE, ExpertMatrices, Norm, Ops, Router
 from bough.kernels.quantize_rows import reference as quantizing

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bough.kernels.invariant_attention import triton as fast
-from bough.kernels.invariant_attention.work import DecodeItems, prefill_items
+from bough.kernels.invariant_attention.triton import DecodeItems, prefill_items
 from tests.kernels.closeness import assert_near
 from tests.kernels.references import paged_attention as reference
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.kernels.invariant_linear import triton as fast
-from bough.kernels.invariant_linear.tiling import NARROWEST, PIECE_STEP, LinearConfig, Tile, config_for, piece_for
+from bough.kernels.invariant_linear.triton import NARROWEST, PIECE_STEP, LinearConfig, Tile, config_for, piece_for
 from tests.kernels.closeness import assert_near
 
 TILE = Tile(32, 32, 32, num_warps=4, num_stages=2)

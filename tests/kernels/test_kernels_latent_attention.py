@@ -19,7 +19,7 @@ from bough.core.model_config import LatentConfig
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.invariant_attention import triton as invariant
-from bough.kernels.invariant_attention.work import DecodeItems, Partials, prefill_items
+from bough.kernels.invariant_attention.triton import DecodeItems, Partials, prefill_items
 from bough.kernels.latent_attention import reference
 from bough.kernels.latent_attention import triton as fast
 from bough.kernels.prefill_attention.triton import query_blocks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bough.kernels.log_normaliser import reference
-from bough.kernels.log_normaliser import triton as fast
+from bough.kernels.logits import reference
+from bough.kernels.logits import triton as fast
 
 
 @pytest.mark.parametrize("kernel", [reference.log_normaliser, fast.log_normaliser])

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.norm_rope_store.reference import norm_rope_store_ as reference
 from bough.kernels.norm_rope_store.triton import HeadTiling
 from bough.kernels.norm_rope_store.triton import norm_rope_store_ as triton_kernel
@@ -38,8 +39,8 @@ class Step:
 
     def run(self, function: Callable[..., None], normed: bool, plus_one: bool, **options: object) -> None:
         q_weight, k_weight = self.weights if normed else (None, None)
-        shape = (self.heads, self.kv_heads, q_weight, k_weight, EPS, plus_one)
-        where = (self.cos, self.sin, self.positions, self.slots, self.k_cache, self.v_cache)
+        shape = (self.heads, self.kv_heads, QKNormRope(q_weight, k_weight, EPS, plus_one, self.cos, self.sin))
+        where = (self.positions, self.slots, self.k_cache, self.v_cache)
         function(self.qkv, *shape, *where, **options)
 
     def parts(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

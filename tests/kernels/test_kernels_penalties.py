@@ -12,9 +12,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from bough.kernels.penalties import reference
-from bough.kernels.penalties import triton as triton_kernels
-from bough.kernels.penalties.reference import NO_SLOT, PenaltyLines, PenaltyStore
+from bough.kernels.logits import reference
+from bough.kernels.logits import triton as triton_kernels
+from bough.kernels.logits.reference import NO_SLOT, PenaltyLines, PenaltyStore
 
 ROWS = 9
 # One row each: whether it holds counts, which prompt tokens there are, a bias. The fourth is only to be widened.

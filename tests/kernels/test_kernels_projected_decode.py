@@ -13,7 +13,7 @@ import triton
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.triton import DecodeConfig
 from bough.kernels.decode_attention.work import DecodeWork, _plan, plan_decode
-from bough.kernels.norm_rope_store.reference import norm_rope_store_
+from bough.kernels.norm_rope_store.reference import QKNormRope, norm_rope_store_
 from bough.kernels.projected_decode.triton import MOST_ROWS, projected_decode
 from bough.kernels.skinny_linear.triton import skinny_linear
 from tests.kernels.closeness import assert_near
@@ -49,18 +49,17 @@ class Step:
         cos, sin = tables if dtype == torch.float64 else (table.float() for table in tables)
         caches = [cache.to(dtype, copy=True) for cache in self.caches]
         out = function(
-            self.qkv.to(dtype, copy=True), self.heads, self.kv_heads, q_norm, k_norm, EPS, self.plus_one, cos, sin,
-            self.positions, self.slots, *caches, *self.paged, work, page_size=self.page_size, scale=0.2, **options,
+            self.qkv.to(dtype, copy=True), self.heads, self.kv_heads,
+            QKNormRope(q_norm, k_norm, EPS, self.plus_one, cos, sin), self.positions, self.slots, *caches, *self.paged,
+            work, page_size=self.page_size, scale=0.2, **options,
         )  # fmt: skip
         return [out, *caches]
 
     def attended(self, **options: Any) -> torch.Tensor:
         """What comes out if heads are turned in their own type, which rounds them twice, and attend in float64."""
         qkv, (keys, values) = self.qkv.clone(), (cache.clone() for cache in self.caches)
-        norm_rope_store_(
-            qkv, self.heads, self.kv_heads, *self.norms, EPS, self.plus_one, self.angles.cos(), self.angles.sin(),
-            self.positions, self.slots, keys, values,
-        )  # fmt: skip
+        turn = QKNormRope(*self.norms, EPS, self.plus_one, self.angles.cos(), self.angles.sin())
+        norm_rope_store_(qkv, self.heads, self.kv_heads, turn, self.positions, self.slots, keys, values)
         inputs: list[Any] = [*(tensor.double() for tensor in (qkv[:, : self.heads], keys, values)), *self.paged, None]
         return decode_attention(*inputs, page_size=self.page_size, scale=0.2, **options)
 
@@ -195,7 +194,7 @@ def test_it_waits_for_the_projection(device: torch.device, rows: int) -> None:
         projections, outs = [], []
         for step, x in zip(steps, xs, strict=True):
             projections.append(skinny_linear(x, weight).view(rows, -1, head_dim))
-            inner = (heads, kv_heads, *step.norms, EPS, False, *tables, step.positions, step.slots)
+            inner = (heads, kv_heads, QKNormRope(*step.norms, EPS, False, *tables), step.positions, step.slots)
             around: list[Any] = [*step.caches, *step.paged, work]
             outs.append(projected_decode(projections[-1], *inner, *around, page_size=1, scale=0.2))
         return projections, outs

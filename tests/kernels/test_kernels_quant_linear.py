@@ -9,7 +9,7 @@ import torch
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from bough.kernels.quant_linear import native
+from bough.kernels.quant_linear import packed as native
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, packed_bytes
 from bough.native.build import compiler
 from bough.native.library import build_library, find_library

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 import tests.fakes.triton_interpreter  # noqa: F401
-from bough.kernels.causal_conv import reference as plain_conv
-from bough.kernels.causal_conv import triton as fast_conv
 from bough.kernels.recurrence import reference
+from bough.kernels.recurrence import reference as plain_conv
 from bough.kernels.recurrence import triton as fast
-from bough.kernels.state_rows import StateRows
+from bough.kernels.recurrence import triton as fast_conv
+from bough.kernels.recurrence.reference import StateRows
 from tests.kernels.closeness import assert_near
 
 PAGES = 9

@@ -200,13 +200,11 @@ def test_frequencies(implementation: ModuleType, device: torch.device) -> None:
     assert ((found[likely] - expected[likely]) ** 2 / expected[likely]).sum() < CHI_SQUARE_P_001
 
 
-def test_rows_are_looked_up_and_results_written_where_told(implementation: ModuleType, device: torch.device) -> None:
+def test_rows_are_looked_up(implementation: ModuleType, device: torch.device) -> None:
     lines = seeded([{}, {"random": False}, {"temperature": 0.7}, {"random": False, "temperature": 0.0}])
     parameters, logits = make_parameters(lines, 64, device), randn(4, 64, torch.bfloat16, device)
     order = [2, 3, 0, 3]  # the last row pads: it may stand more than once
-    tokens = torch.full((4,), -1, dtype=torch.int64, device=device)
-    bad = torch.ones(4, dtype=torch.bool, device=device)
-    implementation.sample_rows(logits, torch.tensor(order, device=device), parameters, False, tokens, bad)
+    tokens, bad = implementation.sample_rows(logits, torch.tensor(order, device=device), parameters, False)
     assert tokens.tolist() == [expected_token(row, lines[number]) for row, number in zip(logits, order, strict=True)]
     assert not bad.any()
     assert parameters.generated[:3].tolist() == [1, 1, 3]

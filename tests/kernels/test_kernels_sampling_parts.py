@@ -14,10 +14,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
+from bough.kernels.sampling.device import find_floor, find_threshold, key_of, load_tiles, logit_of, scan_kernel, uniform
 from bough.kernels.sampling.rows import uniform as torch_uniform
-from bough.kernels.sampling.triton_filters import find_floor, find_threshold
-from bough.kernels.sampling.triton_kernels import scan_kernel
-from bough.kernels.sampling.triton_tools import key_of, load_tiles, logit_of, uniform
 from tests.kernels.references.sampling import kept_mask
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on whose scalars the interpreter computes

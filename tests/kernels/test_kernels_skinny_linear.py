@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from bough.kernels.ops import REFERENCE, Activation, Norm
 from bough.kernels.skinny_linear import triton as skinny
-from bough.kernels.skinny_linear.tiling import (
+from bough.kernels.skinny_linear.triton import (
     MAX_WIDTH_BY_ROWS,
     Tiling,
     config_for,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bough.kernels.token_mask import reference
-from bough.kernels.token_mask import triton as fast
+from bough.kernels.logits import reference
+from bough.kernels.logits import triton as fast
 
 
 @pytest.mark.parametrize("kernel", [reference.forbid_tokens_, fast.forbid_tokens_])

@@ -14,7 +14,7 @@ import transformers
 from bough.attention.context import ForwardContext
 from bough.core.model_config import NO_ROPE, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
-from bough.kernels.norm_rope_store.reference import norm_rope_store_
+from bough.kernels.norm_rope_store.reference import QKNormRope, norm_rope_store_
 from bough.kernels.ops import Activation
 from bough.layers.blocks import ParallelBlock, PreNormBlock
 from bough.layers.embedding import Head
@@ -74,9 +74,8 @@ def rotated(rope: RopeConfig, positions: torch.Tensor, qkv: torch.Tensor, head_d
     table, tokens = rope_table(rope, head_dim, 64, CPU), len(qkv)
     caches = torch.zeros(2, tokens, 1, head_dim)
     slots = torch.arange(tokens)
-    norm_rope_store_(
-        qkv, 2, 1, None, None, 1e-6, False, table.cos, table.sin, positions, slots, *caches, axes=table.axes
-    )
+    turn = QKNormRope(None, None, 1e-6, False, table.cos, table.sin)
+    norm_rope_store_(qkv, 2, 1, turn, positions, slots, *caches, axes=table.axes)
     assert torch.equal(caches[0], qkv[:, 2:3]) and torch.equal(caches[1], qkv[:, 3:])
     return qkv
 

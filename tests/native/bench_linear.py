@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from bough.kernels.quant_linear import native
+from bough.kernels.quant_linear import packed as native
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.native.tape import ThreadPool
 

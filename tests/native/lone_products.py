@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from bough.kernels.quant_linear.native import linear_library, structs_of
-from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
+from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes, linear_library, structs_of
 from bough.native.tape import ThreadPool
 
 

@@ -15,8 +15,7 @@ from bough.executor.native_recorder import Recorder
 from bough.kernels.activation.reference import silu_mul
 from bough.kernels.experts.reference import experts as plain_experts
 from bough.kernels.ops import PackedExpertWeights, add_gated
-from bough.kernels.quant_linear.filling import FillingWeight
-from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes
+from bough.kernels.quant_linear.packed import FillingWeight, PackedWeight, aligned_bytes
 from bough.kernels.routing.reference import route
 from bough.loader.source import float_rows
 from bough.native.tape import Step, ThreadPool

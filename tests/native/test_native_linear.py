@@ -16,7 +16,7 @@ import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from bough.kernels.quant_linear import native
+from bough.kernels.quant_linear import packed as native
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
 from bough.loader.dequantize import PLAIN
 from bough.native.build import COMMON, VARIANT_FLAGS

@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bough.kernels.quant_linear.filling import FillingWeight
-from bough.kernels.quant_linear.packed import Format, PackedWeight
+from bough.kernels.quant_linear.packed import FillingWeight, Format, PackedWeight
 from bough.layers.weights import WeightSlot
 from bough.loader.load import load_weights
 from bough.loader.packed_cache import PackedCache

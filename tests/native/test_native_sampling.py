@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bough.core.plan import LogprobSpec, RowSetup
 from bough.core.sampling_params import SamplingParams
 from bough.executor.native_sampling import NativeSampler
-from bough.kernels.token_mask.reference import forbid_tokens_
+from bough.kernels.logits.reference import forbid_tokens_
 from bough.native.library import load_library
 from bough.native.tape import ThreadPool
 from bough.sampling.masks import BatchMasks

@@ -1,1 +1,1 @@
-"""Both ends of a decode step with drafts, on the device: what its rows compute, and how many drafts hold."""
+"""Both ends of decode steps, on the device: what their rows compute, and how many drafts hold."""

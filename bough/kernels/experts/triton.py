@@ -1,3 +1,4 @@
+# mypy: disable-error-code="import-untyped"
 """Mixtures of experts in Triton: gate·up with its activation is one launch, down with the weights another.
 
 For up to two tokens each reads its experts' rows for itself; for up to 16 tokens, tiles find their rows by themselves;
@@ -5,10 +6,9 @@ for more, pairs of token and expert are put in order first. Weights of 8 bits ar
 many rows, those are quantised too.
 """
 
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,26 +19,109 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.experts import device
 from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Matrices, Spread
-from bough.kernels.experts.tiling import (
-    DOWN_BY_ROWS,
-    GATE_UP_BY_ROWS,
-    MAX_TOKENS_BY_ROWS,
-    MAX_TOKENS_UNSORTED,
-    Cut,
-    RowCut,
-    Tiling,
-    config_for,
-    fitted,
-    w4_config_for,
-)
 from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.overlap import overlap
 from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
 from bough.kernels.quantize_rows.triton import quantize_rows
 from bough.kernels.routing.triton import Order, Routed, counters, norm_route, placed, put_in_order, route
 from bough.kernels.shared_memory import shared_bytes
-from bough.kernels.skinny_linear.tiling import power_of_two_above
 from bough.kernels.w4_linear.reference import W4Rows
+
+MAX_TOKENS_BY_ROWS = 2  # beyond, an expert that two tokens share would be read twice
+MAX_TOKENS_UNSORTED = 16  # rows of the smallest tile
+
+MAX_TOKENS_NORMED = 512  # beyond, norm and router are faster as launches of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Of one product by tiles."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Of both products of a layer; they have the same rows."""
+
+    block_m: int
+    swap: bool  # the weight is the side of which tensor cores take 64 rows
+    described: bool  # weights are read through tensor descriptors, which spares the threads their addresses
+    gate_up: Cut
+    down: Cut
+    small_rows: bool = False  # rows get 8 bits, as weights of 8 bits have them; else these take the type of the rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowCut:
+    """Of one product by rows."""
+
+    block_n: int
+    num_warps: int
+
+
+GATE_UP_BY_ROWS = RowCut(4, 4)
+DOWN_BY_ROWS = RowCut(4, 4)
+
+
+INVARIANT_TILING = Tiling(64, False, True, Cut(64, 64, 4, 4), Cut(128, 64, 4, 3))  # for any number of tokens
+INVARIANT_FP8 = Tiling(64, False, True, Cut(64, 128, 4, 4), Cut(128, 128, 4, 3), small_rows=True)
+
+
+def config_for(tokens: int, top: int, experts: int, fp8: bool = False, grouped: bool = False) -> Tiling:
+    """By how many rows an expert has on average. Up to some dozens the time is that of reading the weights. Of `fp8`
+    weights a tile has at most one group of 128 inputs, whose sums take registers of their own if it is `grouped`."""
+    rows = tokens * top / experts
+    if fp8:
+        if tokens <= MAX_TOKENS_UNSORTED or rows <= 10:
+            return Tiling(16, True, False, Cut(64, 128, 4, 4), Cut(64, 128, 4, 5))
+        if rows <= 24:
+            return Tiling(32, True, False, Cut(64, 128, 4, 4), Cut(128, 128, 4, 4))
+        if rows <= 96:
+            return INVARIANT_FP8
+        if grouped:
+            return Tiling(128, False, True, Cut(64, 128, 8, 4), Cut(128, 128, 8, 3), small_rows=True)
+        return Tiling(128, False, True, Cut(128, 128, 8, 4), Cut(256, 128, 8, 3), small_rows=True)
+    if tokens <= MAX_TOKENS_UNSORTED or rows <= 10:
+        return Tiling(16, True, False, Cut(64, 128, 4, 3), Cut(64, 64, 4, 5))
+    if rows <= 24:
+        return Tiling(32, True, False, Cut(64, 64, 4, 3), Cut(128, 64, 4, 5))
+    if rows <= 96:
+        return INVARIANT_TILING
+    return Tiling(128, False, True, Cut(128, 64, 8, 4), Cut(256, 64, 8, 3))
+
+
+def w4_config_for(tokens: int, top: int, experts: int) -> Tiling:
+    """Of weights of 4 bits: a tile has a block of 128 inputs, and the weight is the side that tensor cores take from
+    registers, where it was given 16 bits."""
+    rows = tokens * top / experts
+    if tokens <= MAX_TOKENS_UNSORTED or rows <= 10:
+        return Tiling(16, True, False, Cut(64, 128, 4, 4), Cut(64, 128, 4, 4))
+    if rows <= 24:
+        return Tiling(32, True, False, Cut(64, 128, 4, 3), Cut(64, 128, 4, 3))
+    return Tiling(64, True, False, Cut(64, 128, 4, 3), Cut(128, 128, 8, 3))
+
+
+def fitted(tiling: Tiling, row_bytes: int, weight_bytes: int, room: int) -> Tiling:
+    """The tiling with no more in flight than shared memory holds; with shorter tiles, if it does not hold two. Bytes
+    are those of a number."""
+    rows = tiling.block_m * (1 if tiling.small_rows else row_bytes)
+    return replace(
+        tiling,
+        gate_up=_fitted(tiling.gate_up, rows, 2 * weight_bytes, room),
+        down=_fitted(tiling.down, rows, weight_bytes, room),
+    )
+
+
+def _fitted(cut: Cut, rows: int, weight_bytes: int, room: int) -> Cut:
+    stage = (rows + weight_bytes * cut.block_n) * cut.block_k
+    if 2 * stage > room:
+        return _fitted(replace(cut, block_k=cut.block_k // 2), rows, weight_bytes, room)
+    return replace(cut, num_stages=min(cut.num_stages, room // stage))
+
 
 SUM_WIDTH = 1024
 PIECE = 256  # inputs that a warp reads at once: each then sums rows of its own
@@ -52,10 +135,16 @@ def routed_experts(
     matrices: ExpertMatrices,
     activation: str,
     scale: torch.Tensor | None = None,  # [experts], what their weights are multiplied with
+    *,
+    invariant: bool = False,  # in tiles of one size: where a row stands in its tile makes no difference to its sums
 ) -> torch.Tensor:
     """The weighted sum of the experts that the logits choose for each row."""
-    x, routed = weighed(x, route(logits, moe, bias, count=counts(x, matrices)), moe, scale)
-    return multiply(x, matrices, routed, activation)
+    tiling, count = None, counts(x, matrices)
+    if invariant:
+        tiling = INVARIANT_FP8 if isinstance(matrices.gate_up, QuantizedRows) else INVARIANT_TILING
+        count = matrices.spread is None
+    x, routed = weighed(x, route(logits, moe, bias, count=count), moe, scale)
+    return multiply(x, matrices, routed, activation, config=tiling)
 
 
 def counts(x: torch.Tensor, matrices: ExpertMatrices) -> bool:
@@ -137,10 +226,10 @@ def _products(
     rows = quantize_rows(between, groups[1]) if small else between
     down_tiles(rows, down, routed, order, results, tiling, down_bias)
     out = torch.empty_like(x)
-    width = min(SUM_WIDTH, power_of_two_above(hidden))
+    width = min(SUM_WIDTH, triton.next_power_of_2(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
         results, routed.ids, counters(x.device), out, hidden,
-        TOP=top, BLOCK=width, EXPERTS=0 if order is None else power_of_two_above(experts), num_warps=4,
+        TOP=top, BLOCK=width, EXPERTS=0 if order is None else triton.next_power_of_2(experts), num_warps=4,
         **overlap(tokens),
     )  # fmt: skip
     return out
@@ -221,8 +310,8 @@ def _constants(routed: Routed, tiling: Tiling, cut: Cut) -> dict[str, Any]:
     tokens, top = routed.ids.shape
     return {
         "TOP": top,
-        "BLOCK_S": power_of_two_above(top),
-        "BLOCK_P": power_of_two_above(MAX_TOKENS_UNSORTED * top),
+        "BLOCK_S": triton.next_power_of_2(top),
+        "BLOCK_P": triton.next_power_of_2(MAX_TOKENS_UNSORTED * top),
         "BLOCK_M": tiling.block_m,
         "SWAP": tiling.swap,
         "DESCRIBED": tiling.described,
@@ -286,6 +375,6 @@ def down_rows(
 
 def _pieces(inputs: int, scales: torch.Tensor | None, piece: int) -> dict[str, int]:
     """A row in pieces of that size, or in groups where these have scales."""
-    width, groups = power_of_two_above(inputs), _groups(scales)
-    size = min(width, power_of_two_above(piece) if groups == 1 else GROUP)
+    width, groups = triton.next_power_of_2(inputs), _groups(scales)
+    size = min(width, triton.next_power_of_2(piece) if groups == 1 else GROUP)
     return {"K": inputs, "GROUPS": groups, "PIECES": width // size, "PIECE": size}

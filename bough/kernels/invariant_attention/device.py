@@ -3,7 +3,7 @@
 
 A tile has a line for each pair of query and packed head, whether it holds one decode or a block of a prompt. Keys come
 from the pages only, in blocks that begin at multiples of BLOCK_N from the row's first key on, and in chunks (see
-`work`); a line's arithmetic then depends on its own position alone:
+`triton`); a line's arithmetic then depends on its own position alone:
 
 - a block of which a line sees nothing leaves the line as it was, exactly;
 - keys of a block that a line does not see have the weight 0, whatever is in their place;
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.decode_attention.work import oldest_seen
-from bough.kernels.prefill_attention.device import LOG2_E, fetch
+from bough.kernels.prefill_attention.triton import IN_LOG2, fetch
 
 
 # The heads of an item are neighbours in the grid, so that those with the same keys run at the same time. What differs
@@ -134,7 +134,7 @@ def weigh(peak: tl.tensor, log_sum: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl
 @triton.jit
 def of_sink(sinks: tl.tensor, peak: tl.tensor) -> tl.tensor:
     """The weights of the sinks at these places, by the peaks of all their keys."""
-    return tl.exp2(tl.fma(tl.load(sinks).to(tl.float32), LOG2_E, -peak))
+    return tl.exp2(tl.fma(tl.load(sinks).to(tl.float32), IN_LOG2, -peak))
 
 
 @triton.jit

@@ -15,8 +15,7 @@ import triton.language as tl
 
 from bough.kernels.norm_rope_store.triton import keep
 from bough.kernels.overlap import overlap, take_turn
-from bough.kernels.prefill_attention.device import fetch
-from bough.kernels.prefill_attention.triton import LOG2_E
+from bough.kernels.prefill_attention.triton import LOG2_E, fetch
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 MIN_DOT = 16  # the smallest matrix that tl.dot takes

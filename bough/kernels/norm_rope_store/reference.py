@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from bough.kernels.rms_norm.reference import rms_norm
+
+
+class QKNormRope(NamedTuple):
+    """What is done to the query and key heads of one layer before they attend: a norm, if they have one, and the
+    rotation by their positions."""
+
+    query_weight: torch.Tensor | None  # [head_dim], or [heads * head_dim] for a norm of all heads at once
+    key_weight: torch.Tensor | None  # [head_dim], or [kv_heads * head_dim]
+    eps: float
+    plus_one: bool  # the norms multiply with 1 + weight
+    cos: torch.Tensor  # [context, rotary_dim / 2] float32
+    sin: torch.Tensor  # [context, rotary_dim / 2] float32
 
 
 def angles_of(
@@ -70,12 +84,7 @@ def norm_rope_store_(
     qkv: torch.Tensor,  # [tokens, heads + 2 * kv_heads, head_dim], contiguous
     heads: int,
     kv_heads: int,  # 0: there are queries alone, and nothing is stored
-    q_weight: torch.Tensor | None,  # [head_dim], or [heads * head_dim] for a norm of all heads at once
-    k_weight: torch.Tensor | None,  # [head_dim], or [kv_heads * head_dim]
-    eps: float,
-    plus_one: bool,
-    cos: torch.Tensor,  # [context, rotary_dim / 2] float32
-    sin: torch.Tensor,  # [context, rotary_dim / 2] float32
+    qk_norm_rope: QKNormRope,
     positions: torch.Tensor,  # [tokens] int64, or [axes, tokens]
     slots: torch.Tensor,  # [tokens] int64
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim]
@@ -93,6 +102,7 @@ def norm_rope_store_(
     The normalised heads are rounded to the type of `qkv` before they are rotated, and keys and values to the type of
     the caches as they are stored; those that are too large for 8 bits become the largest number there is.
     """
+    q_weight, k_weight, eps, plus_one, cos, sin = qk_norm_rope
     q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
     qk = qkv[:, : heads + kv_heads]  # both at once: on a CPU each operation costs more than its arithmetic
     if norm_last:

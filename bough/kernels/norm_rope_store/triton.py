@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.overlap import overlap, take_turn
 
 
@@ -32,12 +33,7 @@ def norm_rope_store_(
     qkv: torch.Tensor,  # [tokens, heads + 2 * kv_heads, head_dim], contiguous
     heads: int,
     kv_heads: int,  # 0: there are queries alone, and nothing is stored
-    q_weight: torch.Tensor | None,  # [head_dim]
-    k_weight: torch.Tensor | None,  # [head_dim]
-    eps: float,
-    plus_one: bool,
-    cos: torch.Tensor,  # [context, head_dim / 2] float32, contiguous
-    sin: torch.Tensor,  # [context, head_dim / 2] float32, contiguous
+    qk_norm_rope: QKNormRope,  # of whole heads, contiguous
     positions: torch.Tensor,  # [tokens] int64
     slots: torch.Tensor,  # [tokens] int64
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim], the last dimension contiguous
@@ -49,6 +45,7 @@ def norm_rope_store_(
 ) -> None:
     """Normalises query and key heads if they have a weight, rotates them, all in place, and stores keys and values."""
     tokens, _, head_dim = qkv.shape
+    q_weight, k_weight, eps, plus_one, cos, sin = qk_norm_rope
     if tokens == 0:
         return
     tiling = config or config_for(tokens, heads, kv_heads, head_dim)

@@ -1,7 +1,13 @@
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Prefill attention in Triton: tiles of scores that never leave the multiprocessor, after FlashAttention.
 
-This is the host's side: what is tuned, and the launch. `device` holds the kernel.
+One program takes a block of queries of one row (see `query_blocks`) for PACK query heads of one kv head at once: the
+tile of scores has a line for each pair of query and head. So short chunks over a long prefix still fill the tensor
+cores, and fewer keys of a block's own diagonal are computed in vain. It first reads the row's prefix through the page
+table, then the fresh keys up to its own queries. Blocks of keys that every query sees go without a mask, which is most
+of them.
+
+Scores are kept in units of log2, since exp2 is what the hardware has.
 """
 
 from __future__ import annotations
@@ -13,12 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import triton
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bough.kernels.prefill_attention.device import attend
+from bough.kernels.decode_attention.work import oldest_seen
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 IntArray = npt.NDArray[np.int32]
+LOG2_E = 1.4426950408889634
+IN_LOG2 = tl.constexpr(LOG2_E)  # for kernels
 
 
 def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | None = None) -> IntArray:
@@ -40,9 +49,6 @@ def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | No
 def ends_of(blocks: IntArray, query_lens: IntArray, block_m: int) -> IntArray:
     """Those of the blocks that hold the last query of their row."""
     return blocks[blocks[:, 1] + block_m >= query_lens[blocks[:, 0]]]
-
-
-LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +152,183 @@ def _describe(fresh: torch.Tensor, block_n: int) -> TensorDescriptor:
     """Fresh keys or values as a matrix of tokens by heads times head_dim, fetched a head at a time."""
     tokens, kv_heads, head_dim = fresh.shape
     return TensorDescriptor(fresh, [tokens, kv_heads * head_dim], [fresh.stride(0), 1], [block_n, head_dim])
+
+
+# The heads of a block are neighbours in the grid, so that those with the same keys run at the same time.
+@triton.jit
+def attend(
+    q, k, v, k_desc, v_desc, k_cache, v_cache, page_table, rows, query_starts, context_lens, blocks, sinks, out,
+    q_token_stride: int, q_head_stride: int, k_token_stride: int, v_token_stride: int, table_stride: int,
+    fresh_scale: float, cached_scale: float, v_scale: float, softcap: float,
+    HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    PACK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of queries, for PACK heads."""
+    first_head = tl.program_id(0) * PACK
+    block = tl.program_id(1)
+    kv_head = first_head // (HEADS // KV_HEADS)
+    place = tl.load(blocks + block * 2)
+    if place < 0:  # a captured grid has room for more blocks than most steps have
+        return
+    first = tl.load(blocks + block * 2 + 1)
+    row_start = tl.load(query_starts + place)
+    queries = tl.load(query_starts + place + 1) - row_start
+    context = tl.load(context_lens + place)
+    pages = page_table + tl.load(rows + place).to(tl.int64) * table_stride
+
+    line = tl.arange(0, BLOCK_M)
+    query = first + line // PACK  # inside the row
+    head = first_head + line % PACK
+    d = tl.arange(0, BLOCK_D)
+    valid = (query < queries)[:, None] & (d < HEAD_DIM)[None, :]
+    token = row_start.to(tl.int64) + query
+    tile = tl.load(
+        q + token[:, None] * q_token_stride + head[:, None] * q_head_stride + d[None, :], mask=valid, other=0.0
+    )
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if sinks is not None:  # as if a key of this score, without a value, had come first
+        top = tl.load(sinks + head).to(tl.float32) * IN_LOG2
+        norm += 1.0
+
+    # The prefix: blocks that lie wholly inside it, then the rest. With a window every block is masked, and the first
+    # is the one that holds the oldest key that the first query sees.
+    oldest = context + query  # key that each line sees; only windows ask for it
+    begin = 0
+    if WINDOW:
+        oldest = oldest_seen(context + query, WINDOW, CHUNKED)
+        begin = oldest_seen(context + first, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
+    else:
+        inside = context // BLOCK_N * BLOCK_N
+        acc, norm, top = _over_prefix(
+            acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, 0, inside,
+            cached_scale, softcap,
+            False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+        )  # fmt: skip
+        begin = inside
+    acc, norm, top = _over_prefix(
+        acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, begin, context,
+        cached_scale, softcap,
+        True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+    )  # fmt: skip
+    acc *= v_scale
+
+    # The fresh tokens: blocks that the first query sees whole, then the diagonal.
+    k_row = k + row_start.to(tl.int64) * k_token_stride + kv_head * HEAD_DIM
+    v_row = v + row_start.to(tl.int64) * v_token_stride + kv_head * HEAD_DIM
+    end = tl.minimum(first + BLOCK_M // PACK, queries)
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(0, oldest_seen(context + first, WINDOW, CHUNKED) - context) // BLOCK_N * BLOCK_N
+    else:
+        inside = (first + 1) // BLOCK_N * BLOCK_N
+        acc, norm, top = _over_fresh(
+            acc, norm, top, tile, query, oldest, k_row, v_row, k_desc, v_desc, row_start, kv_head, 0, inside, queries,
+            k_token_stride, v_token_stride, fresh_scale, softcap,
+            False, HAS_SOFTCAP, WINDOW, HEAD_DIM, DESCRIPTORS, BLOCK_N, BLOCK_D, PRECISION,
+        )  # fmt: skip
+        begin = inside
+    acc, norm, top = _over_fresh(
+        acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end,
+        queries, k_token_stride, v_token_stride, fresh_scale, softcap,
+        True, HAS_SOFTCAP, WINDOW, HEAD_DIM, False, BLOCK_N, BLOCK_D, PRECISION,
+    )  # fmt: skip
+
+    result = (acc / norm[:, None]).to(out.dtype.element_ty)
+    tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=valid)
+
+
+@triton.jit
+def _over_prefix(
+    acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Folds in the keys begin..end of the cache."""
+    d = tl.arange(0, BLOCK_D)
+    offset = tl.arange(0, BLOCK_N)
+    page = tl.load(pages + (begin + offset) // PAGE_SIZE, mask=begin + offset < end, other=0)
+    for start in range(begin, end, BLOCK_N):
+        key = start + offset
+        held = key < end
+        slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE  # a pool has more than 2^31 elements
+        offsets = (slot * KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+        # One block ahead, in registers: keys and values can then be fetched as far ahead as the stages allow.
+        page = tl.load(pages + (key + BLOCK_N) // PAGE_SIZE, mask=key + BLOCK_N < end, other=0)
+        k = fetch(k_cache + offsets, held, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
+        v = fetch(v_cache + offsets, held, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
+        visible = held[None, :]
+        if WINDOW:
+            visible = visible & (key[None, :] >= oldest[:, None])
+        acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP, PRECISION)
+    return acc, norm, top
+
+
+@triton.jit
+def _over_fresh(
+    acc, norm, top, tile, query, oldest, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end, queries,
+    k_token_stride, v_token_stride, scale, softcap,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Folds in the row's new tokens begin..end."""
+    d = tl.arange(0, BLOCK_D)
+    for start in range(begin, end, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        held = key < queries
+        if DESCRIPTORS:
+            k = k_desc.load([row_start + start, kv_head * HEAD_DIM])
+            v = v_desc.load([row_start + start, kv_head * HEAD_DIM])
+        else:
+            k = fetch(k_row + key[:, None] * k_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
+            v = fetch(v_row + key[:, None] * v_token_stride + d[None, :], held, MASKED, HEAD_DIM, BLOCK_D)
+        visible = query[:, None] >= key[None, :]
+        if WINDOW:
+            visible = visible & (key[None, :] >= oldest[:, None])
+        acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP, PRECISION)
+    return acc, norm, top
+
+
+@triton.jit
+def fetch(
+    pointers: tl.tensor, held: tl.tensor, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+) -> tl.tensor:
+    """A tile [BLOCK_N, BLOCK_D]. What is not the row's is never read: another row's NaN would survive a weight of 0."""
+    inside = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    if MASKED and HEAD_DIM != BLOCK_D:
+        return tl.load(pointers, mask=held[:, None] & inside, other=0.0)
+    elif MASKED:  # noqa: RET505  (Triton wants each return in a branch of its own)
+        return tl.load(pointers, mask=held[:, None], other=0.0)
+    elif HEAD_DIM != BLOCK_D:
+        return tl.load(pointers, mask=inside, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def _fold(
+    acc, norm, top, tile, k, v, visible, scale, softcap,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of keys of the running softmax: weighted values, sum of weights, and greatest score so far."""
+    scores = tl.dot(tile, tl.trans(k), input_precision=PRECISION)
+    if HAS_SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scale * scores) - 1.0)  # softcap * tanh
+        scale = 1.0
+    if MASKED:
+        # Not infinite: at the edge of a window a query may see no key of the block, and infinity minus infinity is
+        # not a number.
+        scores = tl.where(visible, scores, -1e30)
+    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+    shrink = tl.exp2(top - new_top)
+    weights = tl.exp2(scores * scale - new_top[:, None])
+    if MASKED:
+        # Where a query sees nothing, that difference is the rounding of huge numbers, and its power anything.
+        weights = tl.where(visible, weights, 0.0)
+    norm = norm * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, norm, new_top

@@ -18,6 +18,7 @@ from bough.kernels.decode_attention.device import absorb, hand_in, join_sink, sc
 from bough.kernels.decode_attention.shared import MIN_DOT
 from bough.kernels.decode_attention.triton import LOG2_E, DecodeConfig, parts_at_once
 from bough.kernels.decode_attention.work import ITEM_FIELDS, DecodeWork, plan_decode
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.overlap import overlap, take_turn
 
 # Beyond either, reading keys and values takes most of the time, and they cannot all be fetched ahead
@@ -46,12 +47,7 @@ def projected_decode(
     qkv: torch.Tensor,  # [batch, heads + 2 * kv_heads, head_dim], contiguous
     heads: int,
     kv_heads: int,
-    q_weight: torch.Tensor | None,  # [head_dim]
-    k_weight: torch.Tensor | None,  # [head_dim]
-    eps: float,
-    plus_one: bool,
-    cos: torch.Tensor,  # [context, head_dim / 2] float32, contiguous
-    sin: torch.Tensor,  # [context, head_dim / 2] float32, contiguous
+    qk_norm_rope: QKNormRope,  # of whole heads, contiguous
     positions: torch.Tensor,  # [batch] int64
     slots: torch.Tensor,  # [batch] int64
     k_cache: torch.Tensor,  # [slots, kv_heads, head_dim], contiguous, in qkv's type
@@ -73,6 +69,7 @@ def projected_decode(
     is stored. No row may see what another one stores; `qkv` stays as it is. At least one row has a key: the kernels
     behind this one rely on its having waited for those before it."""
     batch, _, head_dim = qkv.shape
+    q_weight, k_weight, eps, plus_one, cos, sin = qk_norm_rope
     group = heads // kv_heads
     if work is None:
         work = DecodeWork(batch, heads, kv_heads, head_dim, qkv.device, window=window)

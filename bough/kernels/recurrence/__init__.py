@@ -1,1 +1,1 @@
-"""Recurrent layers: of each head a matrix in which keys find values, that decays and is added to token by token."""
+"""Recurrent layers: of each head a matrix in which keys find values, and a short convolution over a row's tokens."""

@@ -1,4 +1,5 @@
-"""The recurrences of gated delta nets, of Kimi's delta attention and of Mamba 2 in plain torch.
+"""The recurrences of gated delta nets, of Kimi's delta attention and of Mamba 2 in plain torch, the short convolution
+before them, and which tokens of a step belong to which row.
 
 A head's matrix decays, and then learns that its key means its value: by the delta rule, which first looks up what the
 key means so far and adds only a share `beta` of what is missing; or, without `beta`, by adding the whole value. What
@@ -8,10 +9,27 @@ the query finds is the result. Prompts are computed in chunks, whose tokens know
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from bough.kernels.state_rows import StateRows
+from bough.core.plan import IntArray
+
+
+class StateRows(NamedTuple):
+    """Rows of a step, whose tokens stand back to back."""
+
+    table: torch.Tensor  # [max_rows, any] int32, of each row the page of its state comes first
+    rows: torch.Tensor  # [batch] int32
+    query_starts: IntArray  # [batch + 1] on the host, for torch
+    starts: torch.Tensor | None = None  # the same on the device, for kernels; None: each row has one token
+
+    @property
+    def pages(self) -> torch.Tensor:
+        """[batch] int64"""
+        return self.table[self.rows.long(), 0].long()
+
 
 CHUNK = 64
 CHANNEL_CHUNK = 16  # where every channel of a key decays by itself, products of a chunk are computed one by one
@@ -93,3 +111,23 @@ def _products(a: torch.Tensor, b: torch.Tensor, since: torch.Tensor) -> torch.Te
         # A copy, some of torch's libraries multiply with a transposed matrix ten times slower.
         return (a @ b.transpose(1, 2).contiguous()) * between[..., 0]
     return torch.einsum("hid,hjd,hijd->hij", a, b, between)
+
+
+def causal_conv_(
+    x: torch.Tensor,  # [tokens, channels]
+    weight: torch.Tensor,  # [channels, width], of each channel the oldest token's first
+    bias: torch.Tensor | None,  # [channels]
+    tails: torch.Tensor,  # [pages, width - 1, channels] float32, the last inputs of each sequence
+    rows: StateRows,
+    silu: bool = True,
+) -> torch.Tensor:
+    """Of each channel the weighted sum of a token and those before it, in float32; and the tails of the rows go on."""
+    taps, out = weight.float().t(), torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for page, (begin, end) in zip(rows.pages.tolist(), pairwise(rows.query_starts.tolist()), strict=True):
+        seen = torch.cat((tails[page], x[begin:end].float()))
+        for tap, scale in enumerate(taps):
+            out[begin:end].addcmul_(seen[tap : tap + end - begin], scale)
+        tails[page] = seen[end - begin :]
+    if bias is not None:
+        out = out + bias
+    return (F.silu(out, inplace=True) if silu else out).to(x.dtype)

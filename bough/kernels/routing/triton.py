@@ -8,7 +8,7 @@ The one piece of state is a row of counters on each device, zero between layers:
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -48,7 +48,7 @@ def route(logits: torch.Tensor, moe: MoEConfig, bias: torch.Tensor | None, *, co
     rows = logits.shape[0]
     routed = _empty(rows, moe, logits.device, count)
     _route[(rows,)](
-        logits, bias, *routed, counters(logits.device), logits.stride(0), moe.scale, **_constants(moe),
+        logits, bias, *routed, counters(logits.device), logits.stride(0), moe.scale, MOE=moe,
         num_warps=1 if moe.experts <= 256 else 2, **overlap(rows),
     )  # fmt: skip
     return routed
@@ -74,13 +74,13 @@ def norm_route(
     if rows <= FEW_ROWS and not count:
         _norm_route[(triton.cdiv(moe.experts, PART), rows)](
             *common, routed.ids, routed.weights, *strides, norm.eps, moe.scale,
-            H=hidden, BLOCK_H=triton.next_power_of_2(hidden), PLUS_ONE=norm.plus_one, PART=PART, **_constants(moe),
+            H=hidden, BLOCK_H=triton.next_power_of_2(hidden), PLUS_ONE=norm.plus_one, PART=PART, MOE=moe,
             num_warps=4, **overlap(rows),
         )  # fmt: skip
     else:
         _norm_route_tiles[(triton.cdiv(moe.experts, TILE), triton.cdiv(rows, TILE))](
             *common, *routed, counters(x.device), rows, *strides, norm.eps, moe.scale,
-            H=hidden, BLOCK_H=256, PLUS_ONE=norm.plus_one, ROWS=TILE, PART=TILE, **_constants(moe),
+            H=hidden, BLOCK_H=256, PLUS_ONE=norm.plus_one, ROWS=TILE, PART=TILE, MOE=moe,
             num_warps=4, num_stages=3, **overlap(rows),
         )  # fmt: skip
     return routed, normed, stream
@@ -90,23 +90,6 @@ def _empty(rows: int, moe: MoEConfig, device: torch.device, count: bool) -> Rout
     shape = (rows, moe.per_token + moe.appended)
     ids, weights = (torch.empty(shape, dtype=kind, device=device) for kind in (torch.int32, torch.float32))
     return Routed(ids, weights, torch.empty_like(ids) if count else None)
-
-
-def _constants(moe: MoEConfig) -> dict[str, Any]:
-    return {
-        "E": moe.experts,
-        "BLOCK_E": triton.next_power_of_2(moe.experts),
-        "K": moe.per_token,
-        "BLOCK_K": triton.next_power_of_2(moe.per_token + moe.appended),
-        "APPENDED": moe.appended,
-        "SCORES": moe.scores,
-        "JITTER": moe.jitter,
-        "RENORMALISE": moe.renormalise and moe.scores != "sparsemixer",
-        "GROUPS": moe.groups,
-        "TOP_GROUPS": moe.top_groups,
-        "BEST_TWO": moe.group_score == "best_two",
-        "UNIFORM": moe.simulate == "uniform",
-    }
 
 
 def placed(routed: Routed, spread: Spread | None, *, count: bool) -> Routed:
@@ -154,31 +137,25 @@ def _arrivals(device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def _route(
-    logits, bias, ids, weights, ranks, counts, stride, scale,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
-    SCORES: tl.constexpr, JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
+def _route(logits, bias, ids, weights, ranks, counts, stride, scale, MOE: tl.constexpr, OVERLAP: tl.constexpr):
+    E: tl.constexpr = MOE.experts
+    BLOCK_E: tl.constexpr = triton.next_power_of_2(MOE.experts)
     row, expert = tl.program_id(0) + tl.arange(0, 1), tl.arange(0, BLOCK_E)[None, :]
     take_turn(OVERLAP)
     values = tl.load(logits + row.to(tl.int64)[:, None] * stride + expert, mask=expert < E, other=float("-inf"))
-    _choose(
-        values, row, row >= 0, bias, ids, weights, ranks, counts, scale,
-        E, BLOCK_E, K, BLOCK_K, APPENDED, SCORES, JITTER, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
-    )  # fmt: skip
+    _choose(values, row, row >= 0, bias, ids, weights, ranks, counts, scale, MOE)
 
 
 @triton.jit
 def _norm_route(
     x, residual, norm_weight, router, bias, logit_bias, logits, arrivals, stream, normed, ids, weights, x_stride,
     residual_stride, eps, scale,
-    H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, PART: tl.constexpr, E: tl.constexpr,
-    BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr, SCORES: tl.constexpr,
-    JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, PART: tl.constexpr, MOE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has a part of the experts for one token; the last to arrive chooses among all."""
+    E: tl.constexpr = MOE.experts
+    BLOCK_E: tl.constexpr = triton.next_power_of_2(MOE.experts)
     part, row = tl.program_id(0), tl.program_id(1)
     own, h = part * PART + tl.arange(0, PART), tl.arange(0, BLOCK_H)
     inside = (own < E)[:, None] & (h < H)[None, :]
@@ -205,10 +182,7 @@ def _norm_route(
         expert, rows = tl.arange(0, BLOCK_E)[None, :], row + tl.arange(0, 1)
         places = logits + rows[:, None] * E + expert
         all_values = tl.load(places, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
-        _choose(
-            all_values, rows, rows >= 0, bias, ids, weights, None, None, scale,
-            E, BLOCK_E, K, BLOCK_K, APPENDED, SCORES, JITTER, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
-        )  # fmt: skip
+        _choose(all_values, rows, rows >= 0, bias, ids, weights, None, None, scale, MOE)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -216,11 +190,11 @@ def _norm_route_tiles(
     x, residual, norm_weight, router, bias, logit_bias, logits, arrivals, stream, normed, ids, weights, ranks, counts,
     rows, x_stride, residual_stride, eps, scale,
     H: tl.constexpr, BLOCK_H: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
-    SCORES: tl.constexpr, JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    MOE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The same for a tile of tokens, on tensor cores."""
+    E: tl.constexpr = MOE.experts
+    BLOCK_E: tl.constexpr = triton.next_power_of_2(MOE.experts)
     part, tile = tl.program_id(0), tl.program_id(1)
     row, own = tile * ROWS + tl.arange(0, ROWS), part * PART + tl.arange(0, PART)
     there = (row < rows)[:, None]
@@ -255,10 +229,7 @@ def _norm_route_tiles(
         all_values = tl.load(places, mask=there & (expert < E), other=float("-inf"), cache_modifier=".cg")
         # Rows that are not there get some value to choose by: infinities would give none.
         all_values = tl.where(there, all_values, 0.0)
-        _choose(
-            all_values, row, row < rows, bias, ids, weights, ranks, counts, scale,
-            E, BLOCK_E, K, BLOCK_K, APPENDED, SCORES, JITTER, RENORMALISE, GROUPS, TOP_GROUPS, BEST_TWO, UNIFORM,
-        )  # fmt: skip
+        _choose(all_values, row, row < rows, bias, ids, weights, ranks, counts, scale, MOE)
 
 
 @triton.jit
@@ -272,15 +243,14 @@ def _summed(x, residual, row, h, x_stride, residual_stride, mask):
 
 
 @triton.jit
-def _choose(
-    values, row, there, bias, ids, weights, ranks, counts, scale,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, APPENDED: tl.constexpr,
-    SCORES: tl.constexpr, JITTER: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, UNIFORM: tl.constexpr,
-):  # fmt: skip
+def _choose(values, row, there, bias, ids, weights, ranks, counts, scale, MOE: tl.constexpr):
     """Writes the experts of tokens `row` where they are `there`, by their logits `values` [rows, experts]."""
+    E: tl.constexpr = MOE.experts
+    K: tl.constexpr = MOE.per_token
+    BLOCK_E: tl.constexpr = triton.next_power_of_2(E)
+    BLOCK_K: tl.constexpr = triton.next_power_of_2(K + MOE.appended)
     expert, slot = tl.arange(0, BLOCK_E)[None, :], tl.arange(0, BLOCK_K)[None, :]
-    if UNIFORM:
+    if MOE.simulate == "uniform":
         mixed = (row + 1).to(tl.uint32)[:, None] * 0x9E3779B1
         mixed = (mixed ^ (mixed >> 15)) * 0x85EBCA6B
         mixed = mixed ^ (mixed >> 13)
@@ -289,9 +259,9 @@ def _choose(
         kept = tl.full(chosen.shape, 1.0 / K, dtype=tl.float32)
     else:
         values = values.to(tl.float32)
-        if SCORES == "sparsemixer":
+        if MOE.scores == "sparsemixer":
             scores = tl.where(expert < E, values, float("-inf"))
-        elif SCORES == "sigmoid":
+        elif MOE.scores == "sigmoid":
             scores = tl.where(expert < E, tl.sigmoid(values), 0.0)
         else:
             raised = tl.where(expert < E, tl.exp(values - tl.max(values, axis=1)[:, None]), 0.0)
@@ -300,26 +270,26 @@ def _choose(
         if bias is not None:
             choice += tl.load(bias + expert, mask=expert < E, other=0.0).to(tl.float32)
         choice = tl.where(expert < E, choice, float("-inf"))
-        if GROUPS > 1:
-            choice = _best_groups(choice, expert, E // GROUPS, GROUPS, TOP_GROUPS, BEST_TWO)
+        if MOE.groups > 1:
+            choice = _best_groups(choice, expert, MOE)
         chosen = tl.zeros((values.shape[0], BLOCK_K), dtype=tl.int32)
         kept = tl.zeros((values.shape[0], BLOCK_K), dtype=tl.float32)
         for k in tl.static_range(K):
             best = tl.argmax(choice, axis=1)[:, None]
             chosen = tl.where(slot == k, best, chosen)
-            if SCORES == "sparsemixer":  # its weight among those near it that are left
+            if MOE.scores == "sparsemixer":  # its weight among those near it that are left
                 top = tl.max(choice, axis=1)[:, None]
-                near = top - scores <= 2 * JITTER * tl.maximum(tl.abs(scores), top)
+                near = top - scores <= 2 * MOE.jitter * tl.maximum(tl.abs(scores), top)
                 own = 1.0 / tl.sum(tl.where(near, tl.exp(choice - top), 0.0), axis=1)
             else:
                 own = tl.sum(tl.where(expert == best, scores, 0.0), axis=1)
             kept = tl.where(slot == k, own[:, None], kept)
             choice = tl.where(expert == best, float("-inf"), choice)
-        if RENORMALISE:
+        if MOE.renormalise and MOE.scores != "sparsemixer":
             kept = kept / tl.sum(kept, axis=1)[:, None]
     chosen = tl.where(slot < K, chosen, E + slot - K)
     kept = tl.where(slot < K, kept * scale, 1.0)
-    place, wanted = row[:, None] * (K + APPENDED) + slot, there[:, None] & (slot < K + APPENDED)
+    place, wanted = row[:, None] * (K + MOE.appended) + slot, there[:, None] & (slot < K + MOE.appended)
     tl.store(ids + place, chosen, mask=wanted)
     tl.store(weights + place, kept, mask=wanted)
     if ranks is not None:
@@ -327,16 +297,17 @@ def _choose(
 
 
 @triton.jit
-def _best_groups(
-    choice, expert, SIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr
-):
+def _best_groups(choice, expert, MOE: tl.constexpr):
     """`choice` where it belongs to one of the best groups, which stand for their best expert or best two."""
+    GROUPS: tl.constexpr = MOE.groups
+    TOP_GROUPS: tl.constexpr = MOE.top_groups
+    SIZE: tl.constexpr = MOE.experts // GROUPS
     group = expert // SIZE
     score = tl.full(choice.shape, float("-inf"), dtype=tl.float32)
     for g in tl.static_range(GROUPS):
         own = tl.where(group == g, choice, float("-inf"))
         value = tl.max(own, axis=1)[:, None]
-        if BEST_TWO:
+        if MOE.group_score == "best_two":
             without = tl.where(expert == tl.argmax(own, axis=1)[:, None], float("-inf"), own)
             value += tl.max(without, axis=1)[:, None]
         score = tl.where(group == g, value, score)

@@ -1,7 +1,7 @@
 """What the sampling kernels know of rows, and the random numbers of (seed, output position) as tensors.
 
 The tensors have one entry for each row that can ever run; a batch names its rows by number. The random numbers agree to
-the last bit with `bough.core.seeds` and with `triton_tools.uniform`.
+the last bit with `bough.core.seeds` and with `device.uniform`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped"
-"""Sampling on GPUs without a sort: launches `triton_kernels` and `triton_filters`, owns no state.
+"""Sampling on GPUs without a sort: launches the kernels of `device`, owns no state.
 
 Two launches serve greedy and unfiltered rows, a third is added when some row may have a filter. Grids depend on shapes
 alone and nothing is read back, so every launch can be captured in a CUDA graph.
@@ -13,9 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
+from bough.kernels.sampling.device import gather_kernel, pick_kernel, scan_kernel
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE, RowParameters
-from bough.kernels.sampling.triton_filters import gather_kernel
-from bough.kernels.sampling.triton_kernels import pick_kernel, scan_kernel
 
 if torch.version.hip is not None:
     # Triton 3.6's pass that turns loads into AMD's buffer loads fails on those in the search for thresholds.
@@ -54,12 +53,11 @@ def sample_rows(
     rows: Tensor,  # [n] int64, row numbers
     parameters: RowParameters,
     filtered: bool,
-    tokens: Tensor | None = None,  # [n] int64, written
-    bad: Tensor | None = None,  # [n] bool, written
     config: SamplingConfig | None = None,
     batch: int = 0,  # lines stand in columns of so many rows: the second is one output position further, and so on
 ) -> tuple[Tensor, Tensor]:
-    """One token per row, and which rows had none because of NaN, +inf or nothing but -inf; those get token 0.
+    """One token per row [n] int64, and which rows [n] had none because of NaN, +inf or nothing but -inf; those get
+    token 0.
 
     `filtered` promises that some row may have a filter; without it none is applied. Each row's `generated` grows by
     one, unless lines stand in columns: the caller counts those that hold. Returns (tokens, bad).
@@ -67,71 +65,40 @@ def sample_rows(
     n, vocab_size = logits.shape
     if vocab_size > MAX_VOCAB_SIZE or logits.stride(1) != 1:
         raise ValueError(f"logits must be contiguous rows of at most {MAX_VOCAB_SIZE} tokens, not {logits.shape}")
-    tokens = torch.empty(n, dtype=torch.int64, device=logits.device) if tokens is None else tokens
-    bad = torch.empty(n, dtype=torch.bool, device=logits.device) if bad is None else bad
-    if n:
-        _Step(logits, rows, parameters, config or config_for(n, vocab_size)).launch(filtered, tokens, bad, batch)
+
+    def scratch(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty((n, *shape), dtype=dtype, device=logits.device)
+
+    tokens, bad = scratch(torch.int64), scratch(torch.bool)
+    if not n:
+        return tokens, bad
+    chosen, given = config or config_for(n, vocab_size), parameters
+    tiles, groups = triton.cdiv(vocab_size, chosen.tile), triton.cdiv(vocab_size, chosen.group)
+    read = (logits, logits.stride(0), rows, given.random, given.temperature)
+    filters, stats = (
+        (given.top_k, given.top_p, given.min_p),
+        (scratch(torch.float32, tiles), scratch(torch.float32, tiles)),
+    )
+    loads = triton.cdiv(tiles, chosen.scan_tiles)
+    steps = triton.cdiv(loads, chosen.scan_programs)
+    scan_kernel[n, triton.cdiv(loads, steps)](
+        *read, *stats, vocab_size, tiles, steps, STEP=chosen.scan_tiles, TILE=chosen.tile, num_warps=chosen.scan_warps
+    )
+    common = {"SHIFT": UNUSED_BITS[logits.dtype], "TILES": triton.next_power_of_2(tiles), "TILE": chosen.tile}
+    common["SEGMENT"] = chosen.segment
+    # Without filters the last kernel is compiled without the parts that would read these.
+    gathered = (tokens, tokens, logits, tokens)
+    if filtered:
+        segments, steps = (groups, chosen.segment), triton.cdiv(groups, chosen.gather_programs)
+        counted = (scratch(torch.int32), scratch(torch.int32, groups))
+        gathered = (*counted, scratch(logits.dtype, *segments), scratch(torch.int32, *segments))
+        gather_kernel[n, triton.cdiv(groups, steps)](
+            *read, *filters, *stats, *gathered, vocab_size, tiles, groups, steps,
+            GROUP=chosen.group, **common, num_warps=chosen.gather_warps,
+        )  # fmt: skip
+    pick_kernel[n,](
+        *read, *filters, given.seed, given.generated, *stats, *gathered, tokens, bad, vocab_size, tiles, groups, batch,
+        FILTERED=filtered, GROUPS=triton.next_power_of_2(groups), BLOCK=chosen.block, **common,
+        num_warps=chosen.pick_warps,
+    )  # fmt: skip
     return tokens, bad
-
-
-class _Step:
-    """The launches of one step and the scratch memory between them."""
-
-    def __init__(self, logits: Tensor, rows: Tensor, parameters: RowParameters, config: SamplingConfig) -> None:
-        self._n, self._vocab_size = logits.shape
-        self._input = (logits, logits.stride(0), rows, parameters.random, parameters.temperature)
-        self._filters = (parameters.top_k, parameters.top_p, parameters.min_p)
-        self._draws = (parameters.seed, parameters.generated)
-        self._config = config
-        self._shift = UNUSED_BITS[logits.dtype]
-        self._tiles = triton.cdiv(self._vocab_size, config.tile)
-        self._groups = triton.cdiv(self._vocab_size, config.group)
-        self._tile_stats = (self._scratch(torch.float32, self._tiles), self._scratch(torch.float32, self._tiles))
-
-    def launch(self, filtered: bool, tokens: Tensor, bad: Tensor, batch: int) -> None:
-        self._scan()
-        # Without filters the last kernel is compiled without the parts that would read these.
-        gathered = self._gather() if filtered else (tokens, tokens, self._input[0], tokens)
-        self._pick(filtered, gathered, tokens, bad, batch)
-
-    def _scratch(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty((self._n, *shape), dtype=dtype, device=self._input[0].device)
-
-    def _scan(self) -> None:
-        config = self._config
-        loads = triton.cdiv(self._tiles, config.scan_tiles)
-        steps = triton.cdiv(loads, config.scan_programs)
-        scan_kernel[self._n, triton.cdiv(loads, steps)](
-            *self._input, *self._tile_stats, self._vocab_size, self._tiles, steps,
-            STEP=config.scan_tiles, TILE=config.tile,
-            num_warps=config.scan_warps,
-        )  # fmt: skip
-
-    def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        config, groups = self._config, self._groups
-        steps = triton.cdiv(groups, config.gather_programs)
-        gathered = (
-            self._scratch(torch.int32),
-            self._scratch(torch.int32, groups),
-            self._scratch(self._input[0].dtype, groups, config.segment),
-            self._scratch(torch.int32, groups, config.segment),
-        )
-        gather_kernel[self._n, triton.cdiv(groups, steps)](
-            *self._input, *self._filters, *self._tile_stats, *gathered, self._vocab_size, self._tiles, groups, steps,
-            SHIFT=self._shift, TILES=triton.next_power_of_2(self._tiles), TILE=config.tile, GROUP=config.group,
-            SEGMENT=config.segment,
-            num_warps=config.gather_warps,
-        )  # fmt: skip
-        return gathered
-
-    def _pick(
-        self, filtered: bool, gathered: tuple[Tensor, Tensor, Tensor, Tensor], tokens: Tensor, bad: Tensor, batch: int
-    ) -> None:
-        config = self._config
-        pick_kernel[self._n,](
-            *self._input, *self._filters, *self._draws, *self._tile_stats, *gathered, tokens, bad, self._vocab_size,
-            self._tiles, self._groups, batch,
-            FILTERED=filtered, SHIFT=self._shift, TILES=triton.next_power_of_2(self._tiles), TILE=config.tile,
-            GROUPS=triton.next_power_of_2(self._groups), SEGMENT=config.segment, BLOCK=config.block,
-            num_warps=config.pick_warps,
-        )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import Activation, PackedExpertWeights, PackedOps, Router
-from bough.kernels.quant_linear.filling import FillingWeight, of_tables
+from bough.kernels.quant_linear.packed import FillingWeight, of_tables
 from bough.layers.schemes.base import (
     ExpertWeights,
     LinearWeight,

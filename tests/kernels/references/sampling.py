@@ -17,8 +17,6 @@ def sample_rows(
     rows: Tensor,  # [n] int64, row numbers
     parameters: RowParameters,
     filtered: bool,
-    tokens: Tensor | None = None,  # [n] int64, written
-    bad: Tensor | None = None,  # [n] bool, written
 ) -> tuple[Tensor, Tensor]:
     """One token per row, and which rows had none because of NaN, +inf or nothing but -inf; those get token 0.
 
@@ -37,7 +35,7 @@ def sample_rows(
     drawn = torch.searchsorted(mass, number[:, None] * mass[:, -1:], right=True).squeeze(1)
     chosen = torch.where(parameters.random[rows], drawn.clamp_(max=logits.shape[1] - 1), best).masked_fill_(failed, 0)
     parameters.generated[rows] += 1
-    return _written(chosen, tokens), _written(failed, bad)
+    return chosen, failed
 
 
 def kept_mask(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -51,7 +49,3 @@ def kept_mask(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, min
     ranks = torch.arange(vocab_size, device=logits.device).expand_as(order)
     kept = torch.zeros_like(weights, dtype=torch.bool).scatter_(1, order, ranks < count)
     return kept & (weights >= min_p)
-
-
-def _written(values: Tensor, out: Tensor | None) -> Tensor:
-    return values if out is None else out.copy_(values)

@@ -1,4 +1,8 @@
-"""Bias and penalties in plain torch, line by line; CPUs use it as it is: a line fits their caches, a batch does not."""
+"""Bias, penalties, masks and normalisers of logits in plain torch, line by line.
+
+CPUs use it as it is: a line fits their caches, a batch does not. Bytes of a mask are looked up as eight numbers to add,
+0 or -inf, which is far cheaper there than filling by a mask of booleans.
+"""
 
 from __future__ import annotations
 
@@ -63,3 +67,27 @@ def count_tokens_(counts: Tensor, slots: Tensor, tokens: Tensor) -> None:
     held = slots >= 0
     flat = slots[held] * counts.shape[1] + tokens[held]
     counts.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype))
+
+
+_BITS = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).bool()  # [byte, bit], lowest bit first
+BIAS_OF_BYTE = torch.zeros(256, 8).masked_fill_(_BITS.logical_not(), -torch.inf)
+
+
+def forbid_tokens_(logits: torch.Tensor, words: torch.Tensor, places: torch.Tensor) -> None:
+    """Sets what line i of `words` [m, ceil(vocabulary / 32)] int32 does not allow to -inf, in row `places[i]` of the
+    logits [n, vocabulary]. Bit t % 32 of word t // 32 allows token t; `places` [m] int64 are distinct."""
+    vocab_size = logits.shape[1]
+    biases = BIAS_OF_BYTE.to(logits.device, logits.dtype)
+    for line, place in zip(words.contiguous().view(torch.uint8), places.tolist(), strict=True):
+        logits[place].add_(biases.index_select(0, line.int()).view(-1)[:vocab_size])
+
+
+def log_normaliser(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest logit of each row of [n, vocabulary], and the log of the sum of exp(logit - greatest).
+
+    Two numbers and not their sum: logits are subtracted from a number near them first, which is exact enough. Both
+    [n, 1], float32 at least.
+    """
+    wide = logits if logits.dtype.itemsize >= 4 else logits.float()
+    peak = wide.amax(dim=-1, keepdim=True)
+    return peak, (wide - peak).logsumexp(dim=-1, keepdim=True)

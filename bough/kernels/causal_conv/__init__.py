@@ -1,1 +1,0 @@
-"""A short convolution over the tokens of each sequence, which goes on where the last step ended."""

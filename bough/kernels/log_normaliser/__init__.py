@@ -1,1 +1,0 @@
-"""What turns logits into logprobs, for each row of a batch."""

@@ -1,1 +1,0 @@
-"""Forbids tokens: what a grammar does not allow must not be sampled."""

@@ -34,6 +34,8 @@ def load_encoder(
     transformers.logging.set_verbosity_error()  # it would tell that the language model is missing
     transformers.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(files.folder)
+    if hasattr(config, "vision_config"):
+        config.audio_config = None  # no model is given sound beside images
     text = config.get_text_config()
     for name, value in {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None}.items():
         if hasattr(text, name):

@@ -73,7 +73,7 @@ class ModelFamily:
         if self.encoder is None or vision is None or not tokens:
             return None
         deep = len(vision.values.get("deepstack_visual_indexes") or ())
-        return MediaConfig(self.encoder, tokens[0], self.whole_items, deep)
+        return MediaConfig(self.encoder, tokens[0], self.whole_items, deep_layers=deep)
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""

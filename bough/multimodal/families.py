@@ -23,7 +23,13 @@ from bough.core.plan import IntArray
 from bough.multimodal.decoding import Array, Limits, decode_audio, decode_image, decode_video
 from bough.tokenizer.load import load_tokenizer
 
-UNUSED = {"rows", "cols", "num_crops", "num_patches"}  # of what image processors return: no encoder takes them
+UNUSED = {
+    "rows",
+    "cols",
+    "num_crops",
+    "num_patches",
+    "num_soft_tokens_per_image",
+}  # of what image processors return: no encoder takes them
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
 ALIGNMENT = 64  # of an array in its file, in bytes
 
@@ -97,8 +103,8 @@ class Family:
         cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
         if self.type != "mistral3":
             cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[self.type])
-        default = feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES.get(self.type)
-        default = default or image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES[self.type]["pil"]
+        default = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(self.type, {}).get("pil")
+        default = default or feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES[self.type]
         given = read("processor_config.json")
         said = given.get("image_processor") or given.get("feature_extractor") or read("preprocessor_config.json")
         name = str(said.pop("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil") + "Pil"
@@ -122,6 +128,8 @@ class Family:
             video_processor=SimpleNamespace(**patches),
             image_token=self._rows["image"],
             video_token=self._rows["video"],
+            boi_token=token("boi"),
+            eoi_token=token("eoi"),
             fake_image_token="<fake_token_around_image>",
             global_image_tag="<global-img>",
             global_image_token="<global-img>",

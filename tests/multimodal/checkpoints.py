@@ -122,6 +122,24 @@ SPECS = {
         {"image_token": "<soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
         "<boi>",
     ),
+    "gemma4": Spec(
+        "Gemma4Config",
+        "Gemma4Processor",
+        "Gemma4ImageProcessorPil",
+        {"image_token_id": "<soft>", "boi_token_id": "<boi>", "eoi_token_id": "<eoi>"},
+        {"audio_config": None},
+        {"patch_size": 4, "pooling_kernel_size": 3, "head_dim": 8, "num_key_value_heads": 2},
+        {"patch_size": 4, "max_soft_tokens": 70},
+        named={
+            "image_token": "<soft>",
+            "boi_token": "<boi>",
+            "eoi_token": "<eoi>",
+            "audio_token": "<|AUDIO|>",
+            "boa_token": "<|audio_bos|>",
+            "eoa_token": "<|audio_eos|>",
+        },
+        place="<soft>",
+    ),
     "idefics3": Spec(
         "Idefics3Config",
         "Idefics3Processor",
@@ -213,10 +231,13 @@ def write_checkpoint(
     image_processor.save_pretrained(folder)
     if processor_config:
         (folder / "processor_config.json").write_text(json.dumps(spec.given))
+    tokenizer.pad_token = "<end_of_utterance>"  # Gemma 4 pads a single text as well
     cls = processor_class(spec.processor)
     cls.check_argument_for_proper_class = lambda self, name, argument: None  # there is no torchvision for video
-    video = {"video_processor": None} if "video_processor" in cls.__init__.__code__.co_varnames else {}
-    return cls(image_processor=image_processor, tokenizer=tokenizer, **video, **spec.given)
+    unused = {
+        name: None for name in ("video_processor", "feature_extractor") if name in cls.__init__.__code__.co_varnames
+    }
+    return cls(image_processor=image_processor, tokenizer=tokenizer, **unused, **spec.given)
 
 
 def processor_class(name: str) -> Any:
@@ -266,6 +287,16 @@ LANGUAGE: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 12,
     },
     "gemma3": {"model_type": "gemma3_text", "head_dim": 16},
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": 384,
+        "hidden_size_per_layer_input": 12,
+        "use_bidirectional_attention": "vision",
+    },
     "idefics3": {"model_type": "llama"},
     "smolvlm": {"model_type": "llama"},
     "internvl": {"model_type": "qwen2"},

@@ -78,7 +78,7 @@ def test_prompt_and_arrays_are_those_of_transformers(family: str, count: int, sa
     images = [picture(*size, seed) for seed, size in enumerate(SIZES[:count])]
     place = SPECS[family].place
     text = "user\n" + "\n".join(place for _ in images) + "\nWhat is this?"
-    nested = family in ("gemma3", "idefics3", "smolvlm") or (family == "llava_onevision" and count > 1)
+    nested = family in ("gemma3", "gemma4", "idefics3", "smolvlm") or (family == "llava_onevision" and count > 1)
     expected = processor(text=text, images=[images] if nested else images, return_tensors="np")
     worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
     items = prepare(worker, tmp_path, [as_png(image) for image in images])

@@ -87,6 +87,15 @@ def patches(*grid: int, seed: int) -> Image:
     return Image({"pixel_values": values, "image_grid_thw": torch.tensor([grid])})
 
 
+def pooled(columns: int, rows: int, seed: int) -> Image:
+    """An image of so many patches, nine of which become a row, padded to as many as any may have."""
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+    empty = 36 - len(places)
+    values = torch.nn.functional.pad(pixels(len(places), 3 * 4 * 4, seed=seed), (0, 0, 0, empty))
+    padding = torch.full((empty, 2), -1)
+    return Image({"pixel_values": values[None], "image_position_ids": torch.cat((places, padding))[None]})
+
+
 SQUARES = [Image({"pixel_values": pixels(1, 3, 16, 16, seed=seed)}) for seed in (1, 2)]
 TILED = [tiles(14, 30, 3, seed=1), tiles(32, 32, 5, seed=2)]
 GRIDS = [patches(1, 4, 6, seed=1), patches(1, 8, 4, seed=2)]
@@ -94,6 +103,15 @@ SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
 PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 12,
+}
+POOLED = {**CLIP, "model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2}
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
 CROPS = [
     Image({"pixel_values": pixels(1, 2, 3, 16, 16, seed=1)}, parts=2),
@@ -170,6 +188,22 @@ CASES: dict[str, Case] = {
         },
         [Image({"pixel_values": pixels(1, 3, 32, 32, seed=seed)}) for seed in (1, 2)],
         *("token_type_ids", False, "gemma3_text", "image_token_index"),
+    ),
+    "gemma4": Case(
+        {"text_config": GEMMA4, "vision_config": POOLED, "audio_config": None},
+        *([pooled(6, 3, seed=1), pooled(3, 9, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
+    ),
+    "gemma4-both-ways": Case(
+        {
+            "text_config": {
+                **GEMMA4,
+                "hidden_size_per_layer_input": 0,
+                "use_bidirectional_attention": "vision",
+            },
+            "vision_config": {**POOLED, "standardize": True},
+            "audio_config": None,
+        },
+        *([pooled(6, 6, seed=1), pooled(3, 9, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
     ),
     "idefics3": Case({"vision_config": {**CLIP, "model_type": "idefics3_vision"}}, CROPS),
     "smolvlm": Case({"vision_config": {**CLIP, "model_type": "smolvlm_vision"}}, CROPS),
@@ -287,7 +321,7 @@ def make(name: str, folder: Path) -> Model:
     torch.manual_seed(1)
     text_config = {**TEXT, "model_type": case.text_type, **case.fields.get("text_config", {})}
     fields = {**case.fields, "text_config": text_config, case.token: IMAGE, case.token.replace("image", "video"): VIDEO}
-    config = transformers.AutoConfig.for_model(name, **fields)
+    config = transformers.AutoConfig.for_model(name.partition("-")[0], **fields)
     kind = transformers.AutoModelForImageTextToText
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count

@@ -37,7 +37,8 @@ def test_the_page_says_what_is_compared() -> None:
 def test_bytes_of_images_give_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
     processor, model = write_model(tmp_path, family)
     worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
-    page = {"page_size": 1} if family == "gemma3" else {}
+    # Tokens that see each other both ways are computed together.
+    page = {"page_size": 1, "chunked_prefill_size": 128} if family.startswith("gemma") else {}
     sizes = {"max_total_tokens": 4096, "cpu_threads": 1, "device": "cpu", "context_length": 1024, **page}
     engine = LocalEngine(tmp_path, new=NEW, dtype="float32", **sizes)
     prompts = []
@@ -45,7 +46,7 @@ def test_bytes_of_images_give_the_tokens_of_transformers(family: str, tmp_path: 
         images = [picture(*size, seed) for seed, size in enumerate([(40, 60), (90, 33)][:count])]
         place = SPECS[family].place
         text = "user\n" + "\n".join(place for _ in images) + "\nWhat is this?"
-        nested = family in ("gemma3", "idefics3", "smolvlm") or (family == "llava_onevision" and count > 1)
+        nested = family in ("gemma3", "gemma4", "idefics3", "smolvlm") or (family == "llava_onevision" and count > 1)
         given = processor(text=text, images=[images] if nested else images, return_tensors="np")
         tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in given.items()}
         with torch.inference_mode():

@@ -31,6 +31,8 @@ UNUSED = {
     "num_soft_tokens_per_image",
 }  # of what image processors return: no encoder takes them
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm_ocr", "paddleocr_vl")  # rows have a time, a height and a width
+SAME = {"qwen3_vl_moe": "qwen3_vl", "glm_ocr": "glm46v"}  # families whose processor is that of another
 ALIGNMENT = 64  # of an array in its file, in bytes
 
 
@@ -97,19 +99,21 @@ class Family:
 
         self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         self.type: str = config.model_type
-        self._timed = self.type in ("qwen3_vl", "qwen3_5")  # timestamps stand between the frames of its clips
-        self._is_qwen = self._timed or self.type in ("qwen2_vl", "qwen2_5_vl")
+        alike = SAME.get(self.type, self.type)
+        # Timestamps stand between the frames of its clips.
+        self._timed = self.type in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+        self._in_grid = self._timed or self.type in GRIDS
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
         cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
         if self.type != "mistral3":
-            cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[self.type])
-        default = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(self.type, {}).get("pil")
+            cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[alike])
+        default = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(alike, {}).get("pil")
         default = default or feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES[self.type]
         given = read("processor_config.json")
         said = given.get("image_processor") or given.get("feature_extractor") or read("preprocessor_config.json")
         name = str(said.pop("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil") + "Pil"
         names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
-        patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._is_qwen else {}
+        patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._in_grid else {}
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
         self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
@@ -168,7 +172,7 @@ class Family:
         arrays = {name: np.asarray(value) for name, value in inputs.items() if name not in UNUSED}
         if several:
             arrays = {name: value if name == "batch_num_images" else value[:1] for name, value in arrays.items()}
-        return arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._is_qwen else None, 1.0
+        return arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._in_grid else None, 1.0
 
     def choose_frames(self, total: int, fps: float, asked: int | None) -> list[int]:
         """Which of so many frames are looked at, as Transformers samples them."""

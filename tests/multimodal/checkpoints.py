@@ -23,6 +23,8 @@ QWEN = {
     "vision_start_token_id": "<|vision_start|>",
 }
 QWEN |= {"vision_end_token_id": "<|vision_end|>"}
+GLM = {"image_token_id": "<image>", "video_token_id": "<video>"}
+GLM |= {"image_start_token_id": "<boi>", "image_end_token_id": "<eoi>"}
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -100,6 +102,45 @@ SPECS = {
         vision={"patch_size": 16, "spatial_merge_size": 2},
         image={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 12}},
         place="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    "qwen3_vl_moe": Spec(
+        "Qwen3VLMoeConfig",
+        "Qwen3VLProcessor",
+        "Qwen2VLImageProcessorPil",
+        QWEN,
+        vision={"patch_size": 16, "spatial_merge_size": 2},
+        image={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 12}},
+        place="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    "glm4v": Spec(
+        "Glm4vConfig",
+        "Glm4vProcessor",
+        "Glm4vImageProcessorPil",
+        GLM,
+        vision={"patch_size": 14, "spatial_merge_size": 2},
+        image={"size": {"shortest_edge": 28 * 28, "longest_edge": 2 * 28 * 28 * 12}},
+        named={"image_token": "<image>", "video_token": "<video>"},
+        place="<boi><image><eoi>",
+    ),
+    "glm_ocr": Spec(
+        "GlmOcrConfig",
+        "Glm46VProcessor",
+        "Glm46VImageProcessorPil",
+        GLM,
+        vision={"patch_size": 14, "spatial_merge_size": 2},
+        image={"size": {"shortest_edge": 28 * 28, "longest_edge": 2 * 28 * 28 * 12}},
+        named={"image_token": "<image>", "video_token": "<video>"},
+        place="<boi><image><eoi>",
+    ),
+    "paddleocr_vl": Spec(
+        "PaddleOCRVLConfig",
+        "PaddleOCRVLProcessor",
+        "PaddleOCRVLImageProcessorPil",
+        {**QWEN, "image_token_id": "<image>"},
+        vision={"image_size": 28, "patch_size": 14, "spatial_merge_size": 2},
+        image={"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}},
+        named={"image_token": "<image>"},
+        place="<|vision_start|><image><|vision_end|>",
     ),
     "qwen3_5": Spec(
         "Qwen3_5Config",
@@ -267,6 +308,8 @@ TEXT = {
     "eos_token_id": None,
 }
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+HALF_MROPE = {"rope_parameters": {**MROPE["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 QWEN_VISION = {"depth": 2, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 48}
 QWEN_VISION |= {"num_position_embeddings": 64}
 LANGUAGE: dict[str, dict[str, Any]] = {
@@ -276,6 +319,10 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"model_type": "qwen2_vl_text", **MROPE},
     "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", **MROPE},
     "qwen3_vl": {"model_type": "qwen3_vl_text", "head_dim": 16, **MROPE},
+    "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", "head_dim": 16, **MROPE, **EXPERTS},
+    "glm4v": {"model_type": "glm4v_text", **HALF_MROPE},
+    "glm_ocr": {"model_type": "glm_ocr_text", "head_dim": 16, **HALF_MROPE},
+    "paddleocr_vl": {"model_type": "paddleocr_vl_text", "head_dim": 16, **MROPE},
     "qwen3_5": {
         "model_type": "qwen3_5_text",
         "head_dim": 16,
@@ -306,16 +353,38 @@ SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs besi
     "qwen2_vl": {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 64},
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 32, "window_size": 56, "fullatt_block_indexes": [1]},
     "qwen3_vl": {**QWEN_VISION, "hidden_size": 32, "deepstack_visual_indexes": [0]},
+    "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 32, "deepstack_visual_indexes": [0]},
     "qwen3_5": {**QWEN_VISION, "hidden_size": 32},
+    "glm4v": {**QWEN_VISION, "hidden_size": 32},
+    "glm_ocr": {**QWEN_VISION, "hidden_size": 32},
 }
+
+
+HEARING = ("qwen2_audio",)
+
+
+def write_hearing(folder: Path) -> Any:
+    """Transformers' processor of a Qwen2-Audio checkpoint in the folder."""
+    tokenizer = write_tokenizer(folder)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=16)
+    extractor.save_pretrained(folder)
+    audio = {"num_mel_bins": 16, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+    number = tokenizer.convert_tokens_to_ids("<|AUDIO|>")
+    text = {**TEXT, "model_type": "qwen2", "max_position_embeddings": 2048}
+    config = transformers.Qwen2AudioConfig(audio_config=audio, text_config=text, audio_token_index=number)
+    config.save_pretrained(folder)
+    return transformers.Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=tokenizer)
 
 
 def write_model(folder: Path, family: str) -> tuple[Any, Any]:
     """Transformers' processor and model of a whole checkpoint with random weights."""
     torch.manual_seed(1)
-    processor = write_checkpoint(folder, family, text={**TEXT, **LANGUAGE[family]}, vision=SEEING.get(family, {}))
+    if family in HEARING:
+        processor = write_hearing(folder)
+    else:
+        processor = write_checkpoint(folder, family, text={**TEXT, **LANGUAGE[family]}, vision=SEEING.get(family, {}))
     config = transformers.AutoConfig.from_pretrained(folder)
-    kind = transformers.AutoModelForImageTextToText
+    kind = transformers.AutoModelForMultimodalLM
     model = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in model.parameters():

@@ -24,7 +24,7 @@ from bough.multimodal.decoding import Limits
 from bough.multimodal.expansion import expand
 from bough.multimodal.families import Family, Hello, Prepared, Task
 from bough.tokenizer.load import load_tokenizer
-from tests.multimodal.checkpoints import SPECS, write_checkpoint, write_tokenizer
+from tests.multimodal.checkpoints import SPECS, write_checkpoint, write_hearing
 
 SIZES = [(40, 60), (90, 33), (28, 28)]  # width, height
 
@@ -111,7 +111,7 @@ def clip_of(frames: int, width: int, height: int, *, still: bool = False) -> byt
     return file.getvalue()
 
 
-QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 
 @pytest.mark.parametrize("family", QWENS)
@@ -264,13 +264,7 @@ def test_workers_need_no_torch(tmp_path: Path) -> None:
 
 
 def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
-    tokenizer = write_tokenizer(tmp_path)
-    extractor = transformers.WhisperFeatureExtractor(feature_size=16)
-    extractor.save_pretrained(tmp_path)
-    audio = {"num_mel_bins": 16, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
-    number = tokenizer.convert_tokens_to_ids("<|AUDIO|>")
-    transformers.Qwen2AudioConfig(audio_config=audio, audio_token_index=number).save_pretrained(tmp_path)
-    processor = transformers.Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=tokenizer)
+    processor = write_hearing(tmp_path)
     worker, own = worker_of(tmp_path), load_tokenizer(tmp_path)
     text = "<|audio_bos|><|AUDIO|><|audio_eos|> What is said?"
     for seconds in (0.5, 3.7, 30.0):

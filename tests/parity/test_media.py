@@ -87,6 +87,12 @@ def patches(*grid: int, seed: int) -> Image:
     return Image({"pixel_values": values, "image_grid_thw": torch.tensor([grid])})
 
 
+def sound(frames: int, seed: int) -> Image:
+    """A recording of so many frames, padded to as many as any may have."""
+    mask = (torch.arange(40) < frames).long()
+    return Image({"input_features": pixels(1, 16, 40, seed=seed), "feature_attention_mask": mask[None]}, 1, "audio")
+
+
 def pooled(columns: int, rows: int, seed: int) -> Image:
     """An image of so many patches, nine of which become a row, padded to as many as any may have."""
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
@@ -102,6 +108,17 @@ GRIDS = [patches(1, 4, 6, seed=1), patches(1, 8, 4, seed=2)]
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
 PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+HALF_MROPE = {"rope_parameters": {**MROPE["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+HEARING = {
+    "d_model": 32,
+    "encoder_ffn_dim": 48,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "num_mel_bins": 16,
+    "max_source_positions": 20,
+}
+GLM = {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48}
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 GEMMA4 = {
     "head_dim": 16,
@@ -155,6 +172,40 @@ CASES: dict[str, Case] = {
         },
         *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_text"),
     ),
+    "qwen3_vl_moe": Case(
+        {
+            "text_config": {**MROPE, **EXPERTS, "head_dim": 16, "mlp_only_layers": [1]},
+            "vision_config": {
+                **QWEN,
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_moe_text"),
+    ),
+    "glm4v": Case(
+        {"text_config": HALF_MROPE, "vision_config": {**QWEN, **GLM, "image_size": 32}},
+        *(GRIDS, "mm_token_type_ids", True, "glm4v_text"),
+    ),
+    "glm_ocr": Case(
+        {"text_config": {**HALF_MROPE, "head_dim": 16}, "vision_config": {**QWEN, **GLM}},
+        *(GRIDS, "mm_token_type_ids", True, "glm_ocr_text"),
+    ),
+    "paddleocr_vl": Case(
+        {
+            "text_config": {**MROPE, "head_dim": 16, "use_bias": True},
+            "vision_config": {**CLIP, "model_type": "paddleocr_vl_vision"},
+        },
+        [
+            Image({"pixel_values": pixels(24, 3, 4, 4, seed=1), "image_grid_thw": torch.tensor([[1, 4, 6]])}),
+            Image({"pixel_values": pixels(32, 3, 4, 4, seed=2), "image_grid_thw": torch.tensor([[1, 8, 4]])}),
+        ],
+        *("mm_token_type_ids", True, "paddleocr_vl_text"),
+    ),
+    "qwen2_audio": Case({"audio_config": HEARING}, [sound(40, seed=1), sound(23, seed=2)], text_type="qwen2"),
     "qwen3_5": Case(
         {
             "text_config": {
@@ -259,6 +310,9 @@ class Model:
 
     @torch.inference_mode()
     def rows(self, image: Image) -> int:
+        if image.kind == "audio":
+            lengths = image.arrays["feature_attention_mask"].sum(-1)
+            return int(self.theirs.model.audio_tower._get_feat_extract_output_lengths(lengths)[1])
         found = getattr(self.theirs, f"get_{image.kind}_features")(**image.arrays, return_dict=True).pooler_output
         return sum(part.numel() for part in found) // found[0].shape[-1]
 
@@ -320,9 +374,10 @@ def make(name: str, folder: Path) -> Model:
     case = CASES[name]
     torch.manual_seed(1)
     text_config = {**TEXT, "model_type": case.text_type, **case.fields.get("text_config", {})}
-    fields = {**case.fields, "text_config": text_config, case.token: IMAGE, case.token.replace("image", "video"): VIDEO}
+    tokens = {case.token.replace("image", kind): VIDEO for kind in ("audio", "video")}
+    fields = {**case.fields, "text_config": text_config, case.token: IMAGE, **tokens}
     config = transformers.AutoConfig.for_model(name.partition("-")[0], **fields)
-    kind = transformers.AutoModelForImageTextToText
+    kind = transformers.AutoModelForMultimodalLM
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in theirs.parameters():
@@ -395,6 +450,7 @@ CLIPS = {
     "qwen2_vl": clip(2, 4, 4, parts=1),
     "qwen2_5_vl": Image({**clip(2, 4, 4, parts=1).arrays}, 1, "video"),
     "qwen3_5": clip(2, 4, 4, parts=2),
+    "qwen3_vl_moe": clip(2, 4, 4, parts=2),
     "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them
     "llava_onevision": Image({"pixel_values_videos": pixels(1, 2, 3, 16, 16)}, 1, "video"),
 }
@@ -418,6 +474,31 @@ LAYOUT = {
     "vision_tower.": "model.vision_tower.vision_model.",
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
+
+
+@pytest.mark.slow
+def test_experts_are_read_either_way_round(tmp_path: Path) -> None:
+    model = make("qwen3_vl_moe", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    fused = [name for name in weights if ".experts." in name]
+    assert len(fused) == 4
+    save_file({**weights, **{name: weights[name].mT.contiguous() for name in fused}}, tmp_path / "model.safetensors")
+    words = text(12, 3)
+    assert engine_of(model).ask(words)[0][0] == model.continued(words, [])[0]
+
+
+@pytest.mark.slow
+def test_the_first_layout_of_paddleocr_is_read(tmp_path: Path) -> None:
+    model = make("paddleocr_vl", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    older = {"model.language_model.": "model.", "model.visual.": "visual.", "model.projector.": "mlp_AR."}
+    begins = {name: next((new for new in older if name.startswith(new)), "") for name in weights}
+    moved = {older.get(new, "") + name.removeprefix(new): weights[name] for name, new in begins.items()}
+    assert moved.keys().isdisjoint(name for name, new in begins.items() if new)
+    save_file(moved, tmp_path / "model.safetensors")
+    ids, spans = model.prompt(text(9, 1), model.case.images)
+    tokens, media = model.media(tmp_path, ids, spans, model.case.images)
+    assert engine_of(model).ask(tokens, media=[media])[0][0] == model.continued(ids, model.case.images)[0]
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ class Family:
         self.type: str = config.model_type
         alike = SAME.get(self.type, self.type)
         # Timestamps stand between the frames of its clips.
-        self._timed = self.type in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+        self._timed = self.type.startswith(("qwen3_vl", "qwen3_5"))
         self._in_grid = self._timed or self.type in GRIDS
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
         cls: Any = SimpleNamespace  # that of mistral3 needs torchvision

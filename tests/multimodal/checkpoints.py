@@ -230,6 +230,7 @@ SPECS = {
         place="[IMG]",
     ),
 }
+SPECS["qwen3_5_moe"] = msgspec.structs.replace(SPECS["qwen3_5"], config="Qwen3_5MoeConfig")
 SPECIAL = 94  # the first token that is no printable character of ASCII
 WORDS = [
     *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
@@ -349,12 +350,19 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "internvl": {"model_type": "qwen2"},
     "mistral3": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
 }
+LANGUAGE["qwen3_5_moe"] = {
+    **LANGUAGE["qwen3_5"],
+    **EXPERTS,
+    "model_type": "qwen3_5_moe_text",
+    "shared_expert_intermediate_size": 24,
+}
 SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs beside what `SPECS` has
     "qwen2_vl": {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 64},
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 32, "window_size": 56, "fullatt_block_indexes": [1]},
     "qwen3_vl": {**QWEN_VISION, "hidden_size": 32, "deepstack_visual_indexes": [0]},
     "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 32, "deepstack_visual_indexes": [0]},
     "qwen3_5": {**QWEN_VISION, "hidden_size": 32},
+    "qwen3_5_moe": {**QWEN_VISION, "hidden_size": 32},
     "glm4v": {**QWEN_VISION, "hidden_size": 32},
     "glm_ocr": {**QWEN_VISION, "hidden_size": 32},
 }

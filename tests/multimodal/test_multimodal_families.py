@@ -111,7 +111,7 @@ def clip_of(frames: int, width: int, height: int, *, still: bool = False) -> byt
     return file.getvalue()
 
 
-QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 @pytest.mark.parametrize("family", QWENS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +276,18 @@ CASES: dict[str, Case] = {
         token="image_token_index",
     ),
 }
+CASES["qwen3_5_moe"] = replace(
+    CASES["qwen3_5"],
+    fields={
+        **CASES["qwen3_5"].fields,
+        "text_config": {
+            **CASES["qwen3_5"].fields["text_config"],
+            **EXPERTS,
+            "shared_expert_intermediate_size": 24,
+        },
+    },
+    text_type="qwen3_5_moe_text",
+)
 
 
 INTERPRETED = ("qwen2_vl", "gemma3")  # the families that the CUDA executor is tried with, without a GPU
@@ -449,6 +461,7 @@ def clip(*grid: int, parts: int) -> Image:
 CLIPS = {
     "qwen2_vl": clip(2, 4, 4, parts=1),
     "qwen2_5_vl": Image({**clip(2, 4, 4, parts=1).arrays}, 1, "video"),
+    "qwen3_5_moe": clip(2, 4, 4, parts=2),
     "qwen3_5": clip(2, 4, 4, parts=2),
     "qwen3_vl_moe": clip(2, 4, 4, parts=2),
     "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them

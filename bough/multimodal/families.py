@@ -23,13 +23,8 @@ from bough.core.plan import IntArray
 from bough.multimodal.decoding import Array, Limits, decode_audio, decode_image, decode_video
 from bough.tokenizer.load import load_tokenizer
 
-UNUSED = {
-    "rows",
-    "cols",
-    "num_crops",
-    "num_patches",
-    "num_soft_tokens_per_image",
-}  # of what image processors return: no encoder takes them
+# Of what image processors return: no encoder takes them.
+UNUSED = {"rows", "cols", "grids", "num_crops", "num_patches", "num_patches_per_image", "num_soft_tokens_per_image"}
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm_ocr", "paddleocr_vl")  # rows have a time, a height and a width
 SAME = {"qwen3_vl_moe": "qwen3_vl", "glm_ocr": "glm46v"}  # families whose processor is that of another
@@ -65,7 +60,7 @@ class Prepared(msgspec.Struct, frozen=True, weakref=True):
     tokens: bytes  # int32
     place: int  # the token that stands for an item in a prompt
     row: int  # the one that stands for a row of the encoder
-    before: str
+    before: str  # what stands before it, where a prompt has its placeholder alone; {} is its number in the prompt
     after: str
     grid: tuple[int, int, int] | None  # of the rows, in time, height and width (M-RoPE)
     interval: float  # between two steps of time
@@ -137,13 +132,19 @@ class Family:
             fake_image_token="<fake_token_around_image>",
             global_image_tag="<global-img>",
             global_image_token="<global-img>",
+            image_start_token="<image>",
+            image_end_token="</image>",
+            slice_start_token="<slice>",
+            slice_end_token="</slice>",
+            slice_mode=getattr(self._processed, "slice_mode", False),
             start_image_token="<img>",
             end_image_token="</img>",
             vision_start_token=token("vision_start", "<|vision_start|>"),
             vision_end_token=token("vision_end", "<|vision_end|>"),
             full_image_sequence=f"\n\n{token('boi')}{seats}{token('eoi')}\n\n",
         )
-        self._defaults = dict(getattr(cls, "images_kwargs", {}))
+        self._defaults = dict(getattr(cls, "images_kwargs", {})) | {"return_tensors": "np"}
+        self._numbering = "<image_id>{}</image_id>" if getattr(self._processed, "use_image_id", False) else ""
         if self.type == "mistral3":
             self._defaults["patch_size"] = counts["patch_size"] * config.spatial_merge_size
 
@@ -152,6 +153,7 @@ class Family:
         features, nbytes = write_features(task.file, arrays)
         text = given.strip("\n")
         before, _, after = given.partition(text)
+        before += self._numbering
         ids, (place,), (row,) = map(self._encode, (text, self._places[task.kind], self._rows[task.kind]))
         tokens = np.array(ids, dtype=np.int32).tobytes()
         item = (task.kind, task.digest, task.file, features, nbytes)
@@ -163,12 +165,13 @@ class Family:
     def _image(self, task: Task) -> Result:
         image = decode_image(task.content, self._limits, task.detail)
         several = self.type == "llava_onevision" and not task.alone
-        inputs = self._processed([[image, image]] if several else [image], return_tensors="np", **self._defaults)
+        inputs = self._processed([[image, image]] if several else [image], **self._defaults)
         if self.type == "mistral3":
             height, width = (int(n) // self._defaults["patch_size"] for n in inputs["image_sizes"][0])
             text = ROW_END.join([self._rows["image"] * width] * height) + END
         else:
-            text = self._processor.replace_image_token(inputs, 0)
+            divisor = 4 if getattr(self._processed, "downsample_mode", None) == "4x" else 16  # of MiniCPM-V
+            text = self._processor.replace_image_token(inputs, 0, image_token_divisor=divisor)
         arrays = {name: np.asarray(value) for name, value in inputs.items() if name not in UNUSED}
         if several:
             arrays = {name: value if name == "batch_num_images" else value[:1] for name, value in arrays.items()}

@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -230,11 +230,32 @@ SPECS = {
         place="[IMG]",
     ),
 }
+SPECS["minicpmv4_6"] = Spec(
+    "MiniCPMV4_6Config",
+    "MiniCPMV4_6Processor",
+    "MiniCPMV4_6ImageProcessorPil",
+    {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    {"insert_layer_id": 0},
+    {"image_size": 56, "patch_size": 7, "num_hidden_layers": 2},
+    {"patch_size": 7, "scale_resolution": 56, "max_slice_nums": 4},
+    named={
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+    },
+    place="<|image_pad|>",
+)
 SPECS["qwen3_5_moe"] = msgspec.structs.replace(SPECS["qwen3_5"], config="Qwen3_5MoeConfig")
 SPECIAL = 94  # the first token that is no printable character of ASCII
 WORDS = [
     *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
     "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+    "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>",
     "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
     *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)),
 ]  # fmt: skip
@@ -279,6 +300,8 @@ def write_checkpoint(
     unused = {
         name: None for name in ("video_processor", "feature_extractor") if name in cls.__init__.__code__.co_varnames
     }
+    if family == "minicpmv4_6":
+        unused["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
     return cls(image_processor=image_processor, tokenizer=tokenizer, **unused, **spec.given)
 
 
@@ -356,6 +379,7 @@ LANGUAGE["qwen3_5_moe"] = {
     "model_type": "qwen3_5_moe_text",
     "shared_expert_intermediate_size": 24,
 }
+LANGUAGE["minicpmv4_6"] = LANGUAGE["qwen3_5"]
 SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs beside what `SPECS` has
     "qwen2_vl": {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 64},
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 32, "window_size": 56, "fullatt_block_indexes": [1]},

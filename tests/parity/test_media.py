@@ -276,6 +276,18 @@ CASES: dict[str, Case] = {
         token="image_token_index",
     ),
 }
+CASES["minicpmv4_6"] = Case(
+    {
+        "text_config": CASES["qwen3_5"].fields["text_config"],
+        "vision_config": {**CLIP, "model_type": "minicpmv4_6_vision"},
+        "insert_layer_id": 0,
+    },
+    [
+        Image({"pixel_values": pixels(1, 3, 4, 4 * count, seed=count), "target_sizes": torch.tensor(sizes)})
+        for count, sizes in ((32, [[4, 8]]), (96, [[4, 8], [8, 4], [8, 4]]))
+    ],
+    text_type="qwen3_5_text",
+)
 CASES["qwen3_5_moe"] = replace(
     CASES["qwen3_5"],
     fields={
@@ -314,6 +326,9 @@ class Model:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         for name in {name: None for image in images for name in image.arrays}:
             arrays = [image.arrays[name] for image in images if name in image.arrays]
+            if name == "pixel_values" and "target_sizes" in images[0].arrays:
+                given[name] = torch.cat(arrays, dim=-1)
+                continue
             widest = np.max([array.shape[1:] for array in arrays], axis=0)
             given[name] = torch.cat([padded(array, widest.tolist()) for array in arrays])
         if self.case.kinds:

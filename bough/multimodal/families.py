@@ -99,6 +99,7 @@ class Family:
         self._timed = self.type.startswith(("qwen3_vl", "qwen3_5"))
         self._in_grid = self._timed or self.type in GRIDS
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
+        vision = getattr(vision, "sam_config", vision)
         cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
         if self.type != "mistral3":
             cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[alike])
@@ -265,6 +266,7 @@ def _counts(config: Any, vision: Any) -> dict[str, Any]:
     side = first(getattr(vision, "image_size", 0)) // patch
     return {
         "patch_size": patch,
+        "downsample_ratio": 4,
         "vision_feature_select_strategy": getattr(config, "vision_feature_select_strategy", "full"),
         "num_additional_image_tokens": int(vision.model_type == "clip_vision_model"),
         "num_image_tokens": side**2,

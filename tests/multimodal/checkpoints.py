@@ -250,6 +250,26 @@ SPECS["minicpmv4_6"] = Spec(
     },
     place="<|image_pad|>",
 )
+OCR2 = {
+    "sam_config": {
+        **VISION,
+        "image_size": 64,
+        "patch_size": 1,
+        "output_channels": 8,
+        "downsample_channels": [8, 16],
+        "global_attn_indexes": [],
+    },
+    "encoder_config": {**VISION, "num_key_value_heads": 2},
+}
+SPECS["deepseek_ocr2"] = Spec(
+    "DeepseekOcr2Config",
+    "DeepseekOcr2Processor",
+    "DeepseekOcr2ImageProcessorPil",
+    {"image_token_id": "<image>"},
+    vision=OCR2,
+    image={"size": {"height": 64, "width": 64}, "tile_size": 48},
+    given={"patch_size": 1, "downsample_ratio": 4},
+)
 SPECS["qwen3_5_moe"] = msgspec.structs.replace(SPECS["qwen3_5"], config="Qwen3_5MoeConfig")
 SPECIAL = 94  # the first token that is no printable character of ASCII
 WORDS = [
@@ -378,6 +398,13 @@ LANGUAGE["qwen3_5_moe"] = {
     **EXPERTS,
     "model_type": "qwen3_5_moe_text",
     "shared_expert_intermediate_size": 24,
+}
+LANGUAGE["deepseek_ocr2"] = {
+    "model_type": "deepseek_ocr2_text",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "mlp_layer_types": ["dense", "sparse"],
 }
 LANGUAGE["minicpmv4_6"] = LANGUAGE["qwen3_5"]
 SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs beside what `SPECS` has

@@ -276,6 +276,41 @@ CASES: dict[str, Case] = {
         token="image_token_index",
     ),
 }
+OCR2 = {
+    "sam_config": {
+        **CLIP,
+        "model_type": "deepseek_ocr2_sam_vision_model",
+        "image_size": 32,
+        "output_channels": 8,
+        "downsample_channels": [8, 32],
+        "window_size": 3,
+        "global_attn_indexes": [1],
+    },
+    "encoder_config": {**CLIP, "model_type": "deepseek_ocr2_encoder", "num_key_value_heads": 2},
+}
+CASES["deepseek_ocr2"] = Case(
+    {
+        "text_config": {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "max_position_embeddings": 1024,
+        },
+        "vision_config": OCR2,
+    },
+    [
+        Image({"pixel_values": pixels(1, 3, 32, 32, seed=1), "num_local_patches": torch.tensor([0])}),
+        Image(
+            {
+                "pixel_values": pixels(1, 3, 32, 32, seed=2),
+                "num_local_patches": torch.tensor([2]),
+                "pixel_values_local": pixels(2, 3, 16, 16, seed=3),
+            }
+        ),
+    ],
+    text_type="deepseek_ocr2_text",
+)
 CASES["minicpmv4_6"] = Case(
     {
         "text_config": CASES["qwen3_5"].fields["text_config"],
@@ -425,7 +460,14 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def engine_of(model: Model, **flags: object) -> LocalEngine:
-    sizes = {"max_total_tokens": 1200, "max_running_requests": 4, "cpu_threads": 1, "device": "cpu"}
+    room = {"context_length": 1024, "max_total_tokens": 3000} if model.case.text_type == "deepseek_ocr2_text" else {}
+    sizes = {
+        "max_total_tokens": 1200,
+        **room,
+        "max_running_requests": 4,
+        "cpu_threads": 1,
+        "device": "cpu",
+    }
     return LocalEngine(model.folder, new=NEW, dtype="float32", **{**sizes, **flags})
 
 

@@ -41,7 +41,7 @@ def test_bytes_of_images_give_the_tokens_of_transformers(family: str, tmp_path: 
     worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
     # Tokens that see each other both ways are computed together.
     page = {"page_size": 1, "chunked_prefill_size": 128} if family.startswith("gemma") else {}
-    sizes = {"max_total_tokens": 4096, "cpu_threads": 1, "device": "cpu", "context_length": 1024, **page}
+    sizes = {"max_total_tokens": 4096, "cpu_threads": 1, "device": "cpu", "context_length": 2048, **page}
     engine = LocalEngine(tmp_path, new=NEW, dtype="float32", **sizes)
     prompts = []
     for count in (1, 2):

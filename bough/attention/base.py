@@ -35,6 +35,7 @@ class AttentionSpec:
     ends_only: bool = False  # only each row's last token is looked at: what a back end gives for others may be anything
     chunked: bool = False  # the window is one of those that stand side by side, not one that ends with the query
     causal: bool = True  # False: queries see keys behind them too
+    one_way: bool = False  # also of items whose tokens see those behind them in other layers
     sinks: torch.Tensor | None = None  # [heads] a logit that joins each softmax and has no value
 
     @property

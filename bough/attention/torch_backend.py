@@ -181,7 +181,7 @@ class TorchAttention(AttentionBackend):
                 begin, end = 0, k.shape[2]
                 mask = None if layer.window is None else _near(first + ahead, last + ahead, end, layer.window, k)
             assert self._batch is not None
-            if self._batch.both_ways is not None:
+            if self._batch.both_ways is not None and not layer.one_way:
                 mask, end = _ahead(mask, self._batch.both_ways, (first, last), begin, end, ahead)
             block = q[first:last].transpose(0, 1)[None]  # [1, heads, queries, head_dim]
             attended = attend(block, k[:, :, begin:end], v[:, :, begin:end], mask, layer)

@@ -173,6 +173,7 @@ class MediaConfig:
     architecture: str  # Transformers' class that has them
     placeholder: int  # the token that stands for them in texts
     whole: bool = False  # tokens of an item attend to each other, those behind them too
+    whole_in_windows: bool = False  # but only in layers with a sliding window
     deep_layers: int = 0  # the first so many layers get further features of an item, added to their hidden states
 
 

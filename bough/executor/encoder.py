@@ -26,7 +26,11 @@ from bough.executor.load_model import LoadedWeights
 
 log = logging.getLogger(__name__)
 
-ON_HOST = ("image_sizes", "batch_num_images")  # what modules count with: reading it back would wait for the device
+ON_HOST = (
+    "image_sizes",
+    "batch_num_images",
+    "num_local_patches",
+)  # what modules count with: reading it back would wait for the device
 
 
 def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:
@@ -87,15 +91,18 @@ class Encoder:
 
     def _call(self, items: Sequence[Encode]) -> torch.Tensor:
         read = [read_features(item.features, item.file) for item in items]
-        given = {name: torch.from_numpy(np.concatenate([each[name] for each in read])) for name in read[0]}
+        # MiniCPM-V's patches stand behind each other in the last dimension.
+        axes = {name: -1 if name == "pixel_values" and "target_sizes" in read[0] else 0 for name in read[0]}
+        joined = {name: np.concatenate([each[name] for each in read], axis) for name, axis in axes.items()}
+        given = {name: torch.from_numpy(values) for name, values in joined.items()}
         moved = {name: values if name in ON_HOST else self._moved(values) for name, values in given.items()}
         found = getattr(self._model, f"get_{items[0].kind}_features")(**moved)
         rows = [_rows(found.pooler_output), *map(_rows, getattr(found, "deepstack_features", None) or ())]
-        joined = torch.cat(rows, dim=1).to(self._dtype)
+        output = torch.cat(rows, dim=1).to(self._dtype)
         expected = sum(item.rows for item in items), self._width
-        if tuple(joined.shape) != expected:
-            raise ValueError(f"its output is {tuple(joined.shape)}, the prompt has {expected}")
-        return joined
+        if tuple(output.shape) != expected:
+            raise ValueError(f"its output is {tuple(output.shape)}, the prompt has {expected}")
+        return output
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         pinned = values.pin_memory() if self._device.type == "cuda" else values  # so that the copy waits for nothing

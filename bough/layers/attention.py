@@ -61,6 +61,7 @@ class SelfAttention:
             window=window,
             chunked=config.chunked and window is not None,
             causal=config.causal,
+            one_way=config.media is not None and config.media.whole_in_windows and window is None,
             group=config.kv_group(layer),
             softcap=config.attention_softcap,
             heads=query.size // head_dim,

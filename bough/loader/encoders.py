@@ -9,6 +9,7 @@ one, which takes the host longer than the device; on a GPU one kernel computes a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ def load_encoder(
     transformers.logging.set_verbosity_error()  # it would tell that the language model is missing
     transformers.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(files.folder)
+    if hasattr(config, "vision_config"):
+        config.audio_config = None  # no model is given sound beside images
     text = config.get_text_config()
     for name, value in {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None}.items():
         if hasattr(text, name):
@@ -54,11 +57,27 @@ def load_encoder(
     for name in ("language_model", "text_model"):
         if hasattr(model.model, name):
             setattr(model.model, name, None)
+    if hasattr(model.model, "audio_tower") and not hasattr(model, "get_audio_features"):
+        model.get_audio_features = partial(hear, model.model)
     visual = getattr(model.model, "visual", None)
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
         transformers.AttentionInterface.register(PACKED, packed_attention)
         visual.config._attn_implementation = PACKED
     return model.to(device).eval().requires_grad_(False)
+
+
+def hear(model: Any, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Any:
+    """What Qwen2-Audio makes of recordings; Transformers has it within the pass of the whole model."""
+    from transformers.masking_utils import create_bidirectional_mask
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    tower = model.audio_tower
+    heard, kept = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
+    places = torch.arange(input_features.shape[-1] // 2, device=heard.device)
+    empty = input_features.new_empty(len(heard), len(places), 1)
+    mask = create_bidirectional_mask(tower.config, empty, (places < heard[:, None]).long())
+    rows = model.multi_modal_projector(tower(input_features, attention_mask=mask).last_hidden_state)
+    return BaseModelOutputWithPooling(pooler_output=rows[places[: rows.shape[1]] < kept[:, None]])
 
 
 def packed_attention(

@@ -288,7 +288,8 @@ class NamedSource(WeightSource):
 
     def _is_flipped(self, at: Stored) -> bool:
         """A bias has no other way round."""
-        return at.transposed and len(self._shape(at)) == 2
+        shape = self._shape(at)
+        return at.transposed and len(shape) == 2 and shape != at.straight
 
     def _place(self, at: Stored, index: Index) -> tuple[Index, npt.NDArray[np.int64] | None]:
         """Which rows and columns to read, and how to order those rows; None: they are in order."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.core.model_config import LatentConfig, ModelConfig
+from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
 from bough.models.family import Metadata, ModelFamily, read_moe
 from bough.models.fields import Fields
 from bough.models.names import GGUF_MODULES, Names, Piece, interleaved_rows
@@ -36,16 +36,19 @@ class DeepseekV2(ModelFamily):
             "head_dim": head_dim,
             "num_kv_heads": 1,
             "query_scale": head_dim**-0.5 * score_factor(config),
-            "moe": read_moe(
-                config,
-                experts="n_routed_experts",
-                scale=config.number("routed_scaling_factor", 1.0),
-                shared_size=(config.optional_integer("n_shared_experts") or 0)
-                * config.integer("moe_intermediate_size"),
-                dense_layers=dense_layers(config),
-                **self.routing(config),
-            ),
+            "moe": self.experts(config),
         }
+
+    def experts(self, config: Fields) -> MoEConfig:
+        shared = config.optional_integer("n_shared_experts") or 0
+        return read_moe(
+            config,
+            experts="n_routed_experts",
+            scale=config.number("routed_scaling_factor", 1.0),
+            shared_size=shared * config.integer("moe_intermediate_size"),
+            dense_layers=dense_layers(config),
+            **self.routing(config),
+        )
 
     def routing(self, config: Fields) -> dict[str, Any]:
         """How experts are chosen: fields of a `MoEConfig`."""
@@ -100,6 +103,16 @@ class DeepseekV2(ModelFamily):
             projection: Piece(projection, queries),
             keys: Piece(keys, tuple(interleaved_rows(1, latent.width, slice(latent.rank, None)))),
         }
+
+
+class DeepseekOcr2(DeepseekV2):
+    """Llama with the experts of V2."""
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"moe": self.experts(config)}
+
+    def names(self, config: ModelConfig) -> Names:
+        return {}
 
 
 def expert_groups(config: Fields) -> dict[str, Any]:

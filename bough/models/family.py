@@ -68,12 +68,13 @@ class ModelFamily:
 
     def read_media(self, config: Fields) -> MediaConfig | None:
         """The encoders that a checkpoint has beside the language model; None where it has none that are used."""
-        vision = config.section("vision_config")
-        tokens = (*config.token_ids("image_token_id"), *config.token_ids("image_token_index"))
-        if self.encoder is None or vision is None or not tokens:
+        kind = "image" if "vision_config" in config.values else "audio"
+        encoder = config.section("vision_config" if kind == "image" else "audio_config")
+        tokens = (*config.token_ids(f"{kind}_token_id"), *config.token_ids(f"{kind}_token_index"))
+        if self.encoder is None or encoder is None or not tokens:
             return None
-        deep = len(vision.values.get("deepstack_visual_indexes") or ())
-        return MediaConfig(self.encoder, tokens[0], self.whole_items, deep)
+        deep = len(encoder.values.get("deepstack_visual_indexes") or ())
+        return MediaConfig(self.encoder, tokens[0], self.whole_items, deep_layers=deep)
 
     def fields(self, config: Fields) -> dict[str, Any]:
         """Fields of the `ModelConfig` that are not read as Llama's are."""

@@ -1,7 +1,8 @@
 """Gemma 4: heads that are wider where layers see everything, values with a norm, and in small models layers that read
 the keys and values of earlier ones and get a vector of each token for themselves. Some have experts beside the MLP.
 
-Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
+Multimodal checkpoints hold the same text model, one level deeper. Tokens of an image get the vectors of the padding
+token; in large models they see each other both ways where a window slides.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bough import layers
-from bough.core.model_config import ModelConfig, MoEConfig
+from bough.core.model_config import MediaConfig, ModelConfig, MoEConfig
 from bough.models.family import ModelFamily, window_fields
 from bough.models.fields import Fields
 from bough.models.names import NESTED, Names, fused_experts, nested
@@ -35,6 +36,13 @@ class Gemma4(ModelFamily):
     config_type = Gemma4Config
     activation_field = "hidden_activation"
     partial_rotation = pairs_apart = True
+
+    def read_media(self, config: Fields) -> MediaConfig | None:
+        media, text = super().read_media(config), config.section("text_config")
+        if media is None or text is None:
+            return None
+        whole = text.values.get("use_bidirectional_attention") == "vision"
+        return replace(media, placeholder=text.count("pad_token_id", 0), whole=whole, whole_in_windows=whole)
 
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = window_fields(config, lambda layer: (layer + 1) % 6 != 0)

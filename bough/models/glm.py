@@ -1,5 +1,5 @@
 """GLM and GLM-4: half of each head rotates, in pairs of neighbours, and the MLP is fused. GLM-4 has norms after
-attention and MLP as well."""
+attention and MLP as well, and GLM-4V and GLM-OCR rotate by time, height and width."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import GGUF_FUSED_MLP, GGUF_SANDWICH, Names, fused_gate_up, projections_apart
+from bough.models.vision import Sectioned
 
 
 class Glm(ModelFamily):
@@ -35,3 +36,7 @@ class Glm4(Glm):
             f"{layer}.post_attention_layernorm": f"{layer}.pre_feedforward_layernorm",
             f"{layer}.post_mlp_layernorm": f"{layer}.post_feedforward_layernorm",
         }
+
+
+class Glm4v(Sectioned, Glm4):
+    pass

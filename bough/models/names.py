@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.core.tables import table_beside
@@ -25,6 +26,7 @@ class Piece:
     transposed: bool = False  # its matrix is stored [inputs, outputs]; `rows` then counts outputs
     plane: int | None = None  # which place of the tensor's first dimension it has; the others are what is left
     place: int | None = None  # of its rows among those of the module; None: it has all of them
+    straight: tuple[int, int] | None = None  # the shape in which it is not transposed after all
 
 
 # From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
@@ -40,6 +42,7 @@ class Stored:
     rows: Rows | None = None
     transposed: bool = False
     plane: int | None = None
+    straight: tuple[int, int] | None = None
     parts: tuple[Stored, ...] = ()  # those in whose rows it stands, in their order; `name` then means nothing
 
 
@@ -120,7 +123,7 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
         if pattern in names:
             for piece in _pieces(names[pattern]):
                 target = ".".join(filter(None, (_numbered(piece.module, numbers), kind)))
-                at = Stored(name, piece.rows, piece.transposed, piece.plane)
+                at = Stored(name, piece.rows, piece.transposed, piece.plane, piece.straight)
                 if piece.place is None:
                     found[target] = at
                 else:
@@ -187,16 +190,19 @@ def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) ->
     return found
 
 
-def planes(part: str, experts: int, rows: Rows | None = None, *, transposed: bool = False) -> list[Piece]:
-    """A part of each expert, in a tensor that has them behind each other."""
+def planes(part: str, experts: int, rows: Rows | None = None, **way: Any) -> list[Piece]:
+    """A part of each expert, in a tensor that has them behind each other; `way` are further fields of a `Piece`."""
     modules = (f"model.layers.*.mlp.experts.{expert}.{part}" for expert in range(experts))
-    return [Piece(module, rows, transposed, plane) for plane, module in enumerate(modules)]
+    return [Piece(module, rows, plane=plane, **way) for plane, module in enumerate(modules)]
 
 
-def fused_experts(module: str, moe: MoEConfig, *, transposed: bool = False) -> Names:
-    """The experts' matrices behind each other in `module`, the rows of a gate before those of what it gates."""
+def fused_experts(module: str, moe: MoEConfig, *, transposed: bool = False, hidden: int | None = None) -> Names:
+    """The experts' matrices behind each other in `module`, the rows of a gate before those of what it gates. With
+    the model's `hidden` size, those that are not transposed are told by their shape."""
     count, inner = moe.experts, moe.intermediate_size
-    gates = planes("gate_proj.weight", count, slice(0, inner), transposed=transposed)
-    ups = planes("up_proj.weight", count, slice(inner, 2 * inner), transposed=transposed)
-    downs = planes("down_proj.weight", count, transposed=transposed)
+    upwards = {"transposed": transposed, "straight": None if hidden is None else (2 * inner, hidden)}
+    gates = planes("gate_proj.weight", count, slice(0, inner), **upwards)
+    ups = planes("up_proj.weight", count, slice(inner, 2 * inner), **upwards)
+    straight = None if hidden is None else (hidden, inner)
+    downs = planes("down_proj.weight", count, transposed=transposed, straight=straight)
     return {f"{module}.gate_up_proj": [*gates, *ups], f"{module}.down_proj": downs}

@@ -5,7 +5,6 @@ Checkpoints are multimodal: attention rotates by time, height and width of a tok
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bough.core.model_config import ModelConfig
@@ -13,15 +12,11 @@ from bough.models.fields import Fields
 from bough.models.names import Names, fused, fused_experts, nested
 from bough.models.qwen2 import shared_experts, shared_names
 from bough.models.qwen3_next import NET, Qwen3Next, attention_names, net_fields, net_names, projections
-from bough.models.rope_config import with_sections
-
-SECTIONS = (11, 11, 10)
+from bough.models.vision import Sectioned
 
 
-class Qwen35(Qwen3Next):
-    def read_config(self, config: Fields) -> ModelConfig:
-        found = super().read_config(config)
-        return replace(found, rope=with_sections(config, found.rope, SECTIONS))
+class Qwen35(Sectioned, Qwen3Next):
+    alternating = (11, 11, 10)
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return net_fields(config)

@@ -12,6 +12,7 @@ from typing import Any
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
+from bough.models.names import Names, fused_experts, nested
 from bough.models.rope_config import with_sections
 from bough.models.transformers_source import usual_fields
 
@@ -35,8 +36,8 @@ class Llava(ModelFamily):
         return family.read_config(Fields(config.where, ChainMap(dict(config.values), dict(family.defaults), sizes)))
 
 
-class Qwen2VL(Llava):
-    """Qwen2 that rotates by time, height and width."""
+class Sectioned(ModelFamily):
+    """A family whose heads rotate by time, height and width of a token."""
 
     alternating: tuple[int, ...] | None = None  # the usual sections, where pairs rotate by time, height, width in turn
 
@@ -45,7 +46,30 @@ class Qwen2VL(Llava):
         return replace(found, rope=with_sections(config, found.rope, self.alternating))
 
 
+class Qwen2VL(Sectioned, Llava):
+    """Qwen2 that rotates so."""
+
+
 class Qwen3VL(Qwen2VL):
     """Qwen3 that rotates so; its first layers get features of earlier layers of the encoder, too."""
 
     alternating = (24, 20, 20)
+
+
+class Qwen3VLMoe(Qwen3VL):
+    """Whose experts stand behind each other; those that Transformers 4 wrote are transposed."""
+
+    def read_config(self, config: Fields) -> ModelConfig:
+        return replace(super().read_config(config), architecture=self.architectures[0])
+
+    def names(self, config: ModelConfig) -> Names:
+        assert config.moe is not None
+        hidden = config.hidden_size
+        return nested(fused_experts("model.layers.*.mlp.experts", config.moe, transposed=True, hidden=hidden))
+
+
+class PaddleOcrVL(Sectioned):
+    """Llama that rotates so."""
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"mlp_bias": config.boolean("use_bias")}

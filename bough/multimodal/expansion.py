@@ -46,7 +46,8 @@ def expand(ids: IntArray, items: Sequence[Prepared], tokenizer: Tokenizer) -> tu
         if not waiting[kind]:
             raise _mismatch(ids, items)
         item = waiting[kind].popleft()
-        before, behind = ("", "") if whole is not None else (item.before, item.after)
+        number = sum(other.kind == kind for other, _ in found)
+        before, behind = ("", "") if whole is not None else (item.before.format(number), item.after)
         out += _joined(after, ids[cursor:at].tolist(), before, tokenizer)
         found.append((item, len(out)))
         out += item.ids.tolist()

@@ -23,8 +23,11 @@ from bough.core.plan import IntArray
 from bough.multimodal.decoding import Array, Limits, decode_audio, decode_image, decode_video
 from bough.tokenizer.load import load_tokenizer
 
-UNUSED = {"rows", "cols", "num_crops", "num_patches"}  # of what image processors return: no encoder takes them
+# Of what image processors return: no encoder takes them.
+UNUSED = {"rows", "cols", "grids", "num_crops", "num_patches", "num_patches_per_image", "num_soft_tokens_per_image"}
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm_ocr", "paddleocr_vl")  # rows have a time, a height and a width
+SAME = {"qwen3_vl_moe": "qwen3_vl", "glm_ocr": "glm46v"}  # families whose processor is that of another
 ALIGNMENT = 64  # of an array in its file, in bytes
 
 
@@ -57,7 +60,7 @@ class Prepared(msgspec.Struct, frozen=True, weakref=True):
     tokens: bytes  # int32
     place: int  # the token that stands for an item in a prompt
     row: int  # the one that stands for a row of the encoder
-    before: str
+    before: str  # what stands before it, where a prompt has its placeholder alone; {} is its number in the prompt
     after: str
     grid: tuple[int, int, int] | None  # of the rows, in time, height and width (M-RoPE)
     interval: float  # between two steps of time
@@ -91,19 +94,22 @@ class Family:
 
         self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         self.type: str = config.model_type
-        self._timed = self.type in ("qwen3_vl", "qwen3_5")  # timestamps stand between the frames of its clips
-        self._is_qwen = self._timed or self.type in ("qwen2_vl", "qwen2_5_vl")
+        alike = SAME.get(self.type, self.type)
+        # Timestamps stand between the frames of its clips.
+        self._timed = self.type.startswith(("qwen3_vl", "qwen3_5"))
+        self._in_grid = self._timed or self.type in GRIDS
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
+        vision = getattr(vision, "sam_config", vision)
         cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
         if self.type != "mistral3":
-            cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[self.type])
-        default = feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES.get(self.type)
-        default = default or image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES[self.type]["pil"]
+            cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[alike])
+        default = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(alike, {}).get("pil")
+        default = default or feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES[self.type]
         given = read("processor_config.json")
         said = given.get("image_processor") or given.get("feature_extractor") or read("preprocessor_config.json")
         name = str(said.pop("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil") + "Pil"
         names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
-        patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._is_qwen else {}
+        patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._in_grid else {}
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
         self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
@@ -122,16 +128,24 @@ class Family:
             video_processor=SimpleNamespace(**patches),
             image_token=self._rows["image"],
             video_token=self._rows["video"],
+            boi_token=token("boi"),
+            eoi_token=token("eoi"),
             fake_image_token="<fake_token_around_image>",
             global_image_tag="<global-img>",
             global_image_token="<global-img>",
+            image_start_token="<image>",
+            image_end_token="</image>",
+            slice_start_token="<slice>",
+            slice_end_token="</slice>",
+            slice_mode=getattr(self._processed, "slice_mode", False),
             start_image_token="<img>",
             end_image_token="</img>",
             vision_start_token=token("vision_start", "<|vision_start|>"),
             vision_end_token=token("vision_end", "<|vision_end|>"),
             full_image_sequence=f"\n\n{token('boi')}{seats}{token('eoi')}\n\n",
         )
-        self._defaults = dict(getattr(cls, "images_kwargs", {}))
+        self._defaults = dict(getattr(cls, "images_kwargs", {})) | {"return_tensors": "np"}
+        self._numbering = "<image_id>{}</image_id>" if getattr(self._processed, "use_image_id", False) else ""
         if self.type == "mistral3":
             self._defaults["patch_size"] = counts["patch_size"] * config.spatial_merge_size
 
@@ -140,6 +154,7 @@ class Family:
         features, nbytes = write_features(task.file, arrays)
         text = given.strip("\n")
         before, _, after = given.partition(text)
+        before += self._numbering
         ids, (place,), (row,) = map(self._encode, (text, self._places[task.kind], self._rows[task.kind]))
         tokens = np.array(ids, dtype=np.int32).tobytes()
         item = (task.kind, task.digest, task.file, features, nbytes)
@@ -151,16 +166,17 @@ class Family:
     def _image(self, task: Task) -> Result:
         image = decode_image(task.content, self._limits, task.detail)
         several = self.type == "llava_onevision" and not task.alone
-        inputs = self._processed([[image, image]] if several else [image], return_tensors="np", **self._defaults)
+        inputs = self._processed([[image, image]] if several else [image], **self._defaults)
         if self.type == "mistral3":
             height, width = (int(n) // self._defaults["patch_size"] for n in inputs["image_sizes"][0])
             text = ROW_END.join([self._rows["image"] * width] * height) + END
         else:
-            text = self._processor.replace_image_token(inputs, 0)
+            divisor = 4 if getattr(self._processed, "downsample_mode", None) == "4x" else 16  # of MiniCPM-V
+            text = self._processor.replace_image_token(inputs, 0, image_token_divisor=divisor)
         arrays = {name: np.asarray(value) for name, value in inputs.items() if name not in UNUSED}
         if several:
             arrays = {name: value if name == "batch_num_images" else value[:1] for name, value in arrays.items()}
-        return arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._is_qwen else None, 1.0
+        return arrays, text, self._merged(arrays["image_grid_thw"][0]) if self._in_grid else None, 1.0
 
     def choose_frames(self, total: int, fps: float, asked: int | None) -> list[int]:
         """Which of so many frames are looked at, as Transformers samples them."""
@@ -250,6 +266,7 @@ def _counts(config: Any, vision: Any) -> dict[str, Any]:
     side = first(getattr(vision, "image_size", 0)) // patch
     return {
         "patch_size": patch,
+        "downsample_ratio": 4,
         "vision_feature_select_strategy": getattr(config, "vision_feature_select_strategy", "full"),
         "num_additional_image_tokens": int(vision.model_type == "clip_vision_model"),
         "num_image_tokens": side**2,

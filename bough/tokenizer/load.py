@@ -220,9 +220,15 @@ def _placeholders(config: Mapping[str, Any], backend: tokenizers.Tokenizer) -> d
     found = {kind: spelt(kind) for kind in KINDS}
     if config.get("model_type") == "gemma3":
         found["image"] = spelt("boi")  # where an image begins
-    start, end = spelt("vision_start") or "", spelt("vision_end") or ""
-    around = {"image": (start, end), "video": (start, end), "audio": ("", "")}
-    return {kind: token.join(around[kind]) for kind, token in found.items() if token is not None}
+
+    def around(kind: str) -> list[str]:
+        if kind == "audio":  # which Qwen2-Audio's configuration does not name
+            return [
+                mark if backend.token_to_id(mark) is not None else "" for mark in ("<|audio_bos|>", "<|audio_eos|>")
+            ]
+        return [spelt(f"{kind}_{end}") or spelt(f"vision_{end}") or "" for end in ("start", "end")]
+
+    return {kind: token.join(around(kind)) for kind, token in found.items() if token is not None}
 
 
 def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

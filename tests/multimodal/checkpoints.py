@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,6 +23,8 @@ QWEN = {
     "vision_start_token_id": "<|vision_start|>",
 }
 QWEN |= {"vision_end_token_id": "<|vision_end|>"}
+GLM = {"image_token_id": "<image>", "video_token_id": "<video>"}
+GLM |= {"image_start_token_id": "<boi>", "image_end_token_id": "<eoi>"}
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -101,6 +103,45 @@ SPECS = {
         image={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 12}},
         place="<|vision_start|><|image_pad|><|vision_end|>",
     ),
+    "qwen3_vl_moe": Spec(
+        "Qwen3VLMoeConfig",
+        "Qwen3VLProcessor",
+        "Qwen2VLImageProcessorPil",
+        QWEN,
+        vision={"patch_size": 16, "spatial_merge_size": 2},
+        image={"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 12}},
+        place="<|vision_start|><|image_pad|><|vision_end|>",
+    ),
+    "glm4v": Spec(
+        "Glm4vConfig",
+        "Glm4vProcessor",
+        "Glm4vImageProcessorPil",
+        GLM,
+        vision={"patch_size": 14, "spatial_merge_size": 2},
+        image={"size": {"shortest_edge": 28 * 28, "longest_edge": 2 * 28 * 28 * 12}},
+        named={"image_token": "<image>", "video_token": "<video>"},
+        place="<boi><image><eoi>",
+    ),
+    "glm_ocr": Spec(
+        "GlmOcrConfig",
+        "Glm46VProcessor",
+        "Glm46VImageProcessorPil",
+        GLM,
+        vision={"patch_size": 14, "spatial_merge_size": 2},
+        image={"size": {"shortest_edge": 28 * 28, "longest_edge": 2 * 28 * 28 * 12}},
+        named={"image_token": "<image>", "video_token": "<video>"},
+        place="<boi><image><eoi>",
+    ),
+    "paddleocr_vl": Spec(
+        "PaddleOCRVLConfig",
+        "PaddleOCRVLProcessor",
+        "PaddleOCRVLImageProcessorPil",
+        {**QWEN, "image_token_id": "<image>"},
+        vision={"image_size": 28, "patch_size": 14, "spatial_merge_size": 2},
+        image={"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}},
+        named={"image_token": "<image>"},
+        place="<|vision_start|><image><|vision_end|>",
+    ),
     "qwen3_5": Spec(
         "Qwen3_5Config",
         "Qwen3VLProcessor",
@@ -121,6 +162,24 @@ SPECS = {
         {"image_seq_length": 4},
         {"image_token": "<soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
         "<boi>",
+    ),
+    "gemma4": Spec(
+        "Gemma4Config",
+        "Gemma4Processor",
+        "Gemma4ImageProcessorPil",
+        {"image_token_id": "<soft>", "boi_token_id": "<boi>", "eoi_token_id": "<eoi>"},
+        {"audio_config": None},
+        {"patch_size": 4, "pooling_kernel_size": 3, "head_dim": 8, "num_key_value_heads": 2},
+        {"patch_size": 4, "max_soft_tokens": 70},
+        named={
+            "image_token": "<soft>",
+            "boi_token": "<boi>",
+            "eoi_token": "<eoi>",
+            "audio_token": "<|AUDIO|>",
+            "boa_token": "<|audio_bos|>",
+            "eoa_token": "<|audio_eos|>",
+        },
+        place="<soft>",
     ),
     "idefics3": Spec(
         "Idefics3Config",
@@ -171,10 +230,52 @@ SPECS = {
         place="[IMG]",
     ),
 }
+SPECS["minicpmv4_6"] = Spec(
+    "MiniCPMV4_6Config",
+    "MiniCPMV4_6Processor",
+    "MiniCPMV4_6ImageProcessorPil",
+    {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    {"insert_layer_id": 0},
+    {"image_size": 56, "patch_size": 7, "num_hidden_layers": 2},
+    {"patch_size": 7, "scale_resolution": 56, "max_slice_nums": 4},
+    named={
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+    },
+    place="<|image_pad|>",
+)
+OCR2 = {
+    "sam_config": {
+        **VISION,
+        "image_size": 64,
+        "patch_size": 1,
+        "output_channels": 8,
+        "downsample_channels": [8, 16],
+        "global_attn_indexes": [],
+    },
+    "encoder_config": {**VISION, "num_key_value_heads": 2},
+}
+SPECS["deepseek_ocr2"] = Spec(
+    "DeepseekOcr2Config",
+    "DeepseekOcr2Processor",
+    "DeepseekOcr2ImageProcessorPil",
+    {"image_token_id": "<image>"},
+    vision=OCR2,
+    image={"size": {"height": 64, "width": 64}, "tile_size": 48},
+    given={"patch_size": 1, "downsample_ratio": 4},
+)
+SPECS["qwen3_5_moe"] = msgspec.structs.replace(SPECS["qwen3_5"], config="Qwen3_5MoeConfig")
 SPECIAL = 94  # the first token that is no printable character of ASCII
 WORDS = [
     *QWEN.values(), "<image>", "<video>", "<soft>", "<boi>", "<eoi>", FAKE, "<global-img>", "<end_of_utterance>",
     "<img>", "</img>", "<IMG_CONTEXT>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+    "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>",
     "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>",
     *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7)),
 ]  # fmt: skip
@@ -213,10 +314,15 @@ def write_checkpoint(
     image_processor.save_pretrained(folder)
     if processor_config:
         (folder / "processor_config.json").write_text(json.dumps(spec.given))
+    tokenizer.pad_token = "<end_of_utterance>"  # Gemma 4 pads a single text as well
     cls = processor_class(spec.processor)
     cls.check_argument_for_proper_class = lambda self, name, argument: None  # there is no torchvision for video
-    video = {"video_processor": None} if "video_processor" in cls.__init__.__code__.co_varnames else {}
-    return cls(image_processor=image_processor, tokenizer=tokenizer, **video, **spec.given)
+    unused = {
+        name: None for name in ("video_processor", "feature_extractor") if name in cls.__init__.__code__.co_varnames
+    }
+    if family == "minicpmv4_6":
+        unused["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
+    return cls(image_processor=image_processor, tokenizer=tokenizer, **unused, **spec.given)
 
 
 def processor_class(name: str) -> Any:
@@ -246,6 +352,8 @@ TEXT = {
     "eos_token_id": None,
 }
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+HALF_MROPE = {"rope_parameters": {**MROPE["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 QWEN_VISION = {"depth": 2, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 48}
 QWEN_VISION |= {"num_position_embeddings": 64}
 LANGUAGE: dict[str, dict[str, Any]] = {
@@ -255,6 +363,10 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"model_type": "qwen2_vl_text", **MROPE},
     "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", **MROPE},
     "qwen3_vl": {"model_type": "qwen3_vl_text", "head_dim": 16, **MROPE},
+    "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", "head_dim": 16, **MROPE, **EXPERTS},
+    "glm4v": {"model_type": "glm4v_text", **HALF_MROPE},
+    "glm_ocr": {"model_type": "glm_ocr_text", "head_dim": 16, **HALF_MROPE},
+    "paddleocr_vl": {"model_type": "paddleocr_vl_text", "head_dim": 16, **MROPE},
     "qwen3_5": {
         "model_type": "qwen3_5_text",
         "head_dim": 16,
@@ -266,25 +378,72 @@ LANGUAGE: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 12,
     },
     "gemma3": {"model_type": "gemma3_text", "head_dim": 16},
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": 384,
+        "hidden_size_per_layer_input": 12,
+        "use_bidirectional_attention": "vision",
+    },
     "idefics3": {"model_type": "llama"},
     "smolvlm": {"model_type": "llama"},
     "internvl": {"model_type": "qwen2"},
     "mistral3": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
 }
+LANGUAGE["qwen3_5_moe"] = {
+    **LANGUAGE["qwen3_5"],
+    **EXPERTS,
+    "model_type": "qwen3_5_moe_text",
+    "shared_expert_intermediate_size": 24,
+}
+LANGUAGE["deepseek_ocr2"] = {
+    "model_type": "deepseek_ocr2_text",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "mlp_layer_types": ["dense", "sparse"],
+}
+LANGUAGE["minicpmv4_6"] = LANGUAGE["qwen3_5"]
 SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs beside what `SPECS` has
     "qwen2_vl": {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 64},
     "qwen2_5_vl": {**QWEN_VISION, "hidden_size": 32, "window_size": 56, "fullatt_block_indexes": [1]},
     "qwen3_vl": {**QWEN_VISION, "hidden_size": 32, "deepstack_visual_indexes": [0]},
+    "qwen3_vl_moe": {**QWEN_VISION, "hidden_size": 32, "deepstack_visual_indexes": [0]},
     "qwen3_5": {**QWEN_VISION, "hidden_size": 32},
+    "qwen3_5_moe": {**QWEN_VISION, "hidden_size": 32},
+    "glm4v": {**QWEN_VISION, "hidden_size": 32},
+    "glm_ocr": {**QWEN_VISION, "hidden_size": 32},
 }
+
+
+HEARING = ("qwen2_audio",)
+
+
+def write_hearing(folder: Path) -> Any:
+    """Transformers' processor of a Qwen2-Audio checkpoint in the folder."""
+    tokenizer = write_tokenizer(folder)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=16)
+    extractor.save_pretrained(folder)
+    audio = {"num_mel_bins": 16, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+    number = tokenizer.convert_tokens_to_ids("<|AUDIO|>")
+    text = {**TEXT, "model_type": "qwen2", "max_position_embeddings": 2048}
+    config = transformers.Qwen2AudioConfig(audio_config=audio, text_config=text, audio_token_index=number)
+    config.save_pretrained(folder)
+    return transformers.Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=tokenizer)
 
 
 def write_model(folder: Path, family: str) -> tuple[Any, Any]:
     """Transformers' processor and model of a whole checkpoint with random weights."""
     torch.manual_seed(1)
-    processor = write_checkpoint(folder, family, text={**TEXT, **LANGUAGE[family]}, vision=SEEING.get(family, {}))
+    if family in HEARING:
+        processor = write_hearing(folder)
+    else:
+        processor = write_checkpoint(folder, family, text={**TEXT, **LANGUAGE[family]}, vision=SEEING.get(family, {}))
     config = transformers.AutoConfig.from_pretrained(folder)
-    kind = transformers.AutoModelForImageTextToText
+    kind = transformers.AutoModelForMultimodalLM
     model = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in model.parameters():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,48 @@ def patches(*grid: int, seed: int) -> Image:
     return Image({"pixel_values": values, "image_grid_thw": torch.tensor([grid])})
 
 
+def sound(frames: int, seed: int) -> Image:
+    """A recording of so many frames, padded to as many as any may have."""
+    mask = (torch.arange(40) < frames).long()
+    return Image({"input_features": pixels(1, 16, 40, seed=seed), "feature_attention_mask": mask[None]}, 1, "audio")
+
+
+def pooled(columns: int, rows: int, seed: int) -> Image:
+    """An image of so many patches, nine of which become a row, padded to as many as any may have."""
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+    empty = 36 - len(places)
+    values = torch.nn.functional.pad(pixels(len(places), 3 * 4 * 4, seed=seed), (0, 0, 0, empty))
+    padding = torch.full((empty, 2), -1)
+    return Image({"pixel_values": values[None], "image_position_ids": torch.cat((places, padding))[None]})
+
+
 SQUARES = [Image({"pixel_values": pixels(1, 3, 16, 16, seed=seed)}) for seed in (1, 2)]
 TILED = [tiles(14, 30, 3, seed=1), tiles(32, 32, 5, seed=2)]
 GRIDS = [patches(1, 4, 6, seed=1), patches(1, 8, 4, seed=2)]
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
 PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+HALF_MROPE = {"rope_parameters": {**MROPE["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+HEARING = {
+    "d_model": 32,
+    "encoder_ffn_dim": 48,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "num_mel_bins": 16,
+    "max_source_positions": 20,
+}
+GLM = {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48}
 WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 12,
+}
+POOLED = {**CLIP, "model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2}
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
 CROPS = [
     Image({"pixel_values": pixels(1, 2, 3, 16, 16, seed=1)}, parts=2),
@@ -137,6 +172,40 @@ CASES: dict[str, Case] = {
         },
         *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_text"),
     ),
+    "qwen3_vl_moe": Case(
+        {
+            "text_config": {**MROPE, **EXPERTS, "head_dim": 16, "mlp_only_layers": [1]},
+            "vision_config": {
+                **QWEN,
+                "hidden_size": 32,
+                "out_hidden_size": 64,
+                "intermediate_size": 48,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_moe_text"),
+    ),
+    "glm4v": Case(
+        {"text_config": HALF_MROPE, "vision_config": {**QWEN, **GLM, "image_size": 32}},
+        *(GRIDS, "mm_token_type_ids", True, "glm4v_text"),
+    ),
+    "glm_ocr": Case(
+        {"text_config": {**HALF_MROPE, "head_dim": 16}, "vision_config": {**QWEN, **GLM}},
+        *(GRIDS, "mm_token_type_ids", True, "glm_ocr_text"),
+    ),
+    "paddleocr_vl": Case(
+        {
+            "text_config": {**MROPE, "head_dim": 16, "use_bias": True},
+            "vision_config": {**CLIP, "model_type": "paddleocr_vl_vision"},
+        },
+        [
+            Image({"pixel_values": pixels(24, 3, 4, 4, seed=1), "image_grid_thw": torch.tensor([[1, 4, 6]])}),
+            Image({"pixel_values": pixels(32, 3, 4, 4, seed=2), "image_grid_thw": torch.tensor([[1, 8, 4]])}),
+        ],
+        *("mm_token_type_ids", True, "paddleocr_vl_text"),
+    ),
+    "qwen2_audio": Case({"audio_config": HEARING}, [sound(40, seed=1), sound(23, seed=2)], text_type="qwen2"),
     "qwen3_5": Case(
         {
             "text_config": {
@@ -171,6 +240,22 @@ CASES: dict[str, Case] = {
         [Image({"pixel_values": pixels(1, 3, 32, 32, seed=seed)}) for seed in (1, 2)],
         *("token_type_ids", False, "gemma3_text", "image_token_index"),
     ),
+    "gemma4": Case(
+        {"text_config": GEMMA4, "vision_config": POOLED, "audio_config": None},
+        *([pooled(6, 3, seed=1), pooled(3, 9, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
+    ),
+    "gemma4-both-ways": Case(
+        {
+            "text_config": {
+                **GEMMA4,
+                "hidden_size_per_layer_input": 0,
+                "use_bidirectional_attention": "vision",
+            },
+            "vision_config": {**POOLED, "standardize": True},
+            "audio_config": None,
+        },
+        *([pooled(6, 6, seed=1), pooled(3, 9, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
+    ),
     "idefics3": Case({"vision_config": {**CLIP, "model_type": "idefics3_vision"}}, CROPS),
     "smolvlm": Case({"vision_config": {**CLIP, "model_type": "smolvlm_vision"}}, CROPS),
     "internvl": Case(
@@ -191,6 +276,65 @@ CASES: dict[str, Case] = {
         token="image_token_index",
     ),
 }
+OCR2 = {
+    "sam_config": {
+        **CLIP,
+        "model_type": "deepseek_ocr2_sam_vision_model",
+        "image_size": 32,
+        "output_channels": 8,
+        "downsample_channels": [8, 32],
+        "window_size": 3,
+        "global_attn_indexes": [1],
+    },
+    "encoder_config": {**CLIP, "model_type": "deepseek_ocr2_encoder", "num_key_value_heads": 2},
+}
+CASES["deepseek_ocr2"] = Case(
+    {
+        "text_config": {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "max_position_embeddings": 1024,
+        },
+        "vision_config": OCR2,
+    },
+    [
+        Image({"pixel_values": pixels(1, 3, 32, 32, seed=1), "num_local_patches": torch.tensor([0])}),
+        Image(
+            {
+                "pixel_values": pixels(1, 3, 32, 32, seed=2),
+                "num_local_patches": torch.tensor([2]),
+                "pixel_values_local": pixels(2, 3, 16, 16, seed=3),
+            }
+        ),
+    ],
+    text_type="deepseek_ocr2_text",
+)
+CASES["minicpmv4_6"] = Case(
+    {
+        "text_config": CASES["qwen3_5"].fields["text_config"],
+        "vision_config": {**CLIP, "model_type": "minicpmv4_6_vision"},
+        "insert_layer_id": 0,
+    },
+    [
+        Image({"pixel_values": pixels(1, 3, 4, 4 * count, seed=count), "target_sizes": torch.tensor(sizes)})
+        for count, sizes in ((32, [[4, 8]]), (96, [[4, 8], [8, 4], [8, 4]]))
+    ],
+    text_type="qwen3_5_text",
+)
+CASES["qwen3_5_moe"] = replace(
+    CASES["qwen3_5"],
+    fields={
+        **CASES["qwen3_5"].fields,
+        "text_config": {
+            **CASES["qwen3_5"].fields["text_config"],
+            **EXPERTS,
+            "shared_expert_intermediate_size": 24,
+        },
+    },
+    text_type="qwen3_5_moe_text",
+)
 
 
 INTERPRETED = ("qwen2_vl", "gemma3")  # the families that the CUDA executor is tried with, without a GPU
@@ -217,6 +361,9 @@ class Model:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         for name in {name: None for image in images for name in image.arrays}:
             arrays = [image.arrays[name] for image in images if name in image.arrays]
+            if name == "pixel_values" and "target_sizes" in images[0].arrays:
+                given[name] = torch.cat(arrays, dim=-1)
+                continue
             widest = np.max([array.shape[1:] for array in arrays], axis=0)
             given[name] = torch.cat([padded(array, widest.tolist()) for array in arrays])
         if self.case.kinds:
@@ -225,6 +372,9 @@ class Model:
 
     @torch.inference_mode()
     def rows(self, image: Image) -> int:
+        if image.kind == "audio":
+            lengths = image.arrays["feature_attention_mask"].sum(-1)
+            return int(self.theirs.model.audio_tower._get_feat_extract_output_lengths(lengths)[1])
         found = getattr(self.theirs, f"get_{image.kind}_features")(**image.arrays, return_dict=True).pooler_output
         return sum(part.numel() for part in found) // found[0].shape[-1]
 
@@ -286,9 +436,10 @@ def make(name: str, folder: Path) -> Model:
     case = CASES[name]
     torch.manual_seed(1)
     text_config = {**TEXT, "model_type": case.text_type, **case.fields.get("text_config", {})}
-    fields = {**case.fields, "text_config": text_config, case.token: IMAGE, case.token.replace("image", "video"): VIDEO}
-    config = transformers.AutoConfig.for_model(name, **fields)
-    kind = transformers.AutoModelForImageTextToText
+    tokens = {case.token.replace("image", kind): VIDEO for kind in ("audio", "video")}
+    fields = {**case.fields, "text_config": text_config, case.token: IMAGE, **tokens}
+    config = transformers.AutoConfig.for_model(name.partition("-")[0], **fields)
+    kind = transformers.AutoModelForMultimodalLM
     theirs = kind.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # fresh norms are one and biases zero: make every weight count
         for weight in theirs.parameters():
@@ -309,7 +460,14 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def engine_of(model: Model, **flags: object) -> LocalEngine:
-    sizes = {"max_total_tokens": 1200, "max_running_requests": 4, "cpu_threads": 1, "device": "cpu"}
+    room = {"context_length": 1024, "max_total_tokens": 3000} if model.case.text_type == "deepseek_ocr2_text" else {}
+    sizes = {
+        "max_total_tokens": 1200,
+        **room,
+        "max_running_requests": 4,
+        "cpu_threads": 1,
+        "device": "cpu",
+    }
     return LocalEngine(model.folder, new=NEW, dtype="float32", **{**sizes, **flags})
 
 
@@ -360,7 +518,9 @@ def clip(*grid: int, parts: int) -> Image:
 CLIPS = {
     "qwen2_vl": clip(2, 4, 4, parts=1),
     "qwen2_5_vl": Image({**clip(2, 4, 4, parts=1).arrays}, 1, "video"),
+    "qwen3_5_moe": clip(2, 4, 4, parts=2),
     "qwen3_5": clip(2, 4, 4, parts=2),
+    "qwen3_vl_moe": clip(2, 4, 4, parts=2),
     "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them
     "llava_onevision": Image({"pixel_values_videos": pixels(1, 2, 3, 16, 16)}, 1, "video"),
 }
@@ -384,6 +544,31 @@ LAYOUT = {
     "vision_tower.": "model.vision_tower.vision_model.",
     "multi_modal_projector.": "model.multi_modal_projector.",
 }
+
+
+@pytest.mark.slow
+def test_experts_are_read_either_way_round(tmp_path: Path) -> None:
+    model = make("qwen3_vl_moe", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    fused = [name for name in weights if ".experts." in name]
+    assert len(fused) == 4
+    save_file({**weights, **{name: weights[name].mT.contiguous() for name in fused}}, tmp_path / "model.safetensors")
+    words = text(12, 3)
+    assert engine_of(model).ask(words)[0][0] == model.continued(words, [])[0]
+
+
+@pytest.mark.slow
+def test_the_first_layout_of_paddleocr_is_read(tmp_path: Path) -> None:
+    model = make("paddleocr_vl", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    older = {"model.language_model.": "model.", "model.visual.": "visual.", "model.projector.": "mlp_AR."}
+    begins = {name: next((new for new in older if name.startswith(new)), "") for name in weights}
+    moved = {older.get(new, "") + name.removeprefix(new): weights[name] for name, new in begins.items()}
+    assert moved.keys().isdisjoint(name for name, new in begins.items() if new)
+    save_file(moved, tmp_path / "model.safetensors")
+    ids, spans = model.prompt(text(9, 1), model.case.images)
+    tokens, media = model.media(tmp_path, ids, spans, model.case.images)
+    assert engine_of(model).ask(tokens, media=[media])[0][0] == model.continued(ids, model.case.images)[0]
 
 
 @pytest.mark.slow

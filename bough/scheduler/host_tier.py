@@ -130,6 +130,7 @@ class TieredCache(PrefixCache):
     def figures(self) -> dict[str, float]:
         pool, size = self.host.pool, self.page_size
         return {
+            **super().figures,
             "hicache_host_used_tokens": (pool.total - pool.free) * size,
             "hicache_host_total_tokens": pool.total * size,
             "load_back_tokens_total": self._loaded_tokens,

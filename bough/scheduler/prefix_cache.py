@@ -147,7 +147,12 @@ class PrefixCache:
 
     @property
     def figures(self) -> dict[str, float]:
-        return {}
+        return {
+            "num_used_tokens": self.used_tokens,
+            "max_total_num_tokens": self.pool.total * self.page_size,
+            "cached_prefix_tokens": self.tree.total_pages * self.page_size,
+            "num_evicted_tokens": self.evicted * self.page_size,
+        }
 
     def _evict(self, count: int) -> IntArray:
         return self.tree.evict(count)

@@ -19,7 +19,6 @@ from bough.constrained.interface import Ticket as GrammarTicket
 from bough.core.control import CopyPagesIn, Ticket
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
-from bough.core.plan import IntArray
 from bough.disaggregation import wire
 from bough.disaggregation.link import Side
 from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
@@ -173,48 +172,19 @@ class DecodeSide(Side):
             width = self._limits.copied_bytes(part.group)
             content = payload[at : at + part.count * width].reshape(part.count, width)
             at += content.size
-            if part.group:
-                self._store_in_group(request, part, content)
-            else:
-                self._store_prefix(request, part, content)
+            self._store(request, part, content)
 
-    def _store_prefix(self, request: Request, part: Part, content: Buffer) -> None:
+    def _store(self, request: Request, part: Part, content: Buffer) -> None:
         cache, end = self._batch.cache, part.first + part.count
-        known = self._known(request, end)
-        if not part.first <= known < end:
-            return  # the tokens before these are gone, or these are here
-        size, tree = cache.page_size, cache.tree
-        none = np.zeros(known, dtype=np.int32)
-        node = tree.insert(request.tokens[: known * size], none, request.namespace).node
-        tree.lock(node)  # while pages are taken, which may evict
-        pages = cache.take(end - known) if cache.available >= end - known else None
-        tree.unlock(node)
-        if pages is not None:
-            self._copy_in(pages, content[known - part.first :], 0)
-            key = request.tokens[: end * size]
-            tree.insert(key, np.concatenate([none, pages]), request.namespace, priority=request.priority)
-
-    def _store_in_group(self, request: Request, part: Part, content: Buffer) -> None:
-        cache, index, end = self._batch.cache, part.group - 1, part.first + part.count
-        group, key = cache.groups[index], request.tokens[: end * cache.page_size]
-        spared = self._batch.table.free_rows if group.is_state else 0  # each row needs one
-        if self._known(request, end) < end or group.available - spared < part.count:
-            return
-        pages = group.take(part.count)
-        self._copy_in(pages, content, part.group)
-        if group.is_state:
-            cache.tree.attach(key, request.namespace, index, int(pages[0]))
-        else:
-            offered = [np.zeros(end, dtype=np.int32) for _ in cache.groups]
-            offered[index][part.first :] = pages
-            cache.tree.insert(key, np.zeros(end, dtype=np.int32), request.namespace, group_pages=offered)
-        group.release(pages)
-
-    def _known(self, request: Request, end: int) -> int:
-        """How many of the first `end` pages the tree has, whatever further groups lack."""
-        cache = self._batch.cache
-        match = cache.tree.match(request.tokens[: end * cache.page_size], request.namespace)
-        return max(match.length, match.known) // cache.page_size
-
-    def _copy_in(self, pages: IntArray, content: Buffer, group: int) -> None:
-        self._copies.append((self._executor.control(CopyPagesIn(pages, content, group)), content))
+        key = request.tokens[: end * cache.page_size]
+        known = len(cache.tree.pages_of(key, request.namespace)[0])
+        if known < (end if part.group else part.first):
+            return  # the tokens before these are gone
+        state = cache.groups[part.group - 1] if part.group and cache.groups[part.group - 1].is_state else None
+        if state is not None and state.available <= self._batch.table.free_rows:
+            return  # each row needs one
+        offered = [np.zeros(end, dtype=np.int32) for _ in (None, *cache.groups)]
+        offered[part.group][part.first :] = np.arange(1, part.count + 1)
+        for group, places, pages in cache.place(key, request.namespace, offered, whole=True, priority=request.priority):
+            command = CopyPagesIn(pages, content, group, places - 1)
+            self._copies.append((self._executor.control(command), content))

@@ -62,7 +62,7 @@ class AdapterSlots:
         self._ranks[slot - 1].copy_(torch.tensor(ranks, dtype=torch.int32), non_blocking=True)
 
 
-class AdaptedWeight:
+class AdaptedWeight(LinearWeight):
     """The weight of a layer, and what each slot adds to it."""
 
     def __init__(self, weight: LinearWeight, in_features: int, parts: Sequence[Part], placement: Placement) -> None:
@@ -104,8 +104,7 @@ class AdaptedWeight:
     def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         if ctx.adapters is None:
             return self._weight.after_norm(inputs, ctx)
-        normed, total = inputs.taken(self._ops)
-        return self.linear(normed, ctx), total
+        return super().after_norm(inputs, ctx)
 
     def gated_after_norm(
         self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
@@ -114,7 +113,7 @@ class AdaptedWeight:
             return self._weight.gated_after_norm(inputs, activation, gate, ctx)
         gate_up, total = self.after_norm(inputs, ctx)
         # Not as the next weight would have it: its adapters are to multiply what was not rounded.
-        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up), total
+        return super().gate(gate_up, activation), total
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return self._weight.gate(gate_up, activation)

@@ -41,8 +41,9 @@ class Block(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """What fills the block; `prefix` ends in a dot."""
-        ...
+        """What fills its parts, which are its public attributes, under the names of checkpoints; `prefix` ends in a
+        dot."""
+        return slots_of(prefix, **{name: part for name, part in vars(self).items() if part and name[0] != "_"})
 
 
 class PreNormBlock(Block):
@@ -53,50 +54,32 @@ class PreNormBlock(Block):
         self, config: ModelConfig, layer: int, placement: Placement, recurrent: MakeRecurrent | None = None
     ) -> None:
         normed = config.embedding_norm and layer == 0
-        self._input_norm: NormLayer = NO_NORM if normed else make_norm(config, placement)
-        self._attention = make_mixer(config, layer, placement, recurrent)
-        self._mlp_norm = make_norm(config, placement)
-        self._mlp = make_mlp(config, layer, placement)
+        self.input_layernorm: NormLayer = NO_NORM if normed else make_norm(config, placement)
+        self.self_attn = make_mixer(config, layer, placement, recurrent)
+        self.post_attention_layernorm = make_norm(config, placement)
+        self.mlp = make_mlp(config, layer, placement)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._attention(x, residual, self._input_norm, positions, ctx)
-        return self._mlp(x, residual, self._mlp_norm, ctx)
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        return slots_of(
-            prefix,
-            input_layernorm=self._input_norm,
-            self_attn=self._attention,
-            post_attention_layernorm=self._mlp_norm,
-            mlp=self._mlp,
-        )
+        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
+        return self.mlp(x, residual, self.post_attention_layernorm, ctx)
 
 
 class PostNormBlock(Block):
     """Attention, then an MLP; a norm follows each addition, so there is no residual beside the hidden states."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        self._attention = SelfAttention(config, layer, placement)
-        self._attention_norm = make_norm(config, placement)
-        self._mlp = make_mlp(config, layer, placement)
-        self._mlp_norm = make_norm(config, placement)
+        self.self_attn = SelfAttention(config, layer, placement)
+        self.post_attention_layernorm = make_norm(config, placement)
+        self.mlp = make_mlp(config, layer, placement)
+        self.post_mlp_layernorm = make_norm(config, placement)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        x = self._attention_norm(*self._attention(x, residual, NO_NORM, positions, ctx), ctx)[0]
-        return self._mlp_norm(*self._mlp(x, None, NO_NORM, ctx), ctx)[0], None
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        return slots_of(
-            prefix,
-            self_attn=self._attention,
-            post_attention_layernorm=self._attention_norm,
-            mlp=self._mlp,
-            post_mlp_layernorm=self._mlp_norm,
-        )
+        x = self.post_attention_layernorm(*self.self_attn(x, residual, NO_NORM, positions, ctx), ctx)[0]
+        return self.post_mlp_layernorm(*self.mlp(x, None, NO_NORM, ctx), ctx)[0], None
 
 
 class ParallelBlock(Block):
@@ -104,28 +87,23 @@ class ParallelBlock(Block):
     after one."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement, *, one_norm: bool = False) -> None:
-        self._input_norm = make_norm(config, placement)
-        self._attention = SelfAttention(config, layer, placement)
-        self._mlp_norm = None if one_norm else make_norm(config, placement)
-        self._mlp = make_mlp(config, layer, placement)
+        self.input_layernorm = make_norm(config, placement)
+        self.self_attn = SelfAttention(config, layer, placement)
+        self.mlp = make_mlp(config, layer, placement)
+        self.post_attention_layernorm = None if one_norm else make_norm(config, placement)
         self._take_rows = placement.ops.take_rows
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._mlp_norm is not None:
-            attended, total = self._attention(x, residual, self._input_norm, positions, ctx)
-            return attended + self._mlp(total, None, self._mlp_norm, ctx)[0], total
-        normed, total = self._input_norm(x, residual, ctx)
-        attended, normed = self._attention(normed, None, NO_NORM, positions, ctx)
+        if self.post_attention_layernorm is not None:
+            attended, total = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
+            return attended + self.mlp(total, None, self.post_attention_layernorm, ctx)[0], total
+        normed, total = self.input_layernorm(x, residual, ctx)
+        attended, normed = self.self_attn(normed, None, NO_NORM, positions, ctx)
         if ctx.logits_indices is not None:
             total = self._take_rows(total, ctx.logits_indices)
-        return attended + self._mlp(normed, None, NO_NORM, ctx)[0], total
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        parts = {"input_layernorm": self._input_norm, "self_attn": self._attention, "mlp": self._mlp}
-        second = {} if self._mlp_norm is None else {"post_attention_layernorm": self._mlp_norm}
-        return slots_of(prefix, **parts, **second)
+        return attended + self.mlp(normed, None, NO_NORM, ctx)[0], total
 
 
 class SandwichBlock(Block):
@@ -133,30 +111,21 @@ class SandwichBlock(Block):
     norms `before` there is the second alone."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement, *, before: bool = True) -> None:
-        self._input_norm = make_norm(config, placement) if before else NO_NORM
-        self._attention = SelfAttention(config, layer, placement)
-        self._attention_norm = make_norm(config, placement)
-        self._mlp_input_norm = make_norm(config, placement) if before else NO_NORM
-        self._mlp = make_mlp(config, layer, placement)
-        self._mlp_norm = make_norm(config, placement)
+        self.input_layernorm = make_norm(config, placement) if before else NO_NORM
+        self.self_attn = SelfAttention(config, layer, placement)
+        self.post_attention_layernorm = make_norm(config, placement)
+        self.pre_feedforward_layernorm = make_norm(config, placement) if before else NO_NORM
+        self.mlp = make_mlp(config, layer, placement)
+        self.post_feedforward_layernorm = make_norm(config, placement)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._attention(x, residual, self._input_norm, positions, ctx)
-        x, residual = self._mlp(self._attention_norm(x, None, ctx)[0], residual, self._mlp_input_norm, ctx)
-        return self._mlp_norm(x, None, ctx)[0], residual
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        return slots_of(
-            prefix,
-            input_layernorm=self._input_norm,
-            self_attn=self._attention,
-            post_attention_layernorm=self._attention_norm,
-            pre_feedforward_layernorm=self._mlp_input_norm,
-            mlp=self._mlp,
-            post_feedforward_layernorm=self._mlp_norm,
+        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
+        x, residual = self.mlp(
+            self.post_attention_layernorm(x, None, ctx)[0], residual, self.pre_feedforward_layernorm, ctx
         )
+        return self.post_feedforward_layernorm(x, None, ctx)[0], residual
 
 
 class SingleBlock(Block):

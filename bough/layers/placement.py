@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 
@@ -21,6 +20,11 @@ AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it
 AllGather = Callable[[torch.Tensor], torch.Tensor]  # the columns of all ranks, side by side
 TakeOver = Callable[[torch.Tensor], torch.Tensor]  # what the stage before has passed on; it works in place
 PassOn = Callable[[torch.Tensor], None]  # to the next stage
+# A scheme: makes the weight of a layer, of its inputs, the parts that stand one below the other, and whether it has a
+# bias; the table of a vocabulary, of its sizes; and the experts of a layer, of the hidden size.
+WeightMaker = Callable[[int, Sequence[Part], bool, "Placement"], LinearWeight]
+TableMaker = Callable[[int, int, "Placement"], TableWeight]
+ExpertsMaker = Callable[[int, MoEConfig, "Placement"], ExpertWeights]
 
 
 def no_reduce(x: torch.Tensor) -> torch.Tensor:
@@ -30,24 +34,6 @@ def no_reduce(x: torch.Tensor) -> torch.Tensor:
 
 def no_stage(x: torch.Tensor) -> None:
     """There is none to pass hidden states on to."""
-
-
-class TableMaker(Protocol):
-    """Makes the table of a vocabulary."""
-
-    def __call__(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight: ...
-
-
-class ExpertsMaker(Protocol):
-    """Makes the experts of a layer."""
-
-    def __call__(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights: ...
-
-
-class WeightMaker(Protocol):
-    """A scheme: makes the weight of a layer, whose parts stand one below the other."""
-
-    def __call__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class HeadlessBlock(PreNormBlock):
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
         super().__init__(config, layer, placement)
-        self._input_norm = NO_NORM
+        self.input_layernorm = NO_NORM
 
 
 class EagleHead(TargetReader):

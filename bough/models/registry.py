@@ -138,9 +138,10 @@ def build_model(
     to know the layers' experts, `adapters` those that it can change."""
     family = find_family(config.architecture)
     from bough.distributed.group import ALONE, AttentionGroup
+    from bough.kernels.quant_linear.filling import of_tables
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement
-    from bough.layers.schemes.packed import PackedScheme
+    from bough.layers.schemes.packed import PackedExperts, PackedLinear, PackedTable
     from bough.layers.schemes.plain import PlainTable
     from bough.layers.schemes.registry import experts_for, scheme_for
     from bough.layers.schemes.sharded import ShardedTable
@@ -150,8 +151,10 @@ def build_model(
     ranks = group or ALONE
     reduce = ranks.all_reduce
     if packed_ops is not None:
-        packed = PackedScheme(quantization)
-        placement = Placement(topology, dtype, device, reduce, packed_ops, packed.weight, packed.table, packed.experts)
+        weight = functools.partial(PackedLinear, quantization=quantization)
+        packed_table = functools.partial(PackedTable, quantization=of_tables(quantization))
+        own_experts = functools.partial(PackedExperts, quantization=quantization)
+        placement = Placement(topology, dtype, device, reduce, packed_ops, weight, packed_table, own_experts)
     else:
         ops = ops_for(device, deterministic)
         scheme, experts = scheme_for(quantization), experts_for(quantization)

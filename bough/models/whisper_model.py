@@ -15,7 +15,7 @@ from bough.layers.blocks import PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
 from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement
-from bough.layers.weights import WeightSlot, slots_of
+from bough.layers.weights import WeightSlot
 from bough.models.decoder import Decoder
 
 
@@ -59,19 +59,19 @@ class HearingBlock(PreNormBlock):
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
         super().__init__(config, layer, placement)
-        self._cross_norm, self.cross = make_norm(config, placement), CrossAttention(config, layer, placement)
+        self.encoder_attn_layer_norm = make_norm(config, placement)
+        self.encoder_attn = CrossAttention(config, layer, placement)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self._attention(x, residual, self._input_norm, positions, ctx)
-        x, residual = self.cross(x, residual, self._cross_norm, ctx)
-        return self._mlp(x, residual, self._mlp_norm, ctx)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
+        x, residual = self.encoder_attn(x, residual, self.encoder_attn_layer_norm, ctx)
+        return self.mlp(x, residual, self.post_attention_layernorm, ctx)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""
-        own = slots_of(prefix, encoder_attn_layer_norm=self._cross_norm, encoder_attn=self.cross)
-        for slot in (*super().slots(prefix), *own):
+        for slot in super().slots(prefix):
             if slot.name.endswith("k_proj.bias"):
                 slot.target.zero_()
             else:
@@ -93,7 +93,7 @@ class WhisperModel(Decoder):
     def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
         """What the decoder's layers attend to, of features [mel_bins, frames]."""
         encoded = self._encoder(features[None].to(self._placement.dtype)).last_hidden_state[0]
-        return tuple(cast(HearingBlock, block).cross.hear(encoded, ctx) for block in self._blocks)
+        return tuple(cast(HearingBlock, block).encoder_attn.hear(encoded, ctx) for block in self._blocks)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from super().slots()

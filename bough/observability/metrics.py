@@ -1,4 +1,4 @@
-"""Every metric, from `metrics.toml`, which says its name, kind and buckets, and how the scheduler's are worked out.
+"""Every metric, from `metrics.toml`, which says its name and buckets, and how the scheduler's are worked out.
 
 `request_meter` counts the request metrics; the scheduler's are read from its state.
 """
@@ -30,10 +30,15 @@ class Metric:
         return PREFIX + self.name
 
 
+def _metric(name: str, stated: Any) -> Metric:
+    fields = {"about": stated} if isinstance(stated, str) else dict(stated)
+    buckets = tuple(_TABLE["buckets"].get(fields.pop("buckets", None), ()))
+    kind: Any = "histogram" if buckets else "counter" if name.endswith("_total") else "gauge"
+    return Metric(name, kind, buckets=buckets, **fields)
+
+
 def _metrics(section: str) -> tuple[Metric, ...]:
-    stated = [{"name": name, **fields} for name, fields in _TABLE[section].items()]
-    buckets = {name: tuple(bounds) for name, bounds in _TABLE["buckets"].items()}
-    return tuple(Metric(**{**fields, "buckets": buckets.get(fields.get("buckets"), ())}) for fields in stated)
+    return tuple(_metric(name, stated) for name, stated in _TABLE[section].items())
 
 
 REQUEST_METRICS, STATE_METRICS, LABELLED_METRICS, START_METRICS = map(

@@ -62,6 +62,16 @@ class Committer:
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
+    @property
+    def figures(self) -> dict[str, object]:
+        prefilled, cached, decoded = self.prefilled_tokens, self._batch.matched_tokens, self.decoded_tokens
+        return {
+            "realtime_tokens": {"prefill_compute": prefilled, "prefill_cache": cached, "decode": decoded},
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generated_tokens": self.generated_tokens,
+        }
+
     def commit(self, step: PlannedStep, result: StepResult) -> None:
         table, plan = self._table, step.plan
         planned = plan.rows.astype(np.intp)

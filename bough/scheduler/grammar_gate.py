@@ -6,7 +6,7 @@ only looks whether something is done. A grammar that is refused, or takes too lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,23 +25,15 @@ STRANGE_OUTPUT = FinishAbort(
 POLL_S = 0.002  # between two looks when there is nothing else to do
 
 
-class GrammarGate:
-    """`enter` with a request and its ticket, `leave` if it is aborted meanwhile, `passed` for those that may go on."""
+class GrammarGate(dict[Request, Ticket]):
+    """The requests and their tickets: put one in, `leave` if it is aborted meanwhile, `passed` for those that may go
+    on."""
 
     def __init__(self, grammars: Grammars | None, eos_ids: Sequence[int], *, any_whitespace: bool) -> None:
+        super().__init__()
         self._grammars = grammars
         self._eos_ids = tuple(eos_ids)
         self._any_whitespace = any_whitespace
-        self._waiting: dict[Request, Ticket] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._waiting)
-
-    def __contains__(self, request: Request) -> bool:
-        return request in self._waiting
 
     def ticket(self, sampling: SamplingParams) -> Ticket | None:
         """Asks for the grammar of a request, if it has one; a `RequestError` for what can never pass."""
@@ -55,17 +47,14 @@ class GrammarGate:
             )
         return self._grammars.request(spec_of(sampling, self._any_whitespace))
 
-    def enter(self, request: Request, ticket: Ticket) -> None:
-        self._waiting[request] = ticket
-
     def leave(self, request: Request) -> None:
         """Nobody waits for this request's grammar any more."""
-        self._waiting.pop(request).cancel()
+        self.pop(request).cancel()
 
     def passed(self) -> list[tuple[Request, FinishAbort | None]]:
         """The requests whose grammars are done, with the reason where they are refused."""
-        done = [request for request, ticket in self._waiting.items() if ticket.done]
-        return [(request, self._open(request, self._waiting.pop(request))) for request in done]
+        done = [request for request, ticket in self.items() if ticket.done]
+        return [(request, self._open(request, self.pop(request))) for request in done]
 
     def _open(self, request: Request, ticket: Ticket) -> FinishAbort | None:
         try:

@@ -30,7 +30,6 @@ from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache
 log = logging.getLogger(__name__)
 
 HostMemory = Sequence[npt.NDArray[np.uint8]]  # of each group: [pages + 1, Limits.copied_bytes]
-Copies = list[tuple[int, IntArray, IntArray]]  # group, pages of the device, pages of the host
 
 MEMORY = 0.7  # of the rate that was known before, when a further copy is slower
 TRY_AGAIN = 50  # copies that did not pay before one is made all the same: the rate may have been learnt wrong
@@ -122,7 +121,7 @@ class TieredCache(PrefixCache):
         """Takes over what the tier below has brought up: of each group the page of `content`, counted from 1, that
         holds each page of these tokens; 0 where there is none, or where the host has it."""
         self._finish_all()  # a copy under way may still use a page that is free again
-        for group, rows, slots in self._place(tokens, namespace, pages):
+        for group, rows, slots in self.host.place(tokens, namespace, pages):
             self._buffers[group][slots] = content[group][rows - 1]
 
     # What others want to know -----------------------------------------------------------------------------------------
@@ -131,6 +130,7 @@ class TieredCache(PrefixCache):
     def figures(self) -> dict[str, float]:
         pool, size = self.host.pool, self.page_size
         return {
+            **super().figures,
             "hicache_host_used_tokens": (pool.total - pool.free) * size,
             "hicache_host_total_tokens": pool.total * size,
             "load_back_tokens_total": self._loaded_tokens,
@@ -149,40 +149,13 @@ class TieredCache(PrefixCache):
 
     def _write(self, tokens: IntArray, namespace: str, *, beside: bool) -> None:
         """Copies to the host what the device has of these tokens and the host has not."""
-        copies = self._place(tokens, namespace, self.tree.pages_of(tokens, namespace))
+        placed = self.host.place(tokens, namespace, self.tree.pages_of(tokens, namespace))
+        copies = [copy for copy in placed if self._page_bytes[copy[0]]]
         for left, (group, pages, slots) in zip(range(len(copies) - 1, -1, -1), copies, strict=True):
             # Pages of further groups leave the tree without notice, so later plans wait for those.
             apart = beside and not group
             command = CopyPagesOut(pages, self._buffers[group], group, slots, apart)
             self._start(command, pages if apart else NO_PAGES, None if left else (tokens, namespace))
-
-    def _place(self, tokens: IntArray, namespace: str, ours: Sequence[IntArray]) -> Copies:
-        """Makes room on the host for those pages of `ours` (0: none) that it lacks, as far as it has any."""
-        tree, size = self.host.tree, self.page_size
-        theirs = tree.pages_of(tokens, namespace)
-        known = min(len(theirs[0]), len(ours[0]))
-        node = tree.insert(tokens[: known * size], theirs[0][:known], namespace).node
-        tree.lock(node)  # taking pages must not evict the prefix before them
-        count = min(len(ours[0]), known + self.host.available)
-        slots = np.sort(self.host.take(count - known))  # neighbours cross the bus together
-        copies: Copies = [(0, ours[0][known:count], slots)]
-        offered: list[IntArray] = []
-        for index, group in enumerate(self.host.groups, 1):
-            lacking = ours[index][:count] > 0
-            lacking[:known] &= theirs[index][:known] == 0
-            lacking[: min(known, group.first_read(count))] = False  # as nobody has needed it since
-            places = np.flatnonzero(lacking)
-            places = places[max(0, len(places) - group.available) :]
-            taken = np.zeros(count, dtype=np.int32)
-            taken[places] = group.take(len(places))
-            copies.append((index, ours[index][places], taken[places]))
-            offered.append(taken)
-        pages = np.concatenate([theirs[0][:known], slots])
-        tree.insert(tokens[: count * size], pages, namespace, group_pages=offered)
-        tree.unlock(node)
-        for group, taken in zip(self.host.groups, offered, strict=True):
-            group.release(taken[taken > 0])
-        return [copy for copy in copies if len(copy[1]) and self._page_bytes[copy[0]]]
 
     def _evict(self, count: int) -> IntArray:
         pages = self.tree.evict(count, self._write_back if self._policy == "write_back" else None)
@@ -199,39 +172,17 @@ class TieredCache(PrefixCache):
     def _load(self, found: Match, tokens: IntArray, namespace: str, more: int, tokens_per_s: float | None) -> bool:
         """Copies to the device what it lacks of `found`, which holds `tokens`: `more` than it can go on behind now.
         False: there is no room, or it takes longer than to compute them."""
-        tree, count, size = self.tree, len(found.pages), self.page_size
-        ours = tree.pages_of(tokens, namespace)
-        known = len(ours[0])
-        places = [np.arange(known, count)]
-        for wanted, present in zip(found.group_pages, ours[1:], strict=True):
-            lacking = wanted > 0
-            lacking[:known] &= present == 0
-            places.append(np.flatnonzero(lacking))
+        offered = (found.pages, *found.group_pages)
+        _, places = self.lacking(tokens, namespace, offered)
         nbytes = sum(len(at) * each for at, each in zip(places, self._page_bytes, strict=True))
         if not self._pays(nbytes, more, tokens_per_s):
             return False
-        node = tree.insert(tokens[: known * size], ours[0], namespace).node
-        tree.lock(node)  # taking pages must not evict the prefix before them
-        room = self.available, *(group.available for group in self.groups)
-        fits = all(len(at) <= free for at, free in zip(places, room, strict=True))
-        if fits:
-            full = self.take(count - known)
-            copies: Copies = [(0, full, found.pages[known:])]
-            offered: list[IntArray] = []
-            for index, (group, wanted) in enumerate(zip(self.groups, found.group_pages, strict=True), 1):
-                taken = np.zeros(count, dtype=np.int32)
-                taken[places[index]] = group.take(len(places[index]))
-                copies.append((index, taken[places[index]], wanted[places[index]]))
-                offered.append(taken)
-            tree.insert(tokens, np.concatenate([ours[0], full]), namespace, group_pages=offered)
-            for group, taken in zip(self.groups, offered, strict=True):
-                group.release(taken[taken > 0])
-            for index, pages, slots in copies:
-                if len(pages) and self._page_bytes[index]:
-                    self._start(CopyPagesIn(pages, self._buffers[index], index, slots))
-            self._load_s += nbytes / self._bytes_per_s if self._bytes_per_s else 0.0
-        tree.unlock(node)
-        return fits
+        copies = self.place(tokens, namespace, offered, whole=True)
+        for group, slots, pages in copies:
+            if self._page_bytes[group]:
+                self._start(CopyPagesIn(pages, self._buffers[group], group, slots))
+        self._load_s += nbytes / self._bytes_per_s if copies and self._bytes_per_s else 0.0
+        return bool(copies)
 
     def _pays(self, nbytes: int, tokens: int, tokens_per_s: float | None) -> bool:
         """Whether a copy takes no longer than to compute so many tokens, as far as both are measured."""

@@ -116,17 +116,14 @@ class Scheduler:
         if proposer is not None and not (can_go_back and limits.stages == 1):
             log.warning("no speculation: neither recurrent layers nor stages of a pipeline go back behind a draft")
             proposer = None
-        can_jump = can_go_back and not settings.disable_jump_forward
-        if grammars is not None and eos_ids and can_jump:
+        if grammars is not None and eos_ids and can_go_back and not settings.disable_jump_forward:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
         self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
         self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer, self._adapters, media)
         self._control = ControlQueue(executor)
         facts = self._control.facts
-        sinks = outbox, eos_ids, self._forget, clock, facts
-        self._committer = Committer(
-            self._batch, self._grammar_steps, *sinks, speculates=self._planner.drafting.most > 1
-        )
+        sinks, speculates = (outbox, eos_ids, self._forget, clock, facts), self._planner.drafting.most > 1
+        self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=speculates)
         self._handover = Handover() if handover is None else handover
         self._handover.attach(self._batch, facts, self._committer.drop)
         self._step_time = StepTimeEstimate(limits.late_plans)
@@ -137,7 +134,6 @@ class Scheduler:
         self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._masked_step = -1  # the last that got its masks
-        self._token_bytes = limits.copied_bytes(0) // limits.page_size if limits.page_bytes else 0
         self._stages = limits.stages
         self._depth = limits.stages - settings.disable_overlap_schedule  # steps in flight while the next is planned
         self._closing = False
@@ -148,10 +144,7 @@ class Scheduler:
     def run(self) -> None:
         while not self._closing:
             self.turn()
-        for request in list(self._requests.values()):
-            self._abort(request, "The engine was shut down.", 503)
-        for held in self._control.drop(Abort()):
-            self._committer.refuse(held.handle, FinishAbort("The engine was shut down.", 503, "AbortError"))
+        self._abort(Abort(message="The engine was shut down."), 503)
         self._commit_all()
         self._recording.close()
 
@@ -186,8 +179,11 @@ class Scheduler:
             return self._rest()
 
     def _rest(self) -> list[ToScheduler]:
-        """Nothing runs and nothing waits: does what was put off, then sleeps until something comes."""
-        self._settle()
+        """Nothing runs and nothing waits: does what was put off, then sleeps until something comes. The next load will
+        be like any first one."""
+        self._batch.take_edits()
+        self._planner.ratio.reset()
+        self._stats.idle()
         self._warming_up = self._executor.idle()
         if self._warming_up:
             return self._inbox.receive(0.0)
@@ -253,9 +249,8 @@ class Scheduler:
             self._planner.after_step(step, result)
             self._committer.commit(step, result)
             self._step_time.ran(step, result.device_span)
-            waiting = len(self._queue) + len(self._gate)
-            measured = step.category, result.device_span
-            self._stats.after_step(*measured, self._committer, self._cache, self._table, waiting)
+            waiting, span = len(self._queue) + len(self._gate), result.device_span
+            self._stats.after_step(step.category, span, self._committer, self._cache, self._table, waiting)
         self._supply_masks()
         self._recording.after_step()
 
@@ -271,12 +266,6 @@ class Scheduler:
             f"with any of them; {self._cache.available} of {self._cache.pool.total} pages are available. This is a "
             "defect in Bough, please report it."
         )
-
-    def _settle(self) -> None:
-        """Nothing runs: the next load will be like any first one."""
-        self._batch.take_edits()
-        self._planner.ratio.reset()
-        self._stats.idle()
 
     def _audit(self) -> None:
         """Checks the books of all pages; takes a tenth of a second when they are many."""
@@ -318,17 +307,14 @@ class Scheduler:
             case Generate():
                 self._take(message)
             case Abort():
-                for request in self._meant(message):
-                    self._abort(request, message.message, 499)
-                for held in self._control.drop(message):
-                    self._committer.refuse(held.handle, FinishAbort(message.message, 499, "AbortError"))
+                self._abort(message)
             case StreamEnded():
                 ended = self._requests.get(message.handle)
                 if ended is not None:  # else it has just ended by itself
                     self._dequeue(ended)
                     self._committer.drop(ended)
             case FlushCache():
-                self._flush(message)
+                self._outbox.reply(self._flush(message))
             case GetState():
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
             case Ping():
@@ -337,11 +323,11 @@ class Scheduler:
                 message.obey()
                 self._outbox.tokens(message)
             case ChangeSettings():
-                self._change_settings(message)
+                self._outbox.reply(self._change_settings(message))
             case Pause():
-                self._pause(message)
+                self._outbox.reply(self._pause(message))
             case Resume():
-                self._resume(message)
+                self._outbox.reply(self._resume(message))
             case StartProfile() | StopProfile():
                 self._outbox.reply(self._recording.obey(message))
             case ChangeAdapters():
@@ -349,8 +335,7 @@ class Scheduler:
             case Control():
                 self._control.message = message
                 if message.abort_all:
-                    for request in list(self._requests.values()):
-                        self._abort(request, "All requests were aborted for a command.", 499)
+                    self._abort(Abort(message="All requests were aborted for a command."))
             case Shutdown():
                 self._closing = True
             case Garbled():
@@ -377,7 +362,7 @@ class Scheduler:
 
     def _queue_up(self, request: Request, ticket: Ticket | None) -> None:
         if ticket is not None:
-            self._gate.enter(request, ticket)
+            self._gate[request] = ticket
             return
         self._gate.pass_by(request)
         self._queue.add(request)
@@ -388,15 +373,17 @@ class Scheduler:
             text = f"The request cannot be read: {message.error}."
             self._committer.refuse(message.handle, FinishAbort(text))
 
-    def _meant(self, message: Abort) -> list[Request]:
-        """The requests that an abort means, less those that have just ended by themselves."""
+    def _abort(self, message: Abort, status_code: int = 499) -> None:
+        """Ends the requests that it means, less those that have just ended by themselves."""
+        reason = FinishAbort(message.message, status_code, "AbortError")
         if message.handle is not None:
-            request = self._requests.get(message.handle)
-            return [] if request is None else [request]
-        return [r for r in self._requests.values() if message.name is None or message.name in r.names]
-
-    def _abort(self, request: Request, text: str, status_code: int) -> None:
-        self._end(request, FinishAbort(text, status_code, "AbortError"))
+            meant = [self._requests[message.handle]] if message.handle in self._requests else []
+        else:
+            meant = [r for r in self._requests.values() if message.name is None or message.name in r.names]
+        for request in meant:
+            self._end(request, reason)
+        for held in self._control.drop(message):
+            self._committer.refuse(held.handle, reason)
 
     def _end(self, request: Request, reason: FinishAbort) -> None:
         self._dequeue(request)
@@ -414,24 +401,23 @@ class Scheduler:
         del self._requests[request.handle]
         self._planner.learn(request)
 
-    def _pause(self, message: Pause) -> None:
+    def _pause(self, message: Pause) -> Reply:
         if message.mode == "abort":
             for request in list(self._requests.values()):
-                self._abort(request, "Generation was paused (/pause_generation).", 499)
+                self._end(request, FinishAbort("Generation was paused (/pause_generation).", 499, "AbortError"))
         self._commit_all()
         if message.mode == "retract":
             self._planner.retraction.clear(self._clock())
         self._paused = True
-        self._outbox.reply(Reply(message.call, True, f"Generation is paused ({message.mode})."))
+        return Reply(message.call, True, f"Generation is paused ({message.mode}).")
 
-    def _resume(self, message: Resume) -> None:
+    def _resume(self, message: Resume) -> Reply:
         try:
             self._control.check()
         except RequestError as error:
-            self._outbox.reply(Reply(message.call, False, error.message))
-            return
+            return Reply(message.call, False, error.message)
         self._paused = False
-        self._outbox.reply(Reply(message.call, True, "Generation goes on."))
+        return Reply(message.call, True, "Generation goes on.")
 
     def _advance_control(self) -> None:
         """Begins the command that waits once the requests before it have ended, or are paused; answers it when it is
@@ -476,24 +462,22 @@ class Scheduler:
         """Requests that hold pages or could take some at any moment: while the engine is paused, only running ones."""
         return self._table.running if self._paused else len(self._requests)
 
-    def _flush(self, message: FlushCache) -> None:
+    def _flush(self, message: FlushCache) -> Reply:
         if message.storage:
-            self._outbox.reply(Reply(message.call, *self._handover.clear_storage()))
-            return
+            return Reply(message.call, *self._handover.clear_storage())
         if self._busy:
             text = f"The cache can only be flushed when nothing runs or waits; {self._busy} requests do."
-            self._outbox.reply(Reply(message.call, False, text))
-            return
+            return Reply(message.call, False, text)
         self._commit_all()
         self._cache.flush()
-        self._outbox.reply(Reply(message.call, True, "Cache flushed."))
+        return Reply(message.call, True, "Cache flushed.")
 
-    def _change_settings(self, message: ChangeSettings) -> None:
+    def _change_settings(self, message: ChangeSettings) -> Reply:
         settings = self._settings = dataclasses.replace(self._settings, **message.values)
         self._intake.limit_queue(settings.max_queued_requests)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats.set_interval(settings.decode_log_interval)
-        self._outbox.reply(Reply(message.call, True))
+        return Reply(message.call, True)
 
     def _state(self) -> dict[str, object]:
         return {
@@ -503,33 +487,12 @@ class Scheduler:
             "num_running_reqs": self._table.running,
             "num_waiting_reqs": len(self._queue) + self._held + len(self._control),
             "num_grammar_queue_reqs": len(self._gate),
-            "forward_seconds": self._stats.forward_s,
-            "realtime_tokens": {
-                "prefill_compute": self._committer.prefilled_tokens,
-                "prefill_cache": self._batch.matched_tokens,
-                "decode": self._committer.decoded_tokens,
-            },
-            "num_used_tokens": self._cache.used_tokens,
-            "max_total_num_tokens": self._cache.pool.total * self._cache.page_size,
-            "cached_prefix_tokens": self._cache.tree.total_pages * self._cache.page_size,
             "num_retracted_reqs": sum(1 for request in self._queue if request.retractions),
-            "num_retractions": self._planner.retraction.retracted,
-            "num_evicted_tokens": self._cache.evicted * self._cache.page_size,
-            "new_token_ratio": self._planner.ratio.value,
-            "prompt_tokens": self._committer.prompt_tokens,
-            "cached_tokens": self._committer.cached_tokens,
-            "generated_tokens": self._committer.generated_tokens,
-            "last_gen_throughput": self._stats.throughput,
-            "kv_read_bytes": self._planner.sharing.read * self._token_bytes,
-            "kv_shared_bytes": self._planner.sharing.shared * self._token_bytes,
-            "spec_verify_ct": self._planner.drafting.verified,
-            "spec_num_proposed_drafts": self._planner.drafting.proposed,
-            "spec_num_correct_drafts": self._planner.drafting.held,
-            **self._handover.counts,
-            "device_busy_share": self._stats.busy.share,
-            "prefill_tokens_per_s": self._planner.prefill_tokens_per_s,
             **self._cache.figures,
+            **self._committer.figures,
+            **self._planner.figures,
+            **self._stats.figures,
+            **self._handover.counts,
             **self._adapters.facts,
-            **self._planner.media.figures,
             **self._control.facts,
         }

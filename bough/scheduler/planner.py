@@ -91,6 +91,7 @@ class Planner:
         if limits.stages > 1:
             self._micro_batches = MicroBatches(batch.table, limits.stages, settings.pp_max_micro_batch_size)
         self._setups: list[RowSetup] = []  # of the plan in the making
+        self._token_bytes = limits.copied_bytes(0) // limits.page_size if limits.page_bytes else 0
         self.ratio = self._forecast.ratio
 
     def plan(self, now: float, *, drained: bool) -> PlannedStep | None:
@@ -130,6 +131,20 @@ class Planner:
         left = self._budget(now, table.decoding() if self._mixed else NO_ROWS)
         left -= sum(int(table.known[row] - table.length[row]) for row in table.prefilling())
         return left > sum(len(request.tokens) for request in self._queue)
+
+    @property
+    def figures(self) -> dict[str, object]:
+        return {
+            "num_retractions": self.retraction.retracted,
+            "new_token_ratio": self.ratio.value,
+            "kv_read_bytes": self.sharing.read * self._token_bytes,
+            "kv_shared_bytes": self.sharing.shared * self._token_bytes,
+            "spec_verify_ct": self.drafting.verified,
+            "spec_num_proposed_drafts": self.drafting.proposed,
+            "spec_num_correct_drafts": self.drafting.held,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            **self.media.figures,
+        }
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

@@ -19,6 +19,7 @@ from bough.memory.tree.pool import PagePool
 from bough.memory.tree.tree import Match, RadixTree
 
 NO_PAGES = np.zeros(0, dtype=np.int32)
+Copies = list[tuple[int, IntArray, IntArray]]  # group, pages that are elsewhere, pages here that get their content
 
 
 class PrefixCache:
@@ -83,6 +84,50 @@ class PrefixCache:
         for group, pages in zip(self.groups, match.group_pages, strict=True):
             group.release(pages[pages > 0])
 
+    # What was computed elsewhere: pages of another tier, or of another engine.
+
+    def lacking(self, tokens: IntArray, namespace: str, offered: Sequence[IntArray]) -> tuple[IntArray, list[IntArray]]:
+        """The first pages that the tree has for these tokens; and of each group where among the pages of the tokens
+        something is `offered` (0: nothing) that the tree has not."""
+        present, *of_groups = self.tree.pages_of(tokens, namespace)
+        places = [np.arange(len(present), len(offered[0]))]
+        for own, given in zip(of_groups, offered[1:], strict=True):
+            missing = given > 0
+            missing[: len(present)] &= own == 0
+            places.append(np.flatnonzero(missing))
+        return present, places
+
+    def place(
+        self, tokens: IntArray, namespace: str, offered: Sequence[IntArray], *, whole: bool = False, priority: int = 0
+    ) -> Copies:
+        """Puts pages for what is `offered` of these tokens, and lacking, into the tree: as far as there is room or, if
+        it is to be `whole`, all or none. The caller fills them."""
+        tree, size = self.tree, self.page_size
+        tokens = tokens[: len(offered[0]) * size]
+        present, places = self.lacking(tokens, namespace, offered)
+        known = len(present)
+        node = tree.insert(tokens[: known * size], present, namespace).node
+        tree.lock(node)  # taking pages must not evict the prefix before them
+        count, copies, of_groups = min(len(offered[0]), known + self.available), Copies(), list[IntArray]()
+        room = self.available, *(group.available for group in self.groups)
+        if not whole or all(len(at) <= free for at, free in zip(places, room, strict=True)):
+            own = np.sort(self.take(count - known))  # neighbours cross the bus together
+            copies.append((0, offered[0][known:count], own))
+            for index, group in enumerate(self.groups, 1):
+                at = places[index]
+                at = at[(at < count) & (at >= min(known, group.first_read(count)))]  # as nobody has needed it since
+                at = at[max(0, len(at) - group.available) :]
+                taken = np.zeros(count, dtype=np.int32)
+                taken[at] = group.take(len(at))
+                copies.append((index, offered[index][at], taken[at]))
+                of_groups.append(taken)
+            pages = np.concatenate([present, own])
+            tree.insert(tokens[: count * size], pages, namespace, priority=priority, group_pages=of_groups)
+        tree.unlock(node)
+        for group, taken in zip(self.groups, of_groups, strict=False):
+            group.release(taken[taken > 0])
+        return [copy for copy in copies if len(copy[1])]
+
     # For tiers below (`TieredCache`); here there is none.
 
     def note(self, tokens: IntArray, namespace: str) -> None:
@@ -102,7 +147,12 @@ class PrefixCache:
 
     @property
     def figures(self) -> dict[str, float]:
-        return {}
+        return {
+            "num_used_tokens": self.used_tokens,
+            "max_total_num_tokens": self.pool.total * self.page_size,
+            "cached_prefix_tokens": self.tree.total_pages * self.page_size,
+            "num_evicted_tokens": self.evicted * self.page_size,
+        }
 
     def _evict(self, count: int) -> IntArray:
         return self.tree.evict(count)

@@ -60,6 +60,11 @@ class Stats:
         self.set_interval(interval)
         self.busy = BusyShare(self._interval)
 
+    @property
+    def figures(self) -> dict[str, object]:
+        busy, speed = self.busy.share, self.throughput
+        return {"forward_seconds": self.forward_s, "last_gen_throughput": speed, "device_busy_share": busy}
+
     def set_interval(self, steps: int) -> None:
         """How many steps lie between two lines; 0: there are none."""
         self._logs = steps > 0

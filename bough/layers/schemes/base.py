@@ -51,13 +51,16 @@ class Part:
 class LinearWeight(Protocol):
     """The matrix of one layer, and its bias if it has one."""
 
+    _ops: Ops
+
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         """The product of the rows."""
         ...
 
     def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of the norm, and the sum."""
-        ...
+        normed, total = inputs.taken(self._ops)
+        return self.linear(normed, ctx), total
 
     def gated_after_norm(
         self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
@@ -69,7 +72,7 @@ class LinearWeight(Protocol):
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         """`activation(gate) * up`, in the form that this weight multiplies best."""
-        ...
+        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills the weight, for parts whose names begin with `prefix`."""

@@ -72,14 +72,13 @@ class Fp8Weight(LinearWeight):
     def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual, norm = inputs
         if self._takes_plain(x):
-            normed, stream = inputs.taken(self._ops)
-            return self.linear(normed, ctx), stream
+            return super().after_norm(inputs, ctx)
         rows, stream = self._fp8.norm_quantize_rows(x, norm.weight, norm.eps, residual, norm.plus_one, self._group)
         return self._product(rows), stream
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         if self._takes_plain(gate_up):
-            return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
+            return super().gate(gate_up, activation)
         return self._fp8.gated_quantize_rows(gate_up, activation, self._group)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

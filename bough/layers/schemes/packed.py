@@ -13,14 +13,13 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import Activation, PackedExpertWeights, PackedOps, Router
-from bough.kernels.quant_linear.packed import FillingWeight, of_tables
+from bough.kernels.quant_linear.packed import FillingWeight
 from bough.layers.schemes.base import (
     ExpertWeights,
     LinearWeight,
     NormedSum,
     Part,
     Rows,
-    TableWeight,
     bias_slots,
     expert_bias_slots,
 )
@@ -28,22 +27,6 @@ from bough.layers.weights import WeightSlot
 
 if TYPE_CHECKING:
     from bough.layers.placement import Placement
-
-
-class PackedScheme:
-    """Makes packed weights; `quantization` is what `--quantization` says of them."""
-
-    def __init__(self, quantization: str) -> None:
-        self._quantization = quantization
-
-    def weight(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
-        return PackedLinear(in_features, parts, bias, placement, self._quantization)
-
-    def table(self, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight:
-        return PackedTable(vocab_size, hidden_size, placement, of_tables(self._quantization))
-
-    def experts(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> ExpertWeights:
-        return PackedExperts(hidden_size, moe, placement, self._quantization)
 
 
 class PackedLinear(LinearWeight):
@@ -55,18 +38,11 @@ class PackedLinear(LinearWeight):
         self._parts = tuple(parts)
         self._weights = [FillingWeight(part.outputs, in_features, quantization) for part in parts]
         self._bias = placement.empty(sum(part.outputs for part in parts)) if bias else None
-        self._ops = _packed_ops(placement)
+        self._ops: PackedOps = _packed_ops(placement)
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         assert isinstance(x, torch.Tensor), "the product itself quantises its rows"
         return self._ops.packed_linear(x, [weight.weight for weight in self._weights], self._bias)
-
-    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, stream = inputs.taken(self._ops)
-        return self.linear(normed, ctx), stream
-
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
-        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, weight in zip(self._parts, self._weights, strict=True):

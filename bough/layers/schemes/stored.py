@@ -148,8 +148,7 @@ class W4Weight(LinearWeight):
     def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         if self._w4.norm_linear is not None and len(inputs.x) == 1:
             return self._w4.norm_linear(*inputs, self._rows, self._bias)
-        normed, stream = inputs.taken(self._ops)
-        return self.linear(normed, ctx), stream
+        return super().after_norm(inputs, ctx)
 
     def gated_after_norm(
         self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
@@ -157,9 +156,6 @@ class W4Weight(LinearWeight):
         if self._w4.norm_gate_up is not None and len(inputs.x) == 1 and self._bias is None:
             return self._w4.norm_gate_up(*inputs, self._rows, activation)
         return super().gated_after_norm(inputs, activation, gate, ctx)
-
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
-        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):

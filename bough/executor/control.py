@@ -31,6 +31,7 @@ from bough.core.control import (
     PlaceAdapter,
     ProfileStart,
     ProfileStop,
+    ReadAdapter,
     ReadWeight,
     RebalanceExperts,
     RecordExperts,
@@ -79,6 +80,8 @@ class ModelControl:
     def run(self, command: Command) -> CommandResult:
         """Does the command. Ranks of which only some could do it are of no use any more."""
         name = self._group.doing = f"the command {type(command).__name__}"
+        if isinstance(command, ReadAdapter | PlaceAdapter):  # which cannot fail, so ranks need not agree
+            return self._run(command)
         together = isinstance(command, GroupCommand)
         group = self._group.all_groups if together else self._group
         try:
@@ -94,7 +97,7 @@ class ModelControl:
         return result
 
     def _run(self, command: Command) -> CommandResult:
-        message, hashed, began = "", "", time.monotonic()
+        message, began = "", time.monotonic()
         match command:
             case SwapWeights():
                 message = self._swap(command)
@@ -128,9 +131,9 @@ class ModelControl:
                 self._profiler.start(command)
             case ProfileStop():
                 message = self._profiler.stop()
-            case LoadAdapter() | PlaceAdapter():
+            case ReadAdapter() | LoadAdapter() | PlaceAdapter():
                 assert self._adapters is not None
-                hashed = self._adapters.obey(command, self._drop)
+                return self._adapters.obey(command, self._drop)
             case Decline() | MeetGroups() | SetVersion():
                 pass
             case RebalanceExperts():
@@ -141,7 +144,7 @@ class ModelControl:
                 message = self._weights.experts.obey(command)
             case _:
                 assert_never(command)
-        return CommandResult(message, self._obstacle(), time.monotonic() - began, hashed)
+        return CommandResult(message, self._obstacle(), time.monotonic() - began)
 
     def _awake_weights(self) -> WeightStore:
         if "weights" in self._asleep:

@@ -45,6 +45,12 @@ class AdapterSlots:
         held = ((name, band, weight.inputs) for weight in self._weights for name, band in weight.matrices())
         return {name: (band.stop - band.start, inputs) for name, band, inputs in held}
 
+    def share(self, adapter: Adapter) -> Adapter:
+        """This rank's part of an adapter for the whole model, cut as its matrices are: of `up` the outputs, of `down`
+        the inputs that are here."""
+        held = {name: index for weight in self._weights for name, index in weight.indices()}
+        return {name: (down[:, held[name][1]], up[held[name][0]]) for name, (down, up) in adapter.items()}
+
     def reserve(self, rank: int) -> None:
         """Takes memory in all slots for adapters of this rank, in the place of what there is."""
         padded = max(LEAST_RANK, 1 << (rank - 1).bit_length())
@@ -75,6 +81,10 @@ class AdaptedWeight:
     def matrices(self) -> list[tuple[str, slice]]:
         """Their names, and which outputs are theirs."""
         return [(self._prefix + part.name, band) for part, band in bands(self._parts)]
+
+    def indices(self) -> Iterator[tuple[str, tuple[slice, ...]]]:
+        """Their names, and which rows and columns of the whole matrices are here."""
+        return ((self._prefix + part.name, (*part.index, slice(None))) for part in self._parts)
 
     def reserve(self, slots: int, rank: int) -> int:
         """Takes memory for matrices of this rank, and moves there what the slots hold; how many matrices there are."""

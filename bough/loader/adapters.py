@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bough.core.control import ADAPTER_FILES
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
@@ -37,7 +38,7 @@ def read_adapter(
 ) -> tuple[Adapter, str]:
     """The adapter, for matrices that have these outputs and inputs, and what its files hash to."""
     folder, found, digest = Path(path).expanduser(), dict[str, Any](), hashlib.sha256()
-    files = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    files = [folder / name for name in ADAPTER_FILES]
     for file in files:
         if not file.is_file():
             raise ModelError(f"{folder} is no adapter: {file.name} is missing; give a folder that PEFT has saved.")

@@ -150,8 +150,7 @@ class Scheduler:
             self.turn()
         for request in list(self._requests.values()):
             self._abort(request, "The engine was shut down.", 503)
-        for held in self._control.drop(Abort()):
-            self._committer.refuse(held.handle, FinishAbort("The engine was shut down.", 503, "AbortError"))
+        self._drop_held(Abort(), "The engine was shut down.", 503)
         self._commit_all()
         self._recording.close()
 
@@ -160,6 +159,7 @@ class Scheduler:
             for message in self._messages():
                 self._handle(message)
             self._advance_control()
+            self._advance_adapters()
             self._expire()
             self._open_gate()
         self._await_late_arrivals()
@@ -179,8 +179,9 @@ class Scheduler:
             return self._inbox.receive(QUIET_S)  # and no longer: their time may run out meanwhile
         if self._in_flight or len(self._requests) > self._held or self._control.message is not None:
             return self._inbox.receive(0.0)
-        if self._requests or self._handover.busy:
-            soon = len(self._gate) or self._handover.busy  # else they wait for another engine, whose message wakes
+        # Requests that wait for neither wait for another engine, whose message wakes.
+        soon = len(self._gate) or self._handover.busy or self._adapters.loading
+        if self._requests or soon:
             return self._inbox.receive(POLL_S if soon else QUIET_S)
         with self._timeline.phase("idle"):
             return self._rest()
@@ -320,8 +321,7 @@ class Scheduler:
             case Abort():
                 for request in self._meant(message):
                     self._abort(request, message.message, 499)
-                for held in self._control.drop(message):
-                    self._committer.refuse(held.handle, FinishAbort(message.message, 499, "AbortError"))
+                self._drop_held(message, message.message, 499)
             case StreamEnded():
                 ended = self._requests.get(message.handle)
                 if ended is not None:  # else it has just ended by itself
@@ -345,7 +345,9 @@ class Scheduler:
             case StartProfile() | StopProfile():
                 self._outbox.reply(self._recording.obey(message))
             case ChangeAdapters():
-                self._outbox.reply(self._adapters.obey(message, self._requests.values()))
+                reply = self._adapters.obey(message, self._requests.values())
+                if reply is not None:  # else once it is read
+                    self._outbox.reply(reply)
             case Control():
                 self._control.message = message
                 if message.abort_all:
@@ -362,6 +364,8 @@ class Scheduler:
         try:
             self._control.check()
             self._handover.check(message)
+            if self._adapters.hold(message):
+                return
             request = self._intake.request(message, len(self._queue) + self._held, self._clock())
             ticket = self._gate.ticket(message.sampling)
         except RequestError as error:
@@ -397,6 +401,21 @@ class Scheduler:
 
     def _abort(self, request: Request, text: str, status_code: int) -> None:
         self._end(request, FinishAbort(text, status_code, "AbortError"))
+
+    def _drop_held(self, abort: Abort, text: str, status_code: int) -> None:
+        """The same for requests that are not taken in yet: a command or their adapter comes first."""
+        for held in (*self._control.drop(abort), *self._adapters.drop(abort)):
+            self._committer.refuse(held.handle, FinishAbort(text, status_code, "AbortError"))
+
+    def _advance_adapters(self) -> None:
+        """Adapters that were read are loaded, and what waited for them goes on."""
+        for message, error in self._adapters.finished(self._requests.values()):
+            if isinstance(message, Reply):
+                self._outbox.reply(message)
+            elif error:
+                self._committer.refuse(message.handle, FinishAbort(error, field="lora_path"))
+            else:
+                self._handle(message)
 
     def _end(self, request: Request, reason: FinishAbort) -> None:
         self._dequeue(request)
@@ -501,7 +520,7 @@ class Scheduler:
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue) + self._held + len(self._control),
+            "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + self._adapters.held,
             "num_grammar_queue_reqs": len(self._gate),
             "forward_seconds": self._stats.forward_s,
             "realtime_tokens": {

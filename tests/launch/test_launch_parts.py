@@ -127,4 +127,6 @@ def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
 def test_adapters_that_cannot_be_had(flags: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         check_adapters(Settings.from_flat(flags))
-    check_adapters(Settings.from_flat({"enable_lora": True, "lora_paths": ["x=/a", "y=/b"], "dp_size": 2, "tp_size": 2}))
+    check_adapters(
+        Settings.from_flat({"enable_lora": True, "lora_paths": ["x=/a", "y=/b"], "dp_size": 2, "tp_size": 2})
+    )

@@ -245,7 +245,23 @@ def test_an_idle_adapter_of_the_resolver_makes_room(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["absent", "../a", "b/../../a", "..", ".", "./b", "b/", "b//", "/b", "half", "out", "file", "loop", "b\0", "x" * 999],
+    [
+        "absent",
+        "../a",
+        "b/../../a",
+        "..",
+        ".",
+        "./b",
+        "b/",
+        "b//",
+        "/b",
+        "half",
+        "out",
+        "file",
+        "loop",
+        "b\0",
+        "x" * 999,
+    ],
 )
 def test_names_and_links_do_not_lead_out_of_the_resolvers_folder(tmp_path: Path, name: str) -> None:
     folder, outside = tmp_path / "adapters", put_adapter(tmp_path / "a")

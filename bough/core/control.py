@@ -7,7 +7,7 @@ done raises a `BoughError` from `wait` and has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -155,7 +155,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
     seconds: float | None = None  # that a copy of pages took, waiting left out; None: not measured
     content: str = ""  # of an adapter that was loaded: what its numbers hash to
-    beside: Ticket | None = None  # what was begun and goes on beside later plans
+    done: Callable[[], bool] | None = None  # whether what was begun, and goes on beside later plans, has ended
 
 
 class Ticket(Protocol):

@@ -16,7 +16,6 @@ from bough.distributed.topology import ONE_RANK
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
 from bough.executor.staging import Staging
-from bough.executor.threaded import Running
 from bough.kernels.lora.reference import GroupedRows, block_rows_for, group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
@@ -34,20 +33,21 @@ class AdapterStore:
         self._shapes = slots.shapes() if loaded.topology.tp_size == 1 else whole_shapes(loaded)
         self._adapters: dict[str, Adapter] = {}
         self._reading: dict[str, Future[tuple[Adapter, str]]] = {}  # that have begun, by name
-        self._readers = ThreadPoolExecutor(READERS, "adapters", self._begin_thread)
+        self._readers = ThreadPoolExecutor(READERS, "adapters")
 
     def obey(self, command: AdapterCommand, drop: Callable[[], None]) -> CommandResult:
         """Does the command. `drop` is called before the slots get other memory."""
         if isinstance(command, ReadAdapter):
-            self._reading[command.name] = self._begin(command.path)
-            return CommandResult(beside=Running(self._reading[command.name]))
+            self._reading[command.name] = self._readers.submit(self._read, command.path)
+            return CommandResult(done=self._reading[command.name].done)
         if isinstance(command, PlaceAdapter):
             self._slots.place(command.slot, self._adapters[command.name])
             return CommandResult()
         if command.path is None:
             del self._adapters[command.name]
             return CommandResult()
-        found, hashed = self._on_all_ranks(self._reading.pop(command.name, None) or self._begin(command.path))
+        begun = self._reading.pop(command.name, None) or self._readers.submit(self._read, command.path)
+        found, hashed = self._on_all_ranks(begun)
         rank = max((len(down) for down, _ in found.values()), default=1)
         if rank > self._slots.rank:
             drop()
@@ -59,19 +59,12 @@ class AdapterStore:
         self._adapters[command.name] = found
         return CommandResult(content=hashed)
 
-    def _begin(self, path: str) -> Future[tuple[Adapter, str]]:
-        return self._readers.submit(self._read, path)
-
     def _on_all_ranks(self, reading: Future[tuple[Adapter, str]]) -> tuple[Adapter, str]:
         """What was read. Where one rank could not read it, it is an error on all: files may change meanwhile."""
         error = reading.exception()
         if self._loaded.group.all_say(error is None):
             return reading.result()
         raise error or ModelError("Another rank could not read the adapter.")
-
-    def _begin_thread(self) -> None:
-        if self._loaded.device.type == "cuda":
-            torch.cuda.set_device(self._loaded.device)  # whose context pins memory
 
     def _read(self, path: str) -> tuple[Adapter, str]:
         """The adapter, and what its files hash to. What a file may hold is no reason to end the engine."""
@@ -87,14 +80,16 @@ class AdapterStore:
     def _kept(self, matrix: torch.Tensor) -> torch.Tensor:
         """Pinned where it is copied to a device, so that nobody waits for the copy."""
         kept = matrix.to(self._loaded.dtype).contiguous()
-        return kept if self._loaded.device.type == "cpu" else kept.pin_memory()
+        if self._loaded.device.type == "cpu":
+            return kept
+        torch.cuda.set_device(self._loaded.device)  # whose context pins memory; a new thread has the first device
+        return kept.pin_memory()
 
 
 def whole_shapes(loaded: LoadedWeights) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of the matrices that ranks share, as one rank would have them."""
-    whole = AdapterSlots(1)
-    model = build_model(loaded.config, ONE_RANK, loaded.dtype, torch.device("meta"), adapters=whole)
-    list(model.slots())  # which names them
+    whole = AdapterSlots(1, tables=loaded.device.type == "cpu")
+    list(build_model(loaded.config, ONE_RANK, loaded.dtype, torch.device("meta"), adapters=whole).slots())
     return whole.shapes()
 
 
@@ -133,10 +128,10 @@ class AdapterInputs:
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
     """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any."""
-    return AdapterRows(_whole(slots), _whole(slots[ends])) if slots.any() else None
+    return AdapterRows(whole_block(slots), whole_block(slots[ends])) if slots.any() else None
 
 
-def _whole(slots: LongArray) -> GroupedRows:
+def whole_block(slots: LongArray) -> GroupedRows:
     """All tokens of a slot in one block."""
     order, blocks = group_rows(slots, max(1, len(slots)))
     return GroupedRows(torch.from_numpy(order), torch.from_numpy(blocks), len(slots))

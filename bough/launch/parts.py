@@ -113,8 +113,7 @@ def adapter_paths(given: str | None) -> list[tuple[str, str, bool]]:
 
 def check_adapters(settings: Settings) -> None:
     """Raises before a process is started if adapters cannot be had."""
-    given, parallel = adapter_paths(settings.lora.lora_paths), settings.parallel
-    resolver = settings.lora.lora_resolver
+    given, resolver, parallel = adapter_paths(settings.lora.lora_paths), settings.lora.lora_resolver, settings.parallel
     if (given or resolver) and not settings.lora.enable_lora:
         raise SettingsError(f"--lora-{'paths' if given else 'resolver'} needs --enable-lora; add it.")
     if resolver and not Path(resolver).expanduser().is_dir():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
     from bough.layers.adapters import AdapterSlots
+    from bough.layers.placement import TableMaker
     from bough.layers.schemes.stored import FormOf
     from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
@@ -158,9 +159,9 @@ def build_model(
         if form_of is not None:
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
+        table: TableMaker = PlainTable if topology.tp_size == 1 else ShardedTable
         if adapters is not None:
-            scheme = adapters.over(scheme)
-        table = PlainTable if topology.tp_size == 1 else ShardedTable
+            scheme, table = adapters.over(scheme), adapters.over_table(table)
         spread = spread or SpreadExperts(ranks)
         attending = ranks if isinstance(ranks, AttentionGroup) else None
         meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending)

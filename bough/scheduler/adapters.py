@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from bough.messages.outputs import Reply
 from bough.messages.requests import Abort, ChangeAdapters, Generate
 from bough.scheduler.control import means
 from bough.scheduler.request import Request
+
+LOOK_AHEAD = 64  # waiting requests whose adapters are brought to slots before their turn
 
 
 class Loaded(NamedTuple):
@@ -38,7 +41,7 @@ class Loading(NamedTuple):
 
     @property
     def is_read(self) -> bool:
-        return self.ticket.ready() and ((reading := self.ticket.wait().beside) is None or reading.ready())
+        return self.ticket.ready() and ((done := self.ticket.wait().done) is None or done())
 
 
 class Adapters:
@@ -51,11 +54,6 @@ class Adapters:
         self._resolved: dict[str, None] = {}  # those that the resolver found, the one used longest ago first
         self._slots: dict[str, int] = {}  # by name, the one used longest ago first
         self._free = list(range(self._settings.max_loras_per_batch, 0, -1))
-
-    @property
-    def held(self) -> int:
-        """Requests that wait for adapters to be read."""
-        return sum(len(loading.requests) for loading in self.loading.values())
 
     @property
     def _names(self) -> str:
@@ -83,14 +81,19 @@ class Adapters:
 
     def place(self, request: Request, running: Iterable[Request]) -> bool:
         """Sees to it that the request's adapter stands in a slot; False: `running` requests use them all."""
-        slot = self._slots.pop(request.adapter, 0)
-        if not slot and (slot := self._vacate({other.adapter for other in running})):
-            assert self._executor is not None
-            self._executor.control(PlaceAdapter(request.adapter, slot))
+        slot = self._slots.pop(request.adapter, 0) or self._fill(request.adapter, {other.adapter for other in running})
         if slot:
             self._slots[request.adapter] = slot
             request.take_slot(slot)
         return slot > 0
+
+    def place_ahead(self, waiting: Iterable[Request], running: Iterable[Request]) -> None:
+        """Brings the adapter of a waiting request to a slot that none of those uses, so that its turn need not wait for
+        the copy. One in a step: copies must not hold up the others."""
+        soon = [request.adapter for request in islice(waiting, LOOK_AHEAD) if request.adapter]
+        absent = next((name for name in soon if name not in self._slots), None)
+        if absent is not None and (slot := self._fill(absent, {*soon, *(request.adapter for request in running)})):
+            self._slots[absent] = slot
 
     def hold(self, message: Generate) -> bool:
         """Whether the request waits for its adapter to be read, which begins here if the resolver finds it."""
@@ -106,29 +109,28 @@ class Adapters:
 
     def drop(self, abort: Abort) -> list[Generate]:
         """The waiting requests that an abort means; they wait no longer."""
-        meant = []
-        for loading in self.loading.values():
-            meant += [request for request in loading.requests if means(abort, request)]
-            loading.requests[:] = [request for request in loading.requests if not means(abort, request)]
+        waiting = (request for loading in self.loading.values() for request in loading.requests)
+        meant = [request for request in waiting if means(abort, request)]
+        for request in meant:
+            self.loading[request.adapter].requests.remove(request)
         return meant
 
     def finished(self, requests: Iterable[Request]) -> Iterator[tuple[Generate | Reply, str]]:
         """Loads what was read. Yields the command's reply, and the requests that waited, each with what is wrong with
         its adapter, if something is."""
         for name in [name for name, loading in self.loading.items() if loading.is_read]:
-            loading, error = self.loading.pop(name), ""
-            command = loading.command
+            (path, _, command, waiting), error = self.loading.pop(name), ""
             try:
                 if command is None:
                     self._make_room({request.adapter for request in requests})
-                self.load(name, loading.path, command is not None and command.pinned)
+                self.load(name, path, command is not None and command.pinned)
             except BoughError as found:
                 error = str(found)
             else:
                 self._resolved |= {name: None} if command is None else {}
             if command is not None:
                 yield Reply(command.call, not error, error or f"The adapter {name!r} is loaded."), error
-            yield from ((request, error) for request in loading.requests)
+            yield from ((request, error) for request in waiting)
 
     def obey(self, message: ChangeAdapters, requests: Iterable[Request]) -> Reply | None:
         """What to answer; None: the adapter is being read, and `finished` has the answer."""
@@ -179,12 +181,14 @@ class Adapters:
         if slot := self._slots.pop(name, 0):
             self._free.append(slot)
 
-    def _vacate(self, used: set[str]) -> int:
-        """A slot that no running request uses; 0: there is none."""
-        if self._free:
-            return self._free.pop()
-        idle = (name for name in self._slots if name not in used and not self._loaded[name].pinned)
-        return self._slots.pop(next(idle, ""), 0)
+    def _fill(self, name: str, used: set[str]) -> int:
+        """Puts an adapter into a slot, free or with an adapter that is not used; 0: there is none."""
+        assert self._executor is not None
+        idle = (other for other in self._slots if other not in used and not self._loaded[other].pinned)
+        slot = self._free.pop() if self._free else self._slots.pop(next(idle, ""), 0)
+        if slot:
+            self._executor.control(PlaceAdapter(name, slot))
+        return slot
 
 
 def find_below(folder: str, name: str) -> str | None:

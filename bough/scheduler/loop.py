@@ -515,12 +515,13 @@ class Scheduler:
         self._outbox.reply(Reply(message.call, True))
 
     def _state(self) -> dict[str, object]:
+        adapted = sum(len(loading.requests) for loading in self._adapters.loading.values())
         return {
             "live_settings": {name: getattr(self._settings, name) for name in LIVE_SETTINGS},
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + self._adapters.held,
+            "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + adapted,
             "num_grammar_queue_reqs": len(self._gate),
             "forward_seconds": self._stats.forward_s,
             "realtime_tokens": {

@@ -285,7 +285,7 @@ class FakeExecutor:
                 slots = slice(None) if command.slots is None else command.slots
                 self._fill(command.group, command.pages, command.buffer[slots])
             case ReadAdapter():
-                return CommandResult(beside=self.reading)
+                return CommandResult(done=None if self.reading is None else self.reading.ready)
             case LoadAdapter():
                 if command.path == "missing":
                     raise ModelError("There is no such adapter.")

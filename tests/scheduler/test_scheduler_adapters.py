@@ -13,7 +13,7 @@ from bough.core.settings import LoraSettings
 from bough.messages.requests import Abort, ChangeAdapters, GetState, Shutdown
 from bough.scheduler.adapters import find_below
 from bough.scheduler.planner import SLOT_WAIT_S
-from tests.fakes.executor import FakeTicket
+from tests.fakes.executor import FakeExecutor, FakeTicket
 from tests.fakes.scheduler_bench import Bench
 
 NEVER = 1 << 30  # looks at a ticket that is not ready yet
@@ -145,6 +145,21 @@ def test_an_engine_without_adapters_refuses_them() -> None:
     bench.run()
     refused = bench.out.ended[1]
     assert isinstance(refused, FinishAbort) and "start with --enable-lora" in refused.message
+
+
+def test_adapters_of_waiting_requests_are_brought_to_slots_before_their_turn() -> None:
+    bench = Bench(FakeExecutor(rows=1), lora=LoraSettings(max_loras_per_batch=3))
+    for call, name in enumerate("abcd"):
+        bench.submit(ChangeAdapters(call, name, f"/{name}"))
+    for handle, name in enumerate(["a", "", "b", "c", "a", "d"], 1):
+        bench.ask(handle, [handle, 2], max_new_tokens=12, adapter=name)
+    bench.turn(6)
+    placed = bench.executor.placed
+    assert not bench.out.ended and set(placed.values()) == {"a", "b", "c"}
+    assert bench.executor.order.count("PlaceAdapter") == 3  # the slot of an adapter that is waited for is not taken
+    bench.run()
+    assert {*bench.out.ended.values()} == {FinishLength(12)}
+    assert bench.executor.order.count("PlaceAdapter") == 4 and "d" in placed.values()
 
 
 def put_adapter(folder: Path) -> Path:

@@ -7,7 +7,7 @@ done raises a `BoughError` from `wait` and has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -119,6 +119,16 @@ class MeetGroups(msgspec.Struct, frozen=True, tag=True):
     """Waits for the other attention groups before this one leaves."""
 
 
+ADAPTER_FILES = "adapter_config.json", "adapter_model.safetensors"
+
+
+class ReadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Begins to read an adapter on a thread, beside later plans; `LoadAdapter` then finds it read."""
+
+    name: str
+    path: str
+
+
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     """Reads an adapter into the host's memory; without a path it is forgotten, and no later plan has rows of it."""
 
@@ -133,7 +143,7 @@ class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
     slot: int  # from 1 on
 
 
-AdapterCommand = LoadAdapter | PlaceAdapter
+AdapterCommand = ReadAdapter | LoadAdapter | PlaceAdapter
 WeightsCommand = SwapWeights | TakeTensors | SetVersion
 ClientCommand = WeightsCommand | ReadWeight | Sleep | Wake | RecordExperts  # that clients send through the scheduler
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
@@ -145,6 +155,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
     seconds: float | None = None  # that a copy of pages took, waiting left out; None: not measured
     content: str = ""  # of an adapter that was loaded: what its numbers hash to
+    done: Callable[[], bool] | None = None  # whether what was begun, and goes on beside later plans, has ended
 
 
 class Ticket(Protocol):

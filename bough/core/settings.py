@@ -351,6 +351,7 @@ class LoraSettings:
         None, 'adapters to begin with: NAME=PATH, PATH, or {"lora_name", "lora_path", "pinned"} as JSON', many=True
     )
     max_loras_per_batch: int = setting(8, "most adapters that run at the same time; requests of others wait", low=1)
+    lora_resolver: str | None = setting(None, "folder where adapters that are not loaded are looked up by their names")
     max_loaded_loras: int | None = setting(None, "most adapters in memory; one more is refused", low=1)
     max_lora_rank: int | None = setting(
         None, "largest rank of an adapter, for which a GPU keeps memory; else 256, and memory for 16", low=1, high=256

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 from bough.attention.context import AdapterRows
-from bough.core.control import AdapterCommand, PlaceAdapter
-from bough.core.errors import ResourceError
+from bough.core.control import AdapterCommand, CommandResult, PlaceAdapter, ReadAdapter
+from bough.core.errors import BoughError, ModelError, ResourceError
 from bough.core.settings import LoraSettings
+from bough.distributed.topology import ONE_RANK
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
 from bough.executor.staging import Staging
 from bough.kernels.lora.reference import GroupedRows, block_rows_for, group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
+from bough.models.registry import build_model
 
 NO_ROWS: LongArray = np.zeros(0, dtype=np.int64)
+READERS = 4  # adapters that are read at the same time
 
 
 class AdapterStore:
@@ -26,18 +30,24 @@ class AdapterStore:
 
     def __init__(self, loaded: LoadedWeights, slots: AdapterSlots, settings: LoraSettings) -> None:
         self._loaded, self._slots, self._settings = loaded, slots, settings
+        self._shapes = slots.shapes() if loaded.topology.tp_size == 1 else whole_shapes(loaded)
         self._adapters: dict[str, Adapter] = {}
+        self._reading: dict[str, Future[tuple[Adapter, str]]] = {}  # that have begun, by name
+        self._readers = ThreadPoolExecutor(READERS, "adapters")
 
-    def obey(self, command: AdapterCommand, drop: Callable[[], None]) -> str:
-        """Does the command; of an adapter that was loaded, what its content hashes to. `drop` is called before the
-        slots get other memory."""
+    def obey(self, command: AdapterCommand, drop: Callable[[], None]) -> CommandResult:
+        """Does the command. `drop` is called before the slots get other memory."""
+        if isinstance(command, ReadAdapter):
+            self._reading[command.name] = self._readers.submit(self._read, command.path)
+            return CommandResult(done=self._reading[command.name].done)
         if isinstance(command, PlaceAdapter):
             self._slots.place(command.slot, self._adapters[command.name])
-            return ""
+            return CommandResult()
         if command.path is None:
             del self._adapters[command.name]
-            return ""
-        found, hashed = read_adapter(command.path, self._loaded.config, self._slots.shapes(), self._settings)
+            return CommandResult()
+        begun = self._reading.pop(command.name, None) or self._readers.submit(self._read, command.path)
+        found, hashed = self._on_all_ranks(begun)
         rank = max((len(down) for down, _ in found.values()), default=1)
         if rank > self._slots.rank:
             drop()
@@ -46,13 +56,41 @@ class AdapterStore:
             except torch.OutOfMemoryError as error:
                 instead = f"start with --max-lora-rank {rank}, which keeps it free, or lower --max-loras-per-batch."
                 raise ResourceError(f"There is no memory left for slots of rank {rank}; {instead}") from error
-        self._adapters[command.name] = {name: (self._kept(down), self._kept(up)) for name, (down, up) in found.items()}
-        return hashed
+        self._adapters[command.name] = found
+        return CommandResult(content=hashed)
+
+    def _on_all_ranks(self, reading: Future[tuple[Adapter, str]]) -> tuple[Adapter, str]:
+        """What was read. Where one rank could not read it, it is an error on all: files may change meanwhile."""
+        error = reading.exception()
+        if self._loaded.group.all_say(error is None):
+            return reading.result()
+        raise error or ModelError("Another rank could not read the adapter.")
+
+    def _read(self, path: str) -> tuple[Adapter, str]:
+        """The adapter, and what its files hash to. What a file may hold is no reason to end the engine."""
+        try:
+            found, hashed = read_adapter(path, self._loaded.config, self._shapes, self._settings)
+        except BoughError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{path} cannot be read as an adapter ({type(error).__name__}: {error}).") from error
+        share = self._slots.share(found)
+        return {name: (self._kept(down), self._kept(up)) for name, (down, up) in share.items()}, hashed
 
     def _kept(self, matrix: torch.Tensor) -> torch.Tensor:
         """Pinned where it is copied to a device, so that nobody waits for the copy."""
         kept = matrix.to(self._loaded.dtype).contiguous()
-        return kept if self._loaded.device.type == "cpu" else kept.pin_memory()
+        if self._loaded.device.type == "cpu":
+            return kept
+        torch.cuda.set_device(self._loaded.device)  # whose context pins memory; a new thread has the first device
+        return kept.pin_memory()
+
+
+def whole_shapes(loaded: LoadedWeights) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the matrices that ranks share, as one rank would have them."""
+    whole = AdapterSlots(1, tables=loaded.device.type == "cpu")
+    list(build_model(loaded.config, ONE_RANK, loaded.dtype, torch.device("meta"), adapters=whole).slots())
+    return whole.shapes()
 
 
 class AdapterInputs:
@@ -90,10 +128,10 @@ class AdapterInputs:
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
     """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any."""
-    return AdapterRows(_whole(slots), _whole(slots[ends])) if slots.any() else None
+    return AdapterRows(whole_block(slots), whole_block(slots[ends])) if slots.any() else None
 
 
-def _whole(slots: LongArray) -> GroupedRows:
+def whole_block(slots: LongArray) -> GroupedRows:
     """All tokens of a slot in one block."""
     order, blocks = group_rows(slots, max(1, len(slots)))
     return GroupedRows(torch.from_numpy(order), torch.from_numpy(blocks), len(slots))

@@ -58,6 +58,8 @@ class ModelControl:
     def run(self, command: Command) -> CommandResult:
         """Does the command. Ranks of which only some could do it are of no use any more."""
         name = self._group.doing = f"the command {type(command).__name__}"
+        if isinstance(command, commands.ReadAdapter | commands.PlaceAdapter):  # which cannot fail: ranks need not agree
+            return self._run(command)
         together = isinstance(command, commands.GroupCommand)
         group = self._group.all_groups if together else self._group
         try:
@@ -75,7 +77,7 @@ class ModelControl:
         return result
 
     def _run(self, command: Command) -> CommandResult:
-        message, hashed, began = "", "", time.monotonic()
+        message, began = "", time.monotonic()
         match command:
             case commands.SwapWeights():
                 message = self._swap(command)
@@ -109,9 +111,9 @@ class ModelControl:
                 self._profiler.start(command)
             case commands.ProfileStop():
                 message = self._profiler.stop()
-            case commands.LoadAdapter() | commands.PlaceAdapter():
+            case commands.ReadAdapter() | commands.LoadAdapter() | commands.PlaceAdapter():
                 assert self._adapters is not None
-                hashed = self._adapters.obey(command, self._drop)
+                return self._adapters.obey(command, self._drop)
             case commands.Decline() | commands.MeetGroups() | commands.SetVersion():
                 pass
             case commands.RebalanceExperts():
@@ -122,7 +124,7 @@ class ModelControl:
                 message = self._weights.experts.obey(command)
             case _:
                 assert_never(command)
-        return CommandResult(message, self._obstacle(), time.monotonic() - began, hashed)
+        return CommandResult(message, self._obstacle(), time.monotonic() - began)
 
     def _awake_weights(self) -> WeightStore:
         if "weights" in self._asleep:

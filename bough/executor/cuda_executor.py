@@ -25,7 +25,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.attention.context import AdapterRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
-from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, Ticket
+from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
 from bough.core.plan import (
     BatchPlan,
     InFlight,
@@ -161,7 +161,7 @@ class CudaExecutor:
         if isinstance(command, CopyPagesOut | CopyPagesIn):
             self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device, self._group)
             return self._copies.start(command)
-        if isinstance(command, PlaceAdapter):
+        if isinstance(command, PlaceAdapter | ReadAdapter):
             queued: Future[CommandResult] = Future()
             queued.set_result(self._control.run(command))
             return Running(queued)

@@ -209,7 +209,7 @@ def load_model(
         parallel.ep_num_redundant_experts, parallel.counts_experts, parallel.moe_a2a_backend == "torch"
     )
     spread = SpreadExperts(group, options)
-    adapters = AdapterSlots(settings.lora.max_loras_per_batch) if settings.lora.enable_lora else None
+    adapters = AdapterSlots(settings.lora.max_loras_per_batch, tables=on_cpu) if settings.lora.enable_lora else None
     model = build_model(
         config,
         topology,

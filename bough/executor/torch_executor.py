@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
@@ -19,7 +20,7 @@ from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
-from bough.executor.adapters import AdapterStore, adapter_rows
+from bough.executor.adapters import AdapterStore, adapter_rows, whole_block
 from bough.executor.control import ModelControl
 from bough.executor.drafter import Drafter, draft_places, with_drafts
 from bough.executor.encoder import Encoder
@@ -120,10 +121,13 @@ class TorchExecutor:
             return StepResult.without_tokens(plan.step, {})
 
         starts, sampling = layout.query_starts, self._rows.sampling
-        inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._model.logits)
+        inputs = prompt_logprobs(
+            plan, sampling, hidden, starts, lambda at: self._logits_of(int(layout.adapters[at.start]))
+        )
         vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
         asked = hidden.index_select(0, last) if whole else hidden
-        logits = self._model.logits(asked).float() if plan.sample.any() else asked  # which is then not looked at
+        ended = None if adapters is None else adapters.ends
+        logits = self._model.logits(asked, ended).float() if plan.sample.any() else asked  # which is not looked at then
         draw: Draw = partial(draw_by_torch, sampling)
         draw = draw if hearing is None else hearing.ruled(draw)
         result = self._rows.finish(plan, logits, draw, masks, inputs, vectors)
@@ -132,6 +136,10 @@ class TorchExecutor:
         if self._encoder is not None and plan.encodes:
             return replace(result, encode_s=encode_s, not_encoded=self._encoder.take_failed())
         return result
+
+    def _logits_of(self, slot: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What makes logits of hidden states of one slot."""
+        return lambda hidden: self._model.logits(hidden, whole_block(np.full(len(hidden), slot)) if slot else None)
 
     def _guess(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> BatchPlan:
         """The plan with the drafts of its decodes, which are put in their places."""

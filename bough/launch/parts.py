@@ -113,13 +113,15 @@ def adapter_paths(given: str | None) -> list[tuple[str, str, bool]]:
 
 def check_adapters(settings: Settings) -> None:
     """Raises before a process is started if adapters cannot be had."""
-    given, parallel = adapter_paths(settings.lora.lora_paths), settings.parallel
-    if given and not settings.lora.enable_lora:
-        raise SettingsError("--lora-paths needs --enable-lora; add it.")
-    alone = parallel.replica_ranks * parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
+    given, resolver, parallel = adapter_paths(settings.lora.lora_paths), settings.lora.lora_resolver, settings.parallel
+    if (given or resolver) and not settings.lora.enable_lora:
+        raise SettingsError(f"--lora-{'paths' if given else 'resolver'} needs --enable-lora; add it.")
+    if resolver and not Path(resolver).expanduser().is_dir():
+        raise SettingsError(f"--lora-resolver: {resolver} is no folder; make it, or name another.")
+    alone = parallel.pp_size * parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
     if settings.lora.enable_lora and not (alone and settings.disaggregation.disaggregation_mode == "null"):
-        others = "--tp-size, --pp-size, --enable-dp-attention, --disaggregation-mode and draft models"
-        raise SettingsError(f"--enable-lora: one rank and one model do all of a request; leave out {others}.")
+        others = "--pp-size, --enable-dp-attention, --disaggregation-mode and draft models"
+        raise SettingsError(f"--enable-lora: one model does all of a request, without stages; leave out {others}.")
 
 
 def check_ranks(files: ModelFiles, settings: Settings) -> None:

@@ -8,6 +8,8 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.kernels.lora.reference import GroupedRows
+from bough.layers.adapters import AdaptedTable
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import TableWeight
 from bough.layers.weights import WeightSlot
@@ -22,6 +24,8 @@ class Embedding:
         self._scale = float(torch.tensor(scale, dtype=placement.dtype))
 
     def __call__(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        if ctx.adapters is not None and isinstance(self.table, AdaptedTable):
+            return self.table.embed(token_ids, self._scale, ctx.adapters.tokens)
         return self.table.embed(token_ids, self._scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -72,8 +76,9 @@ class Head:
         self._softcap = softcap
         self._scale = scale
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._table.logits(hidden)
+    def __call__(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
+        table = self._table
+        logits = table.logits(hidden, adapted) if isinstance(table, AdaptedTable) else table.logits(hidden)
         if self.bias is not None:
             logits = logits + self.bias
         if self._scale != 1.0:

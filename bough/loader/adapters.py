@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bough.core.control import ADAPTER_FILES
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
@@ -22,11 +23,12 @@ from bough.loader.source import SafetensorsSource
 from bough.models.names import find_tensors
 from bough.models.registry import find_family
 
-TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")
+OWN_WEIGHT = ".base_layer.weight"  # the model's: PEFT saves it beside adapters of the embedding and of the head
 # Fields of the configuration that ask for something that is not done here; `use_dora` is DoRA.
 REFUSED = (
     "use_dora", "modules_to_save", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices",
-    "use_qalora", "alora_invocation_tokens", "arrow_config",
+    "use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying",
 )  # fmt: skip
 MOST_RANK = 256
 CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # ways to begin a training that change the model itself, too
@@ -37,24 +39,24 @@ def read_adapter(
 ) -> tuple[Adapter, str]:
     """The adapter, for matrices that have these outputs and inputs, and what its files hash to."""
     folder, found, digest = Path(path).expanduser(), dict[str, Any](), hashlib.sha256()
-    files = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    files = [folder / name for name in ADAPTER_FILES]
     for file in files:
         if not file.is_file():
             raise ModelError(f"{folder} is no adapter: {file.name} is missing; give a folder that PEFT has saved.")
         digest.update(file.read_bytes())
     given, source, sides = _read_config(files[0]), SafetensorsSource([files[1]]), dict[str, dict[str, str]]()
-    for name in source.names():
+    for name in (name for name in source.names() if not name.endswith(OWN_WEIGHT)):
         match = TENSOR.fullmatch(name)
         if match is None:
-            raise ModelError(f"{files[1]}: {name!r} cannot be used; only lora_A and lora_B of linear layers can.")
+            raise ModelError(f"{files[1]}: {name!r} cannot be used; only lora_A and lora_B can.")
         sides.setdefault(match["module"], {})[match["side"]] = name
     names, targets = find_family(config.architecture).names(config), _targets(settings.lora_target_modules)
     for target, at in find_tensors(names, [f"{module}.weight" for module in sides], keep_others=True).items():
         module, ours = at.name.removesuffix(".weight"), target.removesuffix(".weight")
         if ours not in shapes or at.plane is not None or at.parts:
             raise ModelError(
-                f"{folder} changes {module!r}, which adapters cannot change here; linear layers outside of experts, "
-                "embeddings and the head can be changed. Train the adapter for those, or merge it into the model."
+                f"{folder} changes {module!r}, which adapters cannot change here; linear layers outside of experts "
+                "can be changed, and on a CPU the embedding and the head. Train it for those, or merge it."
             )
         if targets and module.rpartition(".")[2] not in targets:
             raise ModelError(f"{folder} changes {module!r}, which --lora-target-modules does not name.")

@@ -9,6 +9,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.kernels.lora.reference import GroupedRows
 from bough.layers.label_head import LabelHead
 from bough.layers.weights import WeightSlot
 
@@ -29,9 +30,9 @@ class CausalLM(Protocol):
         and values of all tokens to the pool."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
         """[n, vocab_size], in the type of the weights or wider, of those hidden states [n, hidden_size] whose next
-        token is asked for."""
+        token is asked for. `adapted` are those whose adapters may change the head."""
         ...
 
     def slots(self) -> Iterator[WeightSlot]:

@@ -9,6 +9,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.kernels.lora.reference import GroupedRows
 from bough.layers.blocks import Block
 from bough.layers.embedding import Embedding, Head, PlaceTable
 from bough.layers.label_head import LabelHead
@@ -86,9 +87,9 @@ class Decoder:
         assert self._embedding is not None, "only the first stage has it"
         return self._embedding(token_ids, ctx)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
         """Of a model that gives vectors there are none, and nobody samples."""
-        return hidden if self._head is None else self._head(hidden)
+        return hidden if self._head is None else self._head(hidden, adapted)
 
     def slots(self) -> Iterator[WeightSlot]:
         if self._embedding is not None:

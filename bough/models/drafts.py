@@ -13,6 +13,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.kernels.lora.reference import GroupedRows
 from bough.layers.attention import SelfAttention
 from bough.layers.blocks import Block, PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns
@@ -93,7 +94,7 @@ class TargetReader:
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         raise NotImplementedError("a draft model is not served")
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
         raise NotImplementedError("a draft model is not served")
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
     from bough.layers.adapters import AdapterSlots
+    from bough.layers.placement import TableMaker
     from bough.layers.schemes.stored import FormOf
     from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
@@ -138,7 +139,7 @@ def build_model(
     to know the layers' experts, `adapters` those that it can change."""
     family = find_family(config.architecture)
     from bough.distributed.group import ALONE, AttentionGroup
-    from bough.kernels.quant_linear.filling import of_tables
+    from bough.kernels.quant_linear.packed import of_tables
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedExperts, PackedLinear, PackedTable
@@ -161,9 +162,9 @@ def build_model(
         if form_of is not None:
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
+        table: TableMaker = PlainTable if topology.tp_size == 1 else ShardedTable
         if adapters is not None:
-            scheme = adapters.over(scheme)
-        table = PlainTable if topology.tp_size == 1 else ShardedTable
+            scheme, table = adapters.over(scheme), adapters.over_table(table)
         spread = spread or SpreadExperts(ranks)
         attending = ranks if isinstance(ranks, AttentionGroup) else None
         meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending)

@@ -54,7 +54,7 @@ class ControlQueue:
 
     def drop(self, abort: Abort) -> list[Generate]:
         """The requests behind the command that an abort means; they wait no longer."""
-        meant = [m for m in self._held if isinstance(m, Generate) and _means(abort, m)]
+        meant = [m for m in self._held if isinstance(m, Generate) and means(abort, m)]
         self._held = deque(m for m in self._held if m not in meant)
         return meant
 
@@ -83,7 +83,7 @@ class ControlQueue:
         return held
 
 
-def _means(abort: Abort, request: Generate) -> bool:
+def means(abort: Abort, request: Generate) -> bool:
     if abort.handle is not None:
         return abort.handle == request.handle
     return abort.name is None or abort.name in (request.rid, *request.names)

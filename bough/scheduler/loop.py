@@ -153,6 +153,7 @@ class Scheduler:
             for message in self._messages():
                 self._handle(message)
             self._advance_control()
+            self._advance_adapters()
             self._expire()
             self._open_gate()
         self._await_late_arrivals()
@@ -172,8 +173,9 @@ class Scheduler:
             return self._inbox.receive(QUIET_S)  # and no longer: their time may run out meanwhile
         if self._in_flight or len(self._requests) > self._held or self._control.message is not None:
             return self._inbox.receive(0.0)
-        if self._requests or self._handover.busy:
-            soon = len(self._gate) or self._handover.busy  # else they wait for another engine, whose message wakes
+        # Requests that wait for neither wait for another engine, whose message wakes.
+        soon = len(self._gate) or self._handover.busy or self._adapters.loading
+        if self._requests or soon:
             return self._inbox.receive(POLL_S if soon else QUIET_S)
         with self._timeline.phase("idle"):
             return self._rest()
@@ -331,7 +333,9 @@ class Scheduler:
             case StartProfile() | StopProfile():
                 self._outbox.reply(self._recording.obey(message))
             case ChangeAdapters():
-                self._outbox.reply(self._adapters.obey(message, self._requests.values()))
+                reply = self._adapters.obey(message, self._requests.values())
+                if reply is not None:  # else once it is read
+                    self._outbox.reply(reply)
             case Control():
                 self._control.message = message
                 if message.abort_all:
@@ -347,6 +351,8 @@ class Scheduler:
         try:
             self._control.check()
             self._handover.check(message)
+            if self._adapters.hold(message):
+                return
             request = self._intake.request(message, len(self._queue) + self._held, self._clock())
             ticket = self._gate.ticket(message.sampling)
         except RequestError as error:
@@ -382,8 +388,18 @@ class Scheduler:
             meant = [r for r in self._requests.values() if message.name is None or message.name in r.names]
         for request in meant:
             self._end(request, reason)
-        for held in self._control.drop(message):
+        for held in (*self._control.drop(message), *self._adapters.drop(message)):
             self._committer.refuse(held.handle, reason)
+
+    def _advance_adapters(self) -> None:
+        """Adapters that were read are loaded, and what waited for them goes on."""
+        for message, error in self._adapters.finished(self._requests.values()):
+            if isinstance(message, Reply):
+                self._outbox.reply(message)
+            elif error:
+                self._committer.refuse(message.handle, FinishAbort(error, field="lora_path"))
+            else:
+                self._handle(message)
 
     def _end(self, request: Request, reason: FinishAbort) -> None:
         self._dequeue(request)
@@ -480,12 +496,13 @@ class Scheduler:
         return Reply(message.call, True)
 
     def _state(self) -> dict[str, object]:
+        adapted = sum(len(loading.requests) for loading in self._adapters.loading.values())
         return {
             "live_settings": {name: getattr(self._settings, name) for name in LIVE_SETTINGS},
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue) + self._held + len(self._control),
+            "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + adapted,
             "num_grammar_queue_reqs": len(self._gate),
             "num_retracted_reqs": sum(1 for request in self._queue if request.retractions),
             **self._cache.figures,

@@ -207,6 +207,7 @@ class Planner:
             chunks.append(chunk)
             budget -= self.media.take(request, chunk.first, chunk.count)
             budget -= chunk.count + int(self._cache.take_load_s() * (self.prefill_tokens_per_s or 0.0))
+        self._adapters.place_ahead(self._queue, self._table.running_requests())
         return chunks
 
     def _budget(self, now: float, decoding: RowIndex) -> int:

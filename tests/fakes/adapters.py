@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 LINEAR = (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
 def write_adapter(
@@ -27,14 +28,18 @@ def write_adapter(
 ) -> Path:
     """An adapter for the checkpoint in the folder `base`; `config` lies over its own configuration."""
     folder.mkdir(exist_ok=True)
-    weights, draw = load_file(base / "model.safetensors"), torch.Generator().manual_seed(seed)
+    weights, draw = load_weights(base), torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
         if not module.endswith(modules) or (layers is not None and int(name.split(".")[2]) not in layers):
             continue
-        outputs, inputs = weight.shape
-        of_module = f"base_model.model.{module}"
+        of_module, (outputs, inputs) = f"base_model.model.{module}", weight.shape
+        if module == EMBEDDING:  # as PEFT names and turns them, beside the model's own weight
+            tensors[f"{of_module}.lora_embedding_A"] = torch.randn(rank, outputs, generator=draw) * strength
+            tensors[f"{of_module}.lora_embedding_B"] = torch.randn(inputs, rank, generator=draw) * strength
+            tensors[f"{of_module}.base_layer.weight"] = weight
+            continue
         tensors[f"{of_module}.lora_A.weight"] = torch.randn(rank, inputs, generator=draw) * strength
         tensors[f"{of_module}.lora_B.weight"] = torch.randn(outputs, rank, generator=draw) * strength
     targets = sorted({module.rpartition(".")[2] for module in modules})
@@ -45,16 +50,27 @@ def write_adapter(
 
 
 def merge(base: Path, adapter: Path, folder: Path) -> Path:
-    """A checkpoint with the adapter added to its weights."""
+    """A checkpoint with the adapter added to its weights, which are not tied any more."""
     folder.mkdir(exist_ok=True)
-    weights, tensors = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    weights, tensors = load_weights(base), load_file(adapter / "adapter_model.safetensors")
     config = json.loads((adapter / "adapter_config.json").read_text())
     for name, up in tensors.items():
+        if ".lora_embedding_B" in name:
+            down = tensors[name.replace("_B", "_A")]
+            target = f"{EMBEDDING}.weight"
+            weights[target] = weights[target] + config["lora_alpha"] / len(down) * (up @ down).T
         if ".lora_B." in name:
             down = tensors[name.replace(".lora_B.", ".lora_A.")]
             rank = math.sqrt(len(down)) if config.get("use_rslora") else len(down)
             target = name.removeprefix("base_model.model.").replace(".lora_B", "")
             weights[target] = weights[target] + config["lora_alpha"] / rank * (up @ down)
     save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text((base / "config.json").read_text())
+    stated = {**json.loads((base / "config.json").read_text()), "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(stated))
     return folder
+
+
+def load_weights(base: Path) -> dict[str, torch.Tensor]:
+    """Those of a checkpoint, with the head under its own name."""
+    weights = load_file(base / "model.safetensors")
+    return {f"{HEAD}.weight": weights[f"{EMBEDDING}.weight"].clone(), **weights}

@@ -31,6 +31,7 @@ from bough.core.control import (
     PlaceAdapter,
     ProfileStart,
     ProfileStop,
+    ReadAdapter,
     Sleep,
     SwapWeights,
     Wake,
@@ -216,6 +217,7 @@ class FakeExecutor:
         self.states = [StateGroup(i) for i, (group, _) in enumerate(groups, 1) if group.kind == "state"]
         self.weights = ""
         self.placed: dict[int, str] = {}  # adapters by slot
+        self.reading: FakeTicket | None = None  # what adapters are read by; None: at once
         self.asleep: set[MemoryTag] = set()
         self.command_looks = 0  # how often a ticket must be looked at
         self.tickets: list[FakeTicket] = []
@@ -282,6 +284,8 @@ class FakeExecutor:
             case CopyPagesIn():
                 slots = slice(None) if command.slots is None else command.slots
                 self._fill(command.group, command.pages, command.buffer[slots])
+            case ReadAdapter():
+                return CommandResult(done=None if self.reading is None else self.reading.ready)
             case LoadAdapter():
                 if command.path == "missing":
                     raise ModelError("There is no such adapter.")

@@ -118,12 +118,15 @@ def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
     ("flags", "text"),
     [
         ({"lora_paths": "x=/a"}, "needs --enable-lora"),
-        ({"enable_lora": True, "tp_size": 2}, "leave out --tp-size"),
-        ({"enable_lora": True, "pp_size": 2}, "--pp-size"),
+        ({"lora_resolver": "."}, "--lora-resolver needs --enable-lora"),
+        ({"lora_resolver": "absent", "enable_lora": True}, "absent is no folder"),
+        ({"enable_lora": True, "pp_size": 2}, "leave out --pp-size"),
         ({"enable_lora": True, "disaggregation_mode": "prefill"}, "--disaggregation-mode"),
     ],
 )
 def test_adapters_that_cannot_be_had(flags: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         check_adapters(Settings.from_flat(flags))
-    check_adapters(Settings.from_flat({"enable_lora": True, "lora_paths": ["x=/a", "y=/b"], "dp_size": 2}))
+    check_adapters(
+        Settings.from_flat({"enable_lora": True, "lora_paths": ["x=/a", "y=/b"], "dp_size": 2, "tp_size": 2})
+    )

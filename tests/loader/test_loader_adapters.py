@@ -83,7 +83,10 @@ def changed(folder: Path, **changes: torch.Tensor | None) -> Path:
         ({f"{Q}.lora_B.weight": torch.zeros(60, 4)}, r"are \[60, 4\] and \[4, 64\]"),
         ({f"{Q}.lora_B.weight": torch.zeros(64, 5)}, r"are \[64, 5\] and \[4, 64\]"),
         ({f"{Q}.lora_magnitude_vector": torch.zeros(64)}, "lora_magnitude_vector' cannot be used"),
-        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 128)}, "lora_embedding_A"),
+        (
+            {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 128)},
+            "changes 'model.embed_tokens', which adapters cannot change here; .* on a CPU the embedding and the head",
+        ),
         (
             {
                 "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 64),

@@ -6,13 +6,14 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from bough.core.errors import RequestError, SettingsError
 from bough.messages.requests import LogprobRequest
-from tests.fakes.adapters import ATTENTION, LINEAR, merge, write_adapter
+from tests.fakes.adapters import ATTENTION, EMBEDDING, HEAD, LINEAR, merge, write_adapter
 from tests.fakes.checkpoints import write_checkpoint
 from tests.parity.engines import LocalEngine
 
@@ -29,6 +30,7 @@ KINDS: dict[str, dict[str, object]] = {
     "mlp": {"modules": LINEAR[4:]},
     "down": {"modules": LINEAR[-1:], "lora_alpha": 1},
     "last": {"layers": (1,)},
+    "ends": {"modules": (EMBEDDING, HEAD)},
 }
 
 
@@ -83,11 +85,11 @@ def test_alone(trained: Trained, name: str) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        {"max_loras_per_batch": 9},
+        {"max_loras_per_batch": 10},
         {"max_loras_per_batch": 2},
-        {"max_loras_per_batch": 9, "page_size": 4, "enable_mixed_chunk": False},
+        {"max_loras_per_batch": 10, "page_size": 4, "enable_mixed_chunk": False},
         {"max_loras_per_batch": 3, "speculative_algorithm": "NGRAM"},
-        {"max_loras_per_batch": 9, "disable_radix_cache": True, "disable_overlap_schedule": True},
+        {"max_loras_per_batch": 10, "disable_radix_cache": True, "disable_overlap_schedule": True},
     ],
     ids=str,
 )
@@ -138,6 +140,40 @@ def test_prompt_logprobs_are_those_of_the_adapter(trained: Trained) -> None:
     got = engine.ask(PROMPTS[0], PROMPTS[0], PROMPTS[1], adapters=["all", "", "mlp"], logprobs=spec)
     expected = (trained.expected["all"][0], trained.expected[""][0], trained.expected["mlp"][1])
     assert tuple(output for output, _ in got) == expected
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_of_the_embedding_and_of_the_head(tmp_path: Path, tied: bool) -> None:
+    """Beside one of linear layers and none; a tied head is changed apart from the embedding."""
+    base, names = write_checkpoint(tmp_path / "base", 1, tie_word_embeddings=tied), ["embedding", "head", "ends", "q"]
+    engine = LocalEngine(base, new=NEW, **{**FLAGS, "enable_lora": True})
+    assert engine.adapters is not None
+    expected, kinds = {"": outputs_of(engine, PROMPTS)}, [(EMBEDDING,), (HEAD,), (EMBEDDING, HEAD, *LINEAR), LINEAR[:1]]
+    for seed, (name, modules) in enumerate(zip(names, kinds, strict=True)):
+        adapter = write_adapter(tmp_path / name, base, seed, modules=modules)
+        engine.adapters.load(name, str(adapter))
+        merged = LocalEngine(merge(base, adapter, tmp_path / f"{name}-merged"), new=NEW, **FLAGS)
+        expected[name] = outputs_of(merged, PROMPTS)
+    assert len({str(outputs) for outputs in expected.values()}) == len(expected)
+    asked = [(name, turn) for name in expected for turn in range(len(PROMPTS))]
+    for spec in (None, LogprobRequest(start=0)):
+        got = engine.ask(*(PROMPTS[turn] for _, turn in asked), adapters=[name for name, _ in asked], logprobs=spec)
+        assert [output for output, _ in got] == [expected[name][turn] for name, turn in asked]
+
+
+def test_prompt_logprobs_are_those_of_the_adapters_head(tmp_path: Path) -> None:
+    base = write_checkpoint(tmp_path / "base", 1)
+    adapter = write_adapter(tmp_path / "a", base, 4, modules=(EMBEDDING, HEAD))
+    engine = LocalEngine(base, new=NEW, **{**FLAGS, "enable_lora": True})
+    merged = LocalEngine(merge(base, adapter, tmp_path / "merged"), new=NEW, **FLAGS)
+    assert engine.adapters is not None
+    engine.adapters.load("a", str(adapter))
+    spec = LogprobRequest(start=0)
+    engine.ask(PROMPTS[1], PROMPTS[0], adapters=["", "a"], logprobs=spec)
+    merged.ask(PROMPTS[0], logprobs=spec)
+    runs = [engine.out.started[1].input_logprobs, merged.out.started[0].input_logprobs]
+    found, expected = (np.frombuffer(run.logprobs, dtype=np.float32) for run in runs if run is not None)
+    assert len(found) == len(PROMPTS[0]) - 1 and found == pytest.approx(expected, abs=1e-4)
 
 
 def test_an_adapter_of_fused_modules(tmp_path: Path) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bough.core.control import ADAPTER_FILES, CommandResult
 from bough.core.finish import FinishAbort, FinishLength
 from bough.core.settings import LoraSettings
-from bough.messages.requests import ChangeAdapters, GetState
+from bough.messages.requests import Abort, ChangeAdapters, GetState, Shutdown
+from bough.scheduler.adapters import find_below
 from bough.scheduler.planner import SLOT_WAIT_S
+from tests.fakes.executor import FakeExecutor, FakeTicket
 from tests.fakes.scheduler_bench import Bench
+
+NEVER = 1 << 30  # looks at a ticket that is not ready yet
 
 
 def bench_with(*names: str, **lora: Any) -> Bench:
@@ -139,3 +145,153 @@ def test_an_engine_without_adapters_refuses_them() -> None:
     bench.run()
     refused = bench.out.ended[1]
     assert isinstance(refused, FinishAbort) and "start with --enable-lora" in refused.message
+
+
+def test_adapters_of_waiting_requests_are_brought_to_slots_before_their_turn() -> None:
+    bench = Bench(FakeExecutor(rows=1), lora=LoraSettings(max_loras_per_batch=3))
+    for call, name in enumerate("abcd"):
+        bench.submit(ChangeAdapters(call, name, f"/{name}"))
+    for handle, name in enumerate(["a", "", "b", "c", "a", "d"], 1):
+        bench.ask(handle, [handle, 2], max_new_tokens=12, adapter=name)
+    bench.turn(6)
+    placed = bench.executor.placed
+    assert not bench.out.ended and set(placed.values()) == {"a", "b", "c"}
+    assert bench.executor.order.count("PlaceAdapter") == 3  # the slot of an adapter that is waited for is not taken
+    bench.run()
+    assert {*bench.out.ended.values()} == {FinishLength(12)}
+    assert bench.executor.order.count("PlaceAdapter") == 4 and "d" in placed.values()
+
+
+def put_adapter(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ADAPTER_FILES:
+        (folder / name).write_text(folder.name)
+    return folder
+
+
+def resolving(folder: Path, *names: str, **lora: Any) -> Bench:
+    for name in names:
+        put_adapter(folder / name)
+    return Bench(lora=LoraSettings(lora_resolver=str(folder), **lora))
+
+
+def refusal(bench: Bench, handle: int) -> FinishAbort:
+    refused = bench.out.ended[handle]
+    assert isinstance(refused, FinishAbort)
+    return refused
+
+
+def test_the_resolver_loads_an_adapter_once_and_holds_up_nobody_else(tmp_path: Path) -> None:
+    bench = resolving(tmp_path, "team/a", "b")
+    bench.executor.reading = FakeTicket(CommandResult(), NEVER)
+    for handle in (1, 2):
+        bench.ask(handle, [1, 2], max_new_tokens=3, adapter="team/a")
+    bench.ask(3, [3, 4], max_new_tokens=3)
+    bench.ask(4, [5, 6], max_new_tokens=3, adapter="b")
+    bench.turn(12)
+    bench.submit(GetState(9))
+    bench.turn()
+    assert bench.out.ended.keys() == {3} and bench.out.replies[-1].data["num_waiting_reqs"] == 3
+    bench.executor.reading.looks = 0
+    bench.run()
+    assert {bench.out.ended[handle] for handle in (1, 2, 4)} == {FinishLength(3)}
+    assert bench.executor.order.count("ReadAdapter") == bench.executor.order.count("LoadAdapter") == 2
+    bench.submit(GetState(10))
+    bench.turn()
+    loaded = {"team/a": str(tmp_path / "team/a"), "b": str(tmp_path / "b")}
+    assert bench.out.replies[-1].data["loaded_adapters"] == loaded
+    bench.ask(5, [1, 2], max_new_tokens=3, adapter="team/a")
+    bench.run()
+    assert bench.executor.order.count("ReadAdapter") == 2 and bench.out.ended[5] == FinishLength(3)
+
+
+def test_requests_that_wait_for_an_adapter_can_be_aborted(tmp_path: Path) -> None:
+    bench = resolving(tmp_path, "a")
+    bench.executor.reading = FakeTicket(CommandResult(), NEVER)
+    for handle in (1, 2, 3):
+        bench.ask(handle, [1, 2], max_new_tokens=3, adapter="a")
+    bench.turn()
+    bench.submit(Abort(2))
+    bench.turn()
+    assert bench.out.ended.keys() == {2} and refusal(bench, 2).status_code == 499
+    bench.submit(Shutdown())
+    bench.scheduler.run()
+    assert bench.out.ended.keys() == {1, 2, 3} and refusal(bench, 1).status_code == 503
+
+
+def test_a_command_that_loads_holds_up_nobody_either() -> None:
+    bench = Bench(lora=LoraSettings())
+    bench.executor.reading = FakeTicket(CommandResult(), NEVER)
+    bench.submit(ChangeAdapters(1, "a", "/a"))
+    bench.ask(1, [1, 2], max_new_tokens=3)
+    bench.ask(2, [1, 2], max_new_tokens=3, adapter="a")
+    bench.turn(8)
+    assert bench.out.ended.keys() == {1} and not bench.out.replies
+    assert "loaded already" in told(bench, ChangeAdapters(2, "a", "/other"))
+    bench.executor.reading.looks = 0
+    bench.run()
+    assert bench.out.replies[-1].ok and bench.out.replies[-1].call == 1 and bench.out.ended[2] == FinishLength(3)
+
+
+def test_what_the_resolver_finds_may_be_no_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.scheduler.adapters.find_below", lambda folder, name: "missing")
+    bench = resolving(tmp_path)
+    bench.ask(1, [1], adapter="a")
+    bench.run()
+    refused = refusal(bench, 1)
+    assert (refused.status_code, refused.message, refused.field) == (400, "There is no such adapter.", "lora_path")
+
+
+def test_an_idle_adapter_of_the_resolver_makes_room(tmp_path: Path) -> None:
+    bench = resolving(tmp_path, "a", "b", "c", "d", max_loaded_loras=3)
+    bench.submit(ChangeAdapters(1, "own", "/own"))
+    for handle, name in enumerate("abac", 1):
+        bench.ask(handle, [1, 2], max_new_tokens=2, adapter=name)
+        bench.run()
+        assert bench.out.ended[handle] == FinishLength(2)
+    bench.submit(GetState(2))
+    bench.turn()
+    assert [*bench.out.replies[-1].data["loaded_adapters"]] == ["own", "a", "c"]
+    for handle, name in ((5, "a"), (6, "c"), (7, "d")):
+        bench.ask(handle, [1, 2], max_new_tokens=9, adapter=name)
+    bench.run()
+    assert "--max-loaded-loras" in refusal(bench, 7).message and bench.out.ended[6] == FinishLength(9)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "absent",
+        "../a",
+        "b/../../a",
+        "..",
+        ".",
+        "./b",
+        "b/",
+        "b//",
+        "/b",
+        "half",
+        "out",
+        "file",
+        "loop",
+        "b\0",
+        "x" * 999,
+    ],
+)
+def test_names_and_links_do_not_lead_out_of_the_resolvers_folder(tmp_path: Path, name: str) -> None:
+    folder, outside = tmp_path / "adapters", put_adapter(tmp_path / "a")
+    put_adapter(folder / "b")
+    put_adapter(folder)
+    (put_adapter(folder / "half") / ADAPTER_FILES[1]).unlink()
+    (folder / "out").symlink_to(outside)
+    (put_adapter(folder / "file") / ADAPTER_FILES[1]).unlink()
+    (folder / "file" / ADAPTER_FILES[1]).symlink_to(outside / ADAPTER_FILES[1])
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "inside").symlink_to(folder / "b")
+    assert find_below(str(folder), "b") and find_below(str(folder), "inside")
+    bench = resolving(folder)
+    bench.ask(1, [1], adapter=name)
+    bench.run()
+    refused = refusal(bench, 1)
+    assert refused.status_code == 404 and "inside --lora-resolver" in refused.message
+    assert "ReadAdapter" not in bench.executor.order

@@ -35,7 +35,10 @@ def damage_named(where: object) -> Iterator[None]:
         yield
     except BoughError:
         raise
-    except DAMAGE as error:
+    except BaseException as error:
+        # The tokenizers library raises a bare `Exception`, or panics, which is none and has no class to import.
+        if not isinstance(error, DAMAGE) and type(error).__name__ not in ("Exception", "PanicException"):
+            raise
         wrong = f"{type(error).__name__}: {error}"
         raise ModelError(f"{where} has a value that cannot be used ({wrong}); fetch it again.") from error
 

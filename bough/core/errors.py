@@ -6,6 +6,9 @@ not a `BoughError` is a defect.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
@@ -19,6 +22,25 @@ class SettingsError(BoughError):
 
 class ModelError(BoughError):
     """A model that cannot be found, fetched, read or run."""
+
+
+# What reading a file raises whose values are of another kind than they should be.
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+@contextmanager
+def damage_named(where: object) -> Iterator[None]:
+    """Around the reading of a model's files: values that no check has foreseen are the files' fault."""
+    try:
+        yield
+    except BoughError:
+        raise
+    except BaseException as error:
+        # The tokenizers library raises a bare `Exception`, or panics, which is none and has no class to import.
+        if not isinstance(error, DAMAGE) and type(error).__name__ not in ("Exception", "PanicException"):
+            raise
+        wrong = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{where} has a value that cannot be used ({wrong}); fetch it again.") from error
 
 
 class ResourceError(BoughError):

@@ -114,7 +114,7 @@ class Subscription:
                 self._start_anew(0)
                 await self._follow_connection()
                 await asyncio.sleep(RECONNECT_PAUSE_S)  # who refuses us refuses at once
-        except (zmq.ZMQError, msgspec.MsgspecError, ValueError) as error:
+        except (zmq.ZMQError, msgspec.MsgspecError, ValueError, OverflowError) as error:
             log.warning("worker %s: its cache events cannot be followed: %s", self.worker_id, error)
             self.observer.unobserved(self.worker_id)
 

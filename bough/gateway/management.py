@@ -176,7 +176,10 @@ class Management:
             workers = [worker for worker in self.gateway.registry if worker.available]
             statuses = await asyncio.gather(*(self._ask(worker, "POST", path, body) for worker in workers))
             results = {worker.url: status for worker, status in zip(workers, statuses, strict=True)}
-            return json_response({"workers": results}, 200 if all(status == 200 for status in statuses) else 502)
+            answer = 200 if all(status == 200 for status in statuses) else 502
+            if len(set(statuses)) == 1 and 400 <= statuses[0] < 500:
+                answer = statuses[0]  # they all refuse the request itself
+            return json_response({"workers": results}, answer)
 
         return fan_out
 

@@ -88,7 +88,8 @@ class Head:
     def _run(self) -> None:
         while self._ending is None:
             if self._socket.poll(nodes.BEAT_MS):
-                self._take(*self._socket.recv_multipart())
+                peer, *frames = self._socket.recv_multipart()
+                self._take(peer, b"".join(frames))
                 continue
             for peer, node in self._nodes.items():
                 if not self._reaches(peer, self._placed) and not self._socket.poll(0):  # its reason comes first

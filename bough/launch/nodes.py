@@ -54,8 +54,16 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = Join | Placed | Ended
-decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
 encode = msgspec.msgpack.encode
+_decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
+
+
+def decode(frame: bytes) -> Message:
+    """Raises `msgspec.DecodeError` alone, also for text that is not UTF-8."""
+    try:
+        return _decode(frame)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def check_nodes(parallel: ParallelSettings) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bough.core.errors import ModelError
+from bough.core.errors import ModelError, damage_named
 from bough.core.model_config import ModelConfig
 from bough.loader.locate import PARAMS_NAME, ModelFiles
 from bough.loader.quantization import quantization_of
@@ -39,6 +39,11 @@ def read_config(
 ) -> ModelConfig:
     """The model's shape. `overrides` are fields of config.json (`--json-model-override-args`) that replace its own;
     `impl` is `--model-impl`, `embeds` is `--is-embedding`."""
+    with damage_named(files.gguf or files.config or files.folder):
+        return _read_config(files, overrides, impl, embeds)
+
+
+def _read_config(files: ModelFiles, overrides: Mapping[str, Any] | None, impl: str, embeds: bool) -> ModelConfig:
     if files.gguf is not None:
         if impl == "transformers":
             raise ModelError(f"{files.gguf}: --model-impl transformers reads safetensors only; leave it out.")

@@ -123,7 +123,7 @@ class GgufFile:
         cursor = _Cursor(path, buffer)
         try:
             metadata, infos = _read_head(cursor)
-        except (struct.error, IndexError):
+        except (struct.error, IndexError, OverflowError):
             raise ModelError(f"{path} is cut short: it ends inside its header; fetch it again.") from None
         file = cls(path, metadata, {info.name: info for info in infos})
         _check_extent(file, len(buffer))

@@ -61,4 +61,7 @@ def unpack_array(kind: Any, value: Any) -> Any:
     """The inverse, in memory of its own that can be written."""
     assert typing.get_origin(kind) is np.ndarray, kind
     dtype, shape, content = value
-    return np.frombuffer(content, dtype=dtype).reshape(shape).copy()
+    try:
+        return np.frombuffer(content, dtype=dtype).reshape(shape).copy()
+    except SyntaxError:  # numpy reads some names of types as Python
+        raise ValueError(f"{dtype!r} is no type of numbers") from None

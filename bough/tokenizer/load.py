@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from bough.core.errors import ModelError
+from bough.core.errors import ModelError, damage_named
 from bough.tokenizer import gguf_tokenizer
 from bough.tokenizer.chat_template import KINDS, ChatTemplate, given_template
 from bough.tokenizer.gguf_tokenizer import SplitRule, find_split_rule
@@ -41,9 +41,13 @@ def load_tokenizer(
     """The tokenizer of a Hugging Face folder, or of a GGUF file with this `metadata`. `chat_template`, a file or the
     template itself, replaces the model's own. `trust_remote_code`: code of the folder may be run to read its files,
     which happens only where no reader here knows them."""
-    if metadata is not None:
-        return _from_gguf(metadata, chat_template)
-    folder = folder_or_gguf
+    with damage_named(folder_or_gguf):
+        if metadata is not None:
+            return _from_gguf(metadata, chat_template)
+        return _load(folder_or_gguf, chat_template, trust_remote_code)
+
+
+def _load(folder: Path, chat_template: str | None, trust_remote_code: bool) -> Tokenizer:
     config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
     if (read := _read_own(folder, config)) is not None:
         return _from_folder(folder, *read, chat_template)

@@ -227,10 +227,15 @@ def test_another_host_than_the_first_has_no_engine(cleanup: contextlib.ExitStack
         EngineProcesses(Settings.from_flat(there), cleanup)
 
 
-def test_a_host_that_speaks_another_version_ends_the_engine(first: FirstHost, files: ModelFiles) -> None:
+@pytest.mark.parametrize(
+    "frames", [[b"\xc1"], [b"\x81\xa4type\xa1\xff"], [b"", b"\xc1"]], ids=["noise", "no UTF-8", "two"]
+)
+def test_a_host_that_speaks_another_version_ends_the_engine(
+    first: FirstHost, files: ModelFiles, frames: list[bytes]
+) -> None:
     link = first.link()
     link.join(files)
-    link._socket.send(b"\xc1")
+    link._socket.send_multipart(frames)
     assert first.deaths.wait().startswith("Node 1 has ended: it sent what only another version knows")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 
 from bough.messages.requests import Generate
 from bough.server.app import App
@@ -43,3 +43,16 @@ CHECKS = [
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_nothing_fits_the_page_and_breaks_the_server(case: Any) -> None:
     case.call_and_validate(checks=CHECKS, timeout=60)  # seconds: other tests may keep the machine busy
+
+
+@pytest.mark.long
+def test_ten_thousand_cases() -> None:
+    routes = [result.ok() for result in schema.get_all_operations()]
+    for route in routes:
+
+        @given(case=route.as_strategy())
+        @settings(max_examples=10_000 // len(routes) + 1, suppress_health_check=list(HealthCheck))
+        def try_route(case: Any) -> None:
+            case.call_and_validate(checks=CHECKS, timeout=60)
+
+        try_route()

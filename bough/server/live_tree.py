@@ -24,7 +24,7 @@ from bough.server.streaming import EventStream, json_event
 
 PERIOD_S = 1.0
 SNAPSHOTS = 10  # of one stream; the page then opens the next, so that none keeps a server that drains
-MAX_NODES = 2000
+MAX_NODES = 1500  # the scheduler takes about 5 ms for so many on a slow core: 0.5 % of its time
 NODE = Query("node", str, "its `created` and its first position, joined by a dash")
 
 

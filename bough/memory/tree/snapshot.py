@@ -17,7 +17,7 @@ import numpy as np
 from bough.memory.tree.node import TOKEN, TOKEN_BYTES, Node
 from bough.memory.tree.tree import RadixTree
 
-LOOKED_AT = 4  # nodes per node that is shown
+LOOKED_AT = 2  # nodes per node that is shown
 TEXT_TOKENS = 512  # of one node, at most
 
 Seen = tuple[Node, int, int]  # a node, the number of its parent among those seen (-1: the root), its first position

@@ -9,9 +9,8 @@ const NAMES: Record<Access, string> = { api: "bough-api-key", admin: "bough-mana
 /** Keys live as long as the tab: they are in no file and no address. */
 export const keys = {
   get: (access: Access): string => sessionStorage.getItem(NAMES[access]) ?? "",
-  set(access: Access, key: string): void {
-    if (key) sessionStorage.setItem(NAMES[access], key);
-    else sessionStorage.removeItem(NAMES[access]);
+  set(given: Record<Access, string>): void {
+    for (const access of ["api", "admin"] as const) sessionStorage.setItem(NAMES[access], given[access]);
     window.dispatchEvent(new Event("bough-keys"));
   },
 };
@@ -32,8 +31,7 @@ interface Options {
 }
 
 export async function call(path: string, { access = "api", body, signal }: Options = {}): Promise<Response> {
-  // The management key opens more than the other; where only one was given, that is sent.
-  const key = access === "admin" ? keys.get("admin") || keys.get("api") : keys.get("api") || keys.get("admin");
+  const key = keyFor(access);
   const headers: Record<string, string> = key ? { authorization: `Bearer ${key}` } : {};
   const init: RequestInit = { headers, cache: "no-store", ...(signal && { signal }) };
   if (body !== undefined) {
@@ -44,8 +42,14 @@ export async function call(path: string, { access = "api", body, signal }: Optio
   const response = await fetch(base + path, init);
   if (response.ok) return response;
   const error = new ApiError(response.status, await reason(response));
-  if (response.status === 401) window.dispatchEvent(new CustomEvent("bough-key-wanted", { detail: access }));
+  // A call that began before a key was given must not ask for it again.
+  if (response.status === 401 && key === keyFor(access)) window.dispatchEvent(new CustomEvent("bough-key-wanted", { detail: access }));
   throw error;
+}
+
+/** Where only one key was given, that is sent: many servers have but one. */
+function keyFor(access: Access): string {
+  return keys.get(access) || keys.get(access === "api" ? "admin" : "api");
 }
 
 async function reason(response: Response): Promise<string> {

@@ -11,7 +11,7 @@ export interface Series {
 export function Lines({ title, series, show = count, top }: {
   title: string; series: Series[]; show?: (value: number) => string; top?: number;
 }): VNode {
-  const highest = top ?? Math.max(1e-9, ...series.flatMap(({ values }) => values.filter(Number.isFinite)));
+  const highest = top ?? Math.max(1, ...series.flatMap(({ values }) => values.filter(Number.isFinite)));
   const last = series.map(({ label, values }) => `${label} ${show(values.at(-1) ?? NaN)}`).join(", ");
   return (
     <figure class="chart">

@@ -81,7 +81,7 @@ export function Gateway(): VNode {
             {workers.map((worker) => (
               <tr key={worker.id}>
                 <th scope="row">
-                  <a href={`${worker.url}/ui#tree`} rel="noopener noreferrer" target="_blank">{worker.url}</a>
+                  {worker.url}
                   {worker.worker_type !== "regular" && <small> {worker.worker_type}</small>}
                 </th>
                 <td>{worker.model_id ?? "–"}</td>
@@ -96,6 +96,8 @@ export function Gateway(): VNode {
           </tbody>
         </table>
       </div>
+      {/* No links: a server refuses what another site's page leads to. */}
+      {workers.length > 0 && <p class="hint">A worker's own page, with its tree, is at its address and /ui.</p>}
       {!problem && workers.length === 0 && <p class="hint">There is no worker yet.</p>}
     </section>
   );

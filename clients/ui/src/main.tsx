@@ -60,9 +60,8 @@ function KeyDialog({ first, onClose }: { first: Access; onClose: () => void }): 
   const save = (event: SubmitEvent): void => {
     event.preventDefault();
     const data = new FormData(event.target as HTMLFormElement);
-    keys.set("api", String(data.get("api")).trim());
-    keys.set("admin", String(data.get("admin")).trim());
     onClose();
+    keys.set({ api: String(data.get("api")).trim(), admin: String(data.get("admin")).trim() });
   };
   const field = (access: Access, label: string): VNode => (
     <label>

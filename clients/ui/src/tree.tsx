@@ -232,6 +232,12 @@ function agesOf(snapshot: Snapshot, shots: Shot[], time: number, rank: number): 
 
 function useText(name: string | null): string {
   const [text, setText] = useState("");
+  const [keyed, setKeyed] = useState(0); // times that keys were given
+  useEffect(() => {
+    const again = (): void => setKeyed((times) => times + 1);
+    window.addEventListener("bough-keys", again);
+    return () => window.removeEventListener("bough-keys", again);
+  }, []);
   useEffect(() => {
     setText("");
     if (name === null) return undefined;
@@ -246,7 +252,7 @@ function useText(name: string | null): string {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [name]);
+  }, [name, keyed]);
   return text;
 }
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, over real servers: chat, branches, keys, the live tree, a gateway; light, dark and narrow.
+"""The page in a real browser, over real servers: chat, branches, keys, the live tree, a gateway; light, dark, narrow.
 
 `BOUGH_SCREENSHOTS=docs/images` keeps the pictures for docs/ui.md.
 """

@@ -18,8 +18,9 @@ export function Lines({ title, series, show = count, top }: {
       <figcaption>{title}</figcaption>
       <svg viewBox="0 0 120 40" preserveAspectRatio="none" role="img" aria-label={`${title}: ${last}`}>
         {series.map(({ values }, index) => {
-          const from = 120 - values.length;
-          const points = values.map((value, i) => (Number.isFinite(value) ? `${from + i},${39 - (38 * value) / highest}` : "")).filter(Boolean);
+          const span = Math.max(values.length, 15) - 1; // the latest stands at the right end
+          const points = values.flatMap((value, i) =>
+            Number.isFinite(value) ? [`${120 - (120 * (values.length - 1 - i)) / span},${39 - (38 * value) / highest}`] : []);
           return <polyline key={index} class={`line-${index}`} points={points.join(" ")} vector-effect="non-scaling-stroke" />;
         })}
       </svg>

@@ -72,7 +72,7 @@ export function Gateway(): VNode {
         <Figure label="Moved, hedged" value={`${count(last?.sum("moves_total") ?? NaN)}, ${count(last?.sum("hedges_total") ?? NaN)}`} />
       </dl>
       {Object.entries(policies?.models ?? {}).map(([model, policy]) => <p key={model}>{model}: {policy}</p>)}
-      <div class="scroll" tabIndex={0} role="region" aria-label="Workers">
+      <div class="scroll" tabIndex={0} role="region" aria-label="Table of workers">
         <table>
           <thead>
             <tr><th>Worker</th><th>Model</th><th>State</th><th>Breaker</th><th>Load</th><th>Sent</th><th>Failed</th><th>Last error</th></tr>

@@ -11,7 +11,14 @@ from playwright.sync_api import Page, Route, sync_playwright
 
 PATIENCE_MS = 60_000
 # What a model might say to harm its reader; and Markdown as it should look.
-BAIT = '# Title\n\n<img src=x onerror="window.harmed=1"> [link](javascript:window.harmed=1)\n\n```python\nx = "<b>"\n```\n'
+BAIT = """# Title
+
+<img src=x onerror="window.harmed=1"> [link](javascript:window.harmed=1)
+
+```python
+x = "<b>"
+```
+"""
 GROWTH = """() => {
   window.sizes = new Set();
   new MutationObserver(() => {
@@ -19,7 +26,10 @@ GROWTH = """() => {
     if (busy?.textContent) window.sizes.add(busy.textContent.length);
   }).observe(document.querySelector('.log'), {subtree: true, childList: true, characterData: true});
 }"""
-AXE = """async () => (await axe.run()).violations.map(v => v.id + ': ' + v.nodes.map(n => n.target.join(' ')).join(', '))"""
+AXE = """async () => (await axe.run()).violations.map(
+  v => v.id + ': ' + v.nodes.map(n => n.target.join(' ')).join(', '))"""
+CLOCK = """[...document.querySelectorAll('.figure')]
+  .find(f => f.textContent.startsWith('Lookups')).querySelector('dd').textContent"""
 
 
 class Visit:
@@ -132,7 +142,7 @@ class Visit:
         seen["clock_before"] = self.clock()
         for city in ("Paris", "Rome", "Oslo", "Bern", "Lima"):
             for what in ("rivers", "gardens", "bridges"):
-                self.ask_engine(f"This is a long sentence about the city of {city}, and it goes on to speak of its {what}: ")
+                self.ask_engine(f"This is a sentence about the city of {city}, and it goes on to speak of its {what}: ")
         page.wait_for_function(f"() => Number({CLOCK}) > {seen['clock_before']} + 20")
         seen["clock_after"] = self.clock()
         page.locator("canvas").focus()
@@ -177,9 +187,6 @@ class Visit:
         page.wait_for_timeout(2500)  # metrics are read every two seconds
         self.seen["workers"] = page.locator("tbody").inner_text()
         self.look("gateway")
-
-
-CLOCK = "[...document.querySelectorAll('.figure')].find(f => f.textContent.startsWith('Lookups')).querySelector('dd').textContent"
 
 
 def main() -> None:

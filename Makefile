@@ -11,7 +11,7 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-versio
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install clients client client-tools docs wheel sbom image schemas demo serve test test-slow test-long check format clean
+.PHONY: install clients client client-tools ui docs wheel sbom image schemas demo serve test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -29,6 +29,7 @@ clients: $(CLIENTS)/.installed
 
 $(CLIENTS)/.installed: Makefile | $(STAMP)
 	$(PYTHON) -m venv $(CLIENTS)
+	$(PIP_CLIENTS) playwright || echo "no playwright: the page is not tested in a browser"
 	($(PIP_CLIENTS) litellm==1.106.2 requests aiohttp numpy tqdm pydantic ipython pybase64 orjson msgspec \
 	transformers==5.3.0 pillow psutil pyzmq \
 	&& $(PIP_CLIENTS) --no-deps sglang==0.5.10.post1 && touch $@) || echo "no litellm or sglang: their tests are skipped"
@@ -42,6 +43,13 @@ clients/typescript/node_modules/.package-lock.json: clients/typescript/package-l
 # The client's types, from the server's routes.
 client: $(STAMP) client-tools
 	$(BIN)/python -m tools.openapi | node clients/typescript/generate.mjs
+
+# The page of /ui: its files are committed, so that nobody who installs Bough needs npm.
+ui: clients/ui/node_modules/.package-lock.json
+	cd clients/ui && npm run check && npm run build
+
+clients/ui/node_modules/.package-lock.json: clients/ui/package-lock.json
+	cd clients/ui && npm ci --ignore-scripts --no-audit --no-fund
 
 # The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes; the time is that of the last commit if not given.
 EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}

@@ -126,8 +126,11 @@ class EngineClient:
         return [each.number for each in self._replicas.alive if each.number not in replies]
 
     async def states(self, timeout_s: float | None = None) -> list[State]:
-        """Of every replica that answers in time."""
-        replies = await self._call_all(GetState, timeout_s)
+        return await self.ask(GetState, timeout_s)
+
+    async def ask(self, command: Callable[[int], Command], timeout_s: float | None = None) -> list[State]:
+        """What every replica says that answers in time."""
+        replies = await self._call_all(command, timeout_s)
         several = len(self._replicas.all) > 1
         return [{**reply.data, "dp_rank": rank} if several else reply.data for rank, reply in replies.items()]
 

@@ -16,6 +16,7 @@ class EdgeSettings:
     uds: str | None = setting(None, "path of a unix socket to listen on, instead of host and port")
     ssl_certfile: str | None = setting(None, "certificate (PEM); with it the server speaks HTTPS")
     ssl_keyfile: str | None = setting(None, "the certificate's private key (PEM)")
+    disable_ui: bool = setting(False, "no page at /ui")
     allowed_origins: str | None = setting(
         None,
         "origins whose web pages may call the server (CORS), separated by commas, or *; only its own when left out",

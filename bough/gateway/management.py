@@ -25,6 +25,7 @@ from bough.gateway.responses import JSON, Response
 from bough.gateway.worker import Worker
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import HttpError
+from bough.server.page import INDEX, page_file
 
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
@@ -72,6 +73,7 @@ class Management:
             "/health": {"GET": (_alive, "open")},
             "/ping": {"GET": (_alive, "open")},
             "/metrics": {"GET": (self._metrics, "open")},
+            **({} if gateway.settings.disable_ui else {r"/ui((?:/[^/]*)?)": {"GET": (_page, "open")}}),
             "/v1/models": {"GET": (self._models, "api")},
             r"/v1/models/(.+)": {"GET": (self._model, "api")},
         }
@@ -218,6 +220,15 @@ class Management:
 
 async def _alive(parameter: str, body: bytes) -> Response:
     return json_response({"status": "ok"})
+
+
+async def _page(name: str, body: bytes) -> Response:
+    """The server's page, which shows the workers as well when a gateway serves it."""
+    if name == "/":
+        return Response(307, [(b"location", b"../ui")], b"")
+    file = page_file(name[1:] or INDEX)
+    shown = file.body if name else file.body.replace(b'data-of="server"', b'data-of="gateway"')
+    return Response(200, [(key.encode(), value.encode()) for key, value in file.headers.items()], shown)
 
 
 def _model(name: str) -> dict[str, Any]:

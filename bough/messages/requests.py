@@ -97,6 +97,15 @@ class GetState(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class GetTree(msgspec.Struct, frozen=True, tag=True):
+    """The nodes of the prefix cache that were used last, at most `limit`; or the tokens of one, by the clock's reading
+    when it came and its first position."""
+
+    call: int
+    limit: int
+    node: tuple[int, int] | None = None
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Goes the way of a request: the scheduler hands it on and the detokenizer replies. Both are alive when it comes
     back."""
@@ -197,6 +206,7 @@ class Garbled(msgspec.Struct, frozen=True, tag=True):
 Command = (
     FlushCache
     | GetState
+    | GetTree
     | Ping
     | ProcessCommand
     | ChangeSettings

@@ -32,6 +32,7 @@ from bough.messages.requests import (
     Garbled,
     Generate,
     GetState,
+    GetTree,
     Pause,
     Ping,
     ProcessCommand,
@@ -319,6 +320,8 @@ class Scheduler:
                 self._outbox.reply(self._flush(message))
             case GetState():
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
+            case GetTree():
+                self._outbox.reply(Reply(message.call, True, data=self._cache.show(message.limit, message.node)))
             case Ping():
                 self._outbox.tokens(message)
             case ProcessCommand():

@@ -7,6 +7,7 @@ Only this class moves pages between the pool, the tree and the `GroupPages` of f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from bough.memory.tree.audit import Audit, audit_pages
 from bough.memory.tree.events import DEVICE, KVEvent
 from bough.memory.tree.groups import GroupPages
 from bough.memory.tree.pool import PagePool
+from bough.memory.tree.snapshot import snapshot, tokens_of
 from bough.memory.tree.tree import Match, RadixTree
 
 NO_PAGES = np.zeros(0, dtype=np.int32)
@@ -153,6 +155,14 @@ class PrefixCache:
             "cached_prefix_tokens": self.tree.total_pages * self.page_size,
             "num_evicted_tokens": self.evicted * self.page_size,
         }
+
+    def show(self, limit: int, node: tuple[int, int] | None) -> dict[str, Any]:
+        """The tree for people who watch it, or the tokens of one of its nodes."""
+        if node is not None:
+            return {"ids": tokens_of(self.tree, *node, limit)}
+        return {"used_tokens": self.used_tokens, "total_tokens": self.pool.total * self.page_size} | snapshot(
+            self.tree, limit
+        )
 
     def _evict(self, count: int) -> IntArray:
         return self.tree.evict(count)

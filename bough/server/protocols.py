@@ -18,6 +18,7 @@ from bough.server import anthropic, native, ollama, openai
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, Endpoint, encode_json
 from bough.server.errors import Shape, anthropic_shape, native_shape, ollama_shape, openai_shape
+from bough.server.live_tree import page_routes
 from bough.version import __version__
 
 TEXT = {"type": "string"}
@@ -73,6 +74,7 @@ def all_endpoints(context: ServerContext) -> list[Endpoint]:
         *openai.routes(context),
         *anthropic.routes(context),
         *ollama.routes(context),
+        *page_routes(context),
         Endpoint("/openapi.json", openapi, "This description, for programs", answer=dict[str, Any], **common),
         Endpoint("/docs", docs, "This description, for people", media_type="text/html", **common),
     ]

@@ -44,6 +44,7 @@ def test_an_sdist_builds_one_wheel_wherever_it_lies(tmp_path: Path) -> None:
         names = set(packed.namelist())
         packed.extractall(tmp_path / "installed")
     assert f"bough/native/{library_name()}" in names and "bough/server/docs.html" in names
+    assert {f"bough/server/ui/{name}" for name in ("index.html", "app.js", "app.css")} <= names
     assert {name.partition("/")[0] for name in names} == {"bough", f"bough-{__version__}.dist-info"}
     assert f"bough-{__version__}.dist-info/licenses/LICENSE" in names
     load = "from bough.native.library import find_library, load_library; print(find_library(), bool(load_library()))"

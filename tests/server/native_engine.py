@@ -20,6 +20,7 @@ from bough.messages.requests import (
     FlushCache,
     Generate,
     GetState,
+    GetTree,
     Pause,
     Ping,
     ProcessCommand,
@@ -83,6 +84,7 @@ class NativeEngine(ScriptedEngine):
                 case (
                     FlushCache()
                     | GetState()
+                    | GetTree()
                     | Ping()
                     | ProcessCommand()
                     | ChangeSettings()

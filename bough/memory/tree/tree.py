@@ -72,6 +72,16 @@ class RadixTree:
         self._root = Node(None, b"", b"", NO_PAGES, (), (), created=0, last_used=0)
 
     @property
+    def root(self) -> Node:
+        """For those that only look."""
+        return self._root
+
+    @property
+    def clock(self) -> int:
+        """Counts lookups and insertions."""
+        return self._clock
+
+    @property
     def evictable_pages(self) -> int:
         """Pages that `evict` could free."""
         return self._evictable

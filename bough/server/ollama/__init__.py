@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bough.client.inputs import Inputs
-from bough.core.settings import Settings
 from bough.parsers import AnswerFormat
 from bough.server.context import ServerContext
 from bough.server.endpoint import GET, OLLAMA, Endpoint, json_response
@@ -50,10 +49,12 @@ def model_entry(model: ModelInfo) -> writing.ModelEntry:
     )
 
 
-def describe(model: ModelInfo, settings: Settings) -> writing.ModelDescription:
+def describe(context: ServerContext) -> writing.ModelDescription:
     """Clients ask about the name that they will chat with, and every name is served by the one model."""
+    model, options = context.model, context.settings.model
     details = model_details(model)
-    parsers = {"tools": settings.model.tool_call_parser, "thinking": settings.model.reasoning_parser}
+    can = {"vision": "image" in context.client.media_kinds}
+    can |= {"tools": options.tool_call_parser is not None, "thinking": options.reasoning_parser is not None}
     return writing.ModelDescription(
         modelfile=f"FROM {model.name}",
         details=details,
@@ -63,7 +64,7 @@ def describe(model: ModelInfo, settings: Settings) -> writing.ModelDescription:
             f"{details.family}.context_length": model.context_length,
             f"{details.family}.vocab_size": model.vocab_size,
         },
-        capabilities=["completion", *(name for name, parser in parsers.items() if parser is not None)],
+        capabilities=["completion", *(name for name, able in can.items() if able)],
         modified_at=writing.timestamp(model.created),
     )
 
@@ -79,7 +80,7 @@ async def list_models(context: ServerContext, request: Request) -> Response:
 
 
 async def show_model(context: ServerContext, request: Request, body: requests.ShowRequest) -> Response:
-    return json_response(describe(context.model, context.settings))
+    return json_response(describe(context))
 
 
 async def chat(context: ServerContext, request: Request, body: requests.ChatRequest) -> Response:

@@ -1,0 +1,88 @@
+// The frame: navigation by the address's fragment, and the dialog that asks for keys.
+import { render, type VNode } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { type Access, keys, ofGateway } from "./api";
+import { Chat } from "./chat";
+import { Gateway } from "./gateway";
+import { Overview } from "./overview";
+import "./style.css";
+import { Tree } from "./tree";
+
+const VIEWS: Record<string, [string, () => VNode]> = {
+  chat: ["Chat", Chat],
+  overview: ["Overview", Overview],
+  ...(ofGateway ? { gateway: ["Gateway", Gateway] } : { tree: ["Tree", Tree] }),
+};
+
+const place = (): string => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "chat");
+
+function App(): VNode {
+  const [view, setView] = useState(place);
+  const [asked, setAsked] = useState<Access | null>(null);
+  const main = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const go = (): void => {
+      setView(place());
+      main.current?.focus();
+    };
+    const want = (event: Event): void => setAsked((event as CustomEvent<Access>).detail);
+    window.addEventListener("hashchange", go);
+    window.addEventListener("bough-key-wanted", want);
+    return () => {
+      window.removeEventListener("hashchange", go);
+      window.removeEventListener("bough-key-wanted", want);
+    };
+  }, []);
+  const [title, View] = VIEWS[view]!;
+  useEffect(() => {
+    document.title = `${title} – Bough`;
+  }, [title]);
+  return (
+    <>
+      <header>
+        <h1>Bough</h1>
+        <nav aria-label="Views">
+          {Object.entries(VIEWS).map(([name, [label]]) => (
+            <a key={name} href={`#${name}`} aria-current={name === view ? "page" : undefined}>{label}</a>
+          ))}
+        </nav>
+        <button type="button" class="quiet" onClick={() => setAsked("api")}>Keys</button>
+      </header>
+      <main ref={main} tabIndex={-1} aria-label={title}><View /></main>
+      {asked && <KeyDialog first={asked} onClose={() => setAsked(null)} />}
+    </>
+  );
+}
+
+function KeyDialog({ first, onClose }: { first: Access; onClose: () => void }): VNode {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => dialog.current?.showModal(), []);
+  const save = (event: SubmitEvent): void => {
+    event.preventDefault();
+    const data = new FormData(event.target as HTMLFormElement);
+    onClose();
+    keys.set({ api: String(data.get("api")).trim(), admin: String(data.get("admin")).trim() });
+  };
+  const field = (access: Access, label: string): VNode => (
+    <label>
+      {label}
+      <input name={access} type="password" autocomplete="off" defaultValue={keys.get(access)} autofocus={access === first} />
+    </label>
+  );
+  return (
+    <dialog ref={dialog} onClose={onClose} aria-labelledby="keys">
+      <form onSubmit={save}>
+        <h2 id="keys">Keys</h2>
+        <p>{first === "admin" ? "This needs the management key." : "Data of this server may need a key."} It stays in this tab.</p>
+        {field("api", "API key")}
+        {field("admin", "Management key")}
+        <div class="row">
+          <button type="submit">Use</button>
+          <button type="button" class="quiet" onClick={onClose}>Cancel</button>
+        </div>
+      </form>
+    </dialog>
+  );
+}
+
+render(<App />, document.getElementById("app")!);

@@ -1,0 +1,119 @@
+// How busy the server is: its own /metrics, read every other second while this view is shown.
+import type { VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { call, messageOf, ofGateway } from "./api";
+import { Bars, Figure, Lines } from "./charts";
+import { count, percent } from "./format";
+import { Page } from "./prometheus";
+
+const EVERY_MS = 2000;
+const KEPT = 120; // pages: four minutes
+
+export function usePages(): [Page[], string] {
+  const [pages, setPages] = useState<Page[]>([]);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    const read = async (): Promise<void> => {
+      if (document.hidden) return;
+      try {
+        const page = new Page(await (await call("/metrics")).text(), performance.now() / 1000);
+        setPages((before) => [...before, page].slice(-KEPT));
+        setProblem("");
+      } catch (error) {
+        setProblem(messageOf(error));
+      }
+    };
+    void read();
+    const timer = setInterval(() => void read(), EVERY_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return [pages, problem];
+}
+
+type Read = (page: Page) => number;
+const sum = (name: string): Read => (page) => page.sum(name);
+
+/** How much a count grew in a second, between each two pages. */
+const rates = (pages: Page[], read: Read): number[] =>
+  pages.slice(1).map((page, index) => (read(page) - read(pages[index]!)) / (page.time - pages[index]!.time));
+
+export function Overview(): VNode {
+  const [pages, problem] = usePages();
+  const last = pages.at(-1);
+  return (
+    <section class="overview" aria-label="Load">
+      {problem && <p class="error" role="alert">{problem}</p>}
+      {!last ? <p class="hint">Reading the metrics …</p> : ofGateway ? <OfGateway pages={pages} last={last} /> : <OfServer pages={pages} last={last} />}
+    </section>
+  );
+}
+
+interface Props {
+  pages: Page[];
+  last: Page;
+}
+
+function OfServer({ pages, last }: Props): VNode {
+  const generated = rates(pages, sum("generation_tokens_total"));
+  const prompts = rates(pages, sum("prompt_tokens_total"));
+  const running = last.sum("num_running_reqs");
+  const host = last.sum("hicache_host_total_tokens");
+  return (
+    <>
+      <dl class="figures">
+        <Figure label="Tokens/s" value={count(generated.at(-1) ?? NaN)} />
+        <Figure label="Running" value={count(running)} />
+        <Figure label="Waiting" value={count(last.sum("num_queue_reqs"))} />
+        <Figure label="KV cache in use" value={percent(last.mean("token_usage"))} note={`of ${count(last.sum("max_total_num_tokens"))} tokens`} />
+        {host > 0 && <Figure label="Host tier" value={percent(last.sum("hicache_host_used_tokens") / host)} note={`of ${count(host)} tokens`} />}
+        <Figure label="Prompt tokens cached" value={percent(last.mean("cache_hit_rate"))} />
+        <Figure label="Device busy" value={percent(last.mean("device_busy_share"))} />
+        <Figure label="Ended incomplete" value={count(last.sum("num_aborted_requests_total"))} note={`of ${count(last.sum("num_requests_total"))}`} />
+        <Figure label="Retractions" value={count(last.sum("num_retracted_requests_total"))} />
+        <Figure label="Evicted tokens" value={count(last.sum("evicted_tokens_total"))} />
+      </dl>
+      <div class="charts">
+        <Lines title="Tokens per second" series={[{ label: "generated", values: generated }, { label: "of prompts", values: prompts }]} />
+        <Lines title="Requests" series={[
+          { label: "running", values: pages.map(sum("num_running_reqs")) },
+          { label: "waiting", values: pages.map(sum("num_queue_reqs")) },
+        ]} />
+        <Lines title="Share in use" show={percent} top={1} series={[
+          { label: "KV cache", values: pages.map((page) => page.mean("token_usage")) },
+          { label: "device", values: pages.map((page) => page.mean("device_busy_share")) },
+        ]} />
+        <Bars title="Time to the first token" buckets={last.histogram("time_to_first_token_seconds")} />
+        <Bars title="Gap between tokens" buckets={last.histogram("inter_token_latency_seconds")} />
+        <Bars title="Time in the queue" buckets={last.histogram("queue_time_seconds")} />
+      </div>
+    </>
+  );
+}
+
+const failed = (page: Page): number => page.sum("requests_total", ({ status }) => Number(status) >= 400);
+
+function OfGateway({ pages, last }: Props): VNode {
+  const ended = rates(pages, sum("requests_total"));
+  return (
+    <>
+      <dl class="figures">
+        <Figure label="Requests/s" value={count(ended.at(-1) ?? NaN)} />
+        <Figure label="Running" value={count(last.sum("running_requests"))} />
+        <Figure label="Waiting" value={count(last.sum("waiting_requests"))} />
+        <Figure label="Prompt tokens cached" value={percent(last.sum("cached_tokens_total") / last.sum("prompt_tokens_total"))} />
+        <Figure label="Failed" value={count(failed(last))} note={`of ${count(last.sum("requests_total"))}`} />
+        <Figure label="Retries" value={count(last.sum("retries_total"))} />
+        <Figure label="Streams resumed" value={count(last.sum("stream_failovers_total"))} />
+      </dl>
+      <div class="charts">
+        <Lines title="Requests per second" series={[{ label: "ended", values: ended }, { label: "failed", values: rates(pages, failed) }]} />
+        <Lines title="Requests" series={[
+          { label: "running", values: pages.map(sum("running_requests")) },
+          { label: "waiting", values: pages.map(sum("waiting_requests")) },
+        ]} />
+        <Bars title="Time to the first byte" buckets={last.histogram("first_byte_seconds")} />
+        <Bars title="Whole answers" buckets={last.histogram("request_seconds")} />
+      </div>
+    </>
+  );
+}

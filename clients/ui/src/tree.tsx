@@ -1,0 +1,303 @@
+// The radix tree as it grows, on a canvas: width is tokens, colour is age or hits, locked paths are marked.
+import type { VNode } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { ApiError, call, events, json, messageOf } from "./api";
+import { Figure } from "./charts";
+import { count, duration, percent } from "./format";
+import { across, layOut, type Layout, type Snapshot } from "./layout";
+
+interface Shot {
+  time: number; // seconds
+  replicas: Snapshot[];
+}
+
+type Colour = "age" | "hits";
+const KEPT = 180; // snapshots that one can step back through
+const LISTED = 12; // largest nodes, as text
+
+export function Tree(): VNode {
+  const [shots, setShots] = useState<Shot[]>([]);
+  const [problem, setProblem] = useState("");
+  const [paused, setPaused] = useState(false);
+  const [back, setBack] = useState(0); // snapshots before the latest, while paused
+  const [rank, setRank] = useState(0);
+  const [colour, setColour] = useState<Colour>("age");
+  const [withText, setWithText] = useState(false);
+  const held = useRef(paused);
+  held.current = paused;
+
+  useEffect(() => {
+    const stop = new AbortController();
+    void watch(stop.signal, (shot) => {
+      setProblem("");
+      if (!held.current) setShots((before) => [...before, shot].slice(-KEPT));
+    }, setProblem);
+    return () => stop.abort();
+  }, []);
+
+  const shot = shots.at(-1 - (paused ? back : 0));
+  const snapshot = shot?.replicas[Math.min(rank, shot.replicas.length - 1)];
+  return (
+    <section class="tree" aria-label="Radix tree">
+      <div class="row controls">
+        <button type="button" aria-pressed={paused} onClick={() => { setPaused(!paused); setBack(0); }}>{paused ? "Go on" : "Pause"}</button>
+        {paused && (
+          <label>
+            {back === 0 ? "latest" : `${duration(shots.at(-1)!.time - shot!.time)} before`}
+            <input type="range" min={0} max={Math.max(0, shots.length - 1)} value={shots.length - 1 - back}
+              onInput={(event) => setBack(shots.length - 1 - Number((event.target as HTMLInputElement).value))} />
+          </label>
+        )}
+        <label>
+          Colour
+          <select value={colour} onChange={(event) => setColour((event.target as HTMLSelectElement).value as Colour)}>
+            <option value="age">by age</option>
+            <option value="hits">by hits</option>
+          </select>
+        </label>
+        {(shot?.replicas.length ?? 0) > 1 && (
+          <label>
+            Replica
+            <select value={rank} onChange={(event) => setRank(Number((event.target as HTMLSelectElement).value))}>
+              {shot!.replicas.map((replica, index) => <option key={index} value={index}>{replica.dp_rank ?? index}</option>)}
+            </select>
+          </label>
+        )}
+        <label class="check">
+          <input type="checkbox" checked={withText} onChange={(event) => setWithText((event.target as HTMLInputElement).checked)} />
+          Text (management key)
+        </label>
+      </div>
+      {problem && <p class="error" role="alert">{problem}</p>}
+      {snapshot ? <Drawing snapshot={snapshot} shots={shots} time={shot!.time} rank={rank} colour={colour} withText={withText} />
+        : !problem && <p class="hint">Waiting for the first snapshot …</p>}
+    </section>
+  );
+}
+
+/** Reads snapshots until the signal; while the tab is hidden nobody watches, and the engine makes none. */
+async function watch(signal: AbortSignal, take: (shot: Shot) => void, fail: (reason: string) => void): Promise<void> {
+  while (!signal.aborted) {
+    if (document.hidden) {
+      await once(document, "visibilitychange", signal);
+      continue;
+    }
+    const stream = new AbortController();
+    const hide = (): void => stream.abort();
+    document.addEventListener("visibilitychange", hide);
+    signal.addEventListener("abort", hide);
+    try {
+      for await (const data of events(await call("/ui/tree", { signal: stream.signal }))) {
+        const content: { replicas: Snapshot[]; error?: { message: string } } = JSON.parse(data);
+        if (content.error) throw new Error(content.error.message);
+        take({ time: performance.now() / 1000, replicas: content.replicas });
+      }
+    } catch (error) {
+      if (!stream.signal.aborted) {
+        fail(messageOf(error));
+        if (error instanceof ApiError && error.wantsKey) await once(window, "bough-keys", signal);
+        else await new Promise((resume) => setTimeout(resume, 2000));
+      }
+    } finally {
+      document.removeEventListener("visibilitychange", hide);
+      signal.removeEventListener("abort", hide);
+    }
+  }
+}
+
+function once(target: EventTarget, name: string, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    target.addEventListener(name, () => resolve(), { once: true, signal });
+    signal.addEventListener("abort", () => resolve(), { once: true });
+  });
+}
+
+interface DrawingProps {
+  snapshot: Snapshot;
+  shots: Shot[];
+  time: number;
+  rank: number;
+  colour: Colour;
+  withText: boolean;
+}
+
+const nameOf = (snapshot: Snapshot, layout: Layout, node: number): string => `${snapshot.created[node]}-${layout.start[node]}`;
+
+function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps): VNode {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const [focus, setFocus] = useState<string | null>(null); // nodes are kept by name: their numbers change
+  const [chosen, setChosen] = useState<string | null>(null);
+  const [size, setSize] = useState({ width: 0, height: 0 });
+  const whole = useMemo(() => layOut(snapshot, null), [snapshot]);
+  const numbers = useMemo(() => new Map(whole.shown.map((node) => [nameOf(snapshot, whole, node), node])), [whole]);
+  const layout = useMemo(() => {
+    const node = focus === null ? undefined : numbers.get(focus);
+    return node === undefined ? whole : layOut(snapshot, node);
+  }, [numbers, focus]);
+  const node = chosen === null ? undefined : numbers.get(chosen);
+  const text = useText(withText && node !== undefined ? chosen : null);
+  const ages = useMemo(() => agesOf(snapshot, shots, time, rank), [snapshot, time]);
+
+  useEffect(() => {
+    const watcher = new ResizeObserver(([entry]) => setSize({ width: entry!.contentRect.width, height: entry!.contentRect.height }));
+    watcher.observe(canvas.current!);
+    return () => watcher.disconnect();
+  }, []);
+  useEffect(() => {
+    if (size.width) draw(canvas.current!, size, snapshot, layout, colour, node);
+  }, [layout, size, colour, node]);
+
+  const at = (event: MouseEvent): number | undefined => {
+    const box = canvas.current!.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, ((event.clientY - box.top) / box.height) * layout.leaves];
+    return layout.shown.find((each) => {
+      const [left, right] = edges(snapshot, layout, each, box.width);
+      return x >= left && x < right && y >= layout.top[each]! && y < layout.top[each]! + layout.height[each]!;
+    });
+  };
+  const choose = (next: number | undefined): void => setChosen(next === undefined ? null : nameOf(snapshot, layout, next));
+  const steer = (event: KeyboardEvent): void => {
+    const parent = node === undefined ? -1 : snapshot.parent[node]!;
+    const row = parent < 0 ? layout.roots : layout.children[parent]!;
+    const steps: Record<string, () => number | undefined> = {
+      ArrowRight: () => (node === undefined ? layout.shown[0] : layout.children[node]![0] ?? node),
+      ArrowLeft: () => (parent < 0 ? node : parent),
+      ArrowDown: () => (node === undefined ? layout.shown[0] : row[row.indexOf(node) + 1] ?? node),
+      ArrowUp: () => (node === undefined ? layout.shown[0] : row[row.indexOf(node) - 1] ?? node),
+    };
+    if (event.key in steps) choose(steps[event.key]!());
+    else if (event.key === "Enter" && chosen !== null) setFocus(chosen);
+    else if (event.key === "Escape") setFocus(null);
+    else return;
+    event.preventDefault();
+  };
+  const locked = snapshot.locks.filter((locks) => locks > 0).length;
+  const largest = useMemo(() => [...whole.shown].sort((a, b) => snapshot.tokens[b]! - snapshot.tokens[a]!).slice(0, LISTED), [whole]);
+  return (
+    <>
+      <dl class="figures">
+        <Figure label="Nodes" value={count(snapshot.parent.length)} note={`${locked} read now`} />
+        <Figure label="Cached tokens" value={count(snapshot.cached_tokens)} />
+        <Figure label="Held by requests" value={percent(snapshot.used_tokens / snapshot.total_tokens)} note={`of ${count(snapshot.total_tokens)} tokens`} />
+        <Figure label="Lookups and inserts" value={count(snapshot.clock)} />
+      </dl>
+      <canvas
+        ref={canvas} tabIndex={0} role="application" aria-roledescription="radix tree"
+        aria-label={`Radix tree of ${snapshot.parent.length} nodes. Arrow keys move, Enter enlarges, Escape shows all.`}
+        onMouseMove={(event) => choose(at(event))}
+        onClick={(event) => { const next = at(event); if (next !== undefined) setFocus(nameOf(snapshot, layout, next)); }}
+        onKeyDown={steer}
+      />
+      <div class="row">
+        <p class="node" role="status">
+          {node === undefined ? "Point at a node, or move with the arrow keys." : (
+            <>
+              <b>{count(snapshot.tokens[node]!)} tokens</b> from {count(layout.start[node]!)}, {count(snapshot.hits[node]!)} hits,{" "}
+              used {ages(node)}, {snapshot.locks[node]! > 0 ? `read by ${snapshot.locks[node]}` : "not read now"}
+            </>
+          )}
+        </p>
+        {focus !== null && <button type="button" class="small quiet" onClick={() => setFocus(null)}>Show all</button>}
+      </div>
+      {withText && text && <pre class="text" tabIndex={0} aria-label="Text of the node">{text}</pre>}
+      <p class="legend"><span><i class={`mark-${colour}`} />{colour === "age" ? "used lately → long ago" : "many hits → none"}</span><span><i class="mark-locked" />read by a request now</span></p>
+      <details>
+        <summary>Largest nodes as a table</summary>
+        <div class="scroll" tabIndex={0} role="region" aria-label="Largest nodes">
+          <table>
+            <thead><tr><th>From token</th><th>Tokens</th><th>Hits</th><th>Used</th><th>Read by</th></tr></thead>
+            <tbody>
+              {largest.map((each) => (
+                <tr key={each}>
+                  <td>{whole.start[each]}</td><td>{snapshot.tokens[each]}</td><td>{snapshot.hits[each]}</td><td>{ages(each)}</td><td>{snapshot.locks[each]}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      </details>
+    </>
+  );
+}
+
+/** The engine's clock counts lookups; when it passed a reading is known since this page has watched. */
+function agesOf(snapshot: Snapshot, shots: Shot[], time: number, rank: number): (node: number) => string {
+  const passed = shots.map((shot) => [shot.replicas[rank]?.clock ?? 0, shot.time] as const);
+  return (node) => {
+    const used = snapshot.used[node]!;
+    if (passed.length === 0 || used <= passed[0]![0]) return "before this page watched";
+    return `${duration(Math.max(0, time - passed.find(([clock]) => clock >= used)![1]))} ago`;
+  };
+}
+
+function useText(name: string | null): string {
+  const [text, setText] = useState("");
+  const [keyed, setKeyed] = useState(0); // times that keys were given
+  useEffect(() => {
+    const again = (): void => setKeyed((times) => times + 1);
+    window.addEventListener("bough-keys", again);
+    return () => window.removeEventListener("bough-keys", again);
+  }, []);
+  useEffect(() => {
+    setText("");
+    if (name === null) return undefined;
+    const stop = new AbortController();
+    const timer = setTimeout(() => {
+      json<{ text: string }>(`/ui/tree/text?node=${name}`, { access: "admin", signal: stop.signal }).then(
+        (answer) => setText(answer.text),
+        (error) => { if (!stop.signal.aborted) setText(messageOf(error)); },
+      );
+    }, 150); // a pointer that passes over asks for nothing
+    return () => {
+      clearTimeout(timer);
+      stop.abort();
+    };
+  }, [name, keyed]);
+  return text;
+}
+
+const edges = (snapshot: Snapshot, layout: Layout, node: number, width: number): [number, number] => [
+  across(layout, layout.start[node]!, width),
+  across(layout, layout.start[node]! + snapshot.tokens[node]!, width),
+];
+
+function draw(
+  canvas: HTMLCanvasElement, { width, height }: { width: number; height: number },
+  snapshot: Snapshot, layout: Layout, colour: Colour, chosen: number | undefined,
+): void {
+  const scale = devicePixelRatio;
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  const pen = canvas.getContext("2d")!;
+  pen.scale(scale, scale);
+  const style = getComputedStyle(canvas);
+  const [ink, mark] = [style.getPropertyValue("--text"), style.getPropertyValue("--locked")];
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const unit = height / layout.leaves;
+  const most = Math.log1p(Math.max(1, ...snapshot.hits));
+  const oldest = Math.min(...snapshot.used);
+  pen.font = "11px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  for (const node of layout.shown) {
+    const [left, right] = edges(snapshot, layout, node, width);
+    const [y, h] = [layout.top[node]! * unit, layout.height[node]! * unit];
+    const fresh = colour === "hits" ? Math.log1p(snapshot.hits[node]!) / most
+      : (snapshot.used[node]! - oldest) / Math.max(1, snapshot.clock - oldest);
+    pen.fillStyle = `hsl(${230 - 90 * fresh} ${20 + 45 * fresh}% ${dark ? 22 + 16 * fresh : 88 - 22 * fresh}%)`;
+    const gap = h > 3 ? 1 : 0;
+    pen.fillRect(left, y, Math.max(1, right - left - 1), Math.max(0.5, h - gap));
+    if (snapshot.locks[node]! > 0) {
+      pen.fillStyle = mark;
+      pen.fillRect(left, y, Math.max(1, right - left - 1), Math.max(1, Math.min(3, h)));
+    }
+    if (node === chosen) {
+      pen.strokeStyle = ink;
+      pen.lineWidth = 2;
+      pen.strokeRect(left + 1, y + 1, Math.max(2, right - left - 3), Math.max(2, h - 2));
+    }
+    if (h > 13 && right - left > 42) {
+      pen.fillStyle = ink;
+      pen.fillText(String(snapshot.tokens[node]), left + 5, y + h / 2);
+    }
+  }
+}

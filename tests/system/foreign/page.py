@@ -1,0 +1,210 @@
+"""Uses the page as a person would, in Chromium, and says what it saw. With a folder it keeps a picture of each view."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, Route, sync_playwright
+
+PATIENCE_MS = 60_000
+# What a model might say to harm its reader; and Markdown as it should look.
+BAIT = """# Title
+
+<img src=x onerror="window.harmed=1"> [link](javascript:window.harmed=1)
+
+```python
+x = "<b>"
+```
+"""
+GROWTH = """() => {
+  window.sizes = new Set();
+  new MutationObserver(() => {
+    const busy = document.querySelector('.message.assistant[aria-busy=true] .markdown');
+    if (busy?.textContent) window.sizes.add(busy.textContent.length);
+  }).observe(document.querySelector('.log'), {subtree: true, childList: true, characterData: true});
+}"""
+AXE = """async () => (await axe.run()).violations.map(
+  v => v.id + ': ' + v.nodes.map(n => n.target.join(' ')).join(', '))"""
+CLOCK = """[...document.querySelectorAll('.figure')]
+  .find(f => f.textContent.startsWith('Lookups')).querySelector('dd').textContent"""
+
+
+class Visit:
+    def __init__(self, page: Page, given: argparse.Namespace) -> None:
+        self.page, self.given = page, given
+        self.seen: dict[str, Any] = {"violations": {}, "errors": [], "hosts": [], "too_wide": []}
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.seen["errors"].append(str(error)))
+        page.on("request", lambda request: self.seen["hosts"].append(request.url.split("/")[2]))
+
+    def give_key(self, field: str, key: str) -> None:
+        """In the dialog, which the page has opened by itself."""
+        self.page.locator(f"dialog input[name={field}]").fill(key)
+        self.page.get_by_role("button", name="Use", exact=True).click()
+        self.page.locator("dialog").wait_for(state="detached")
+
+    def say(self, text: str) -> None:
+        self.page.get_by_label("Message", exact=True).fill(text)
+        self.page.keyboard.press("Enter")
+
+    def answered(self, number: int) -> str:
+        """The figures below the answer with this number, once it is complete."""
+        return self.page.locator(".message.assistant").nth(number).locator(".stats").inner_text()
+
+    def look(self, name: str) -> None:
+        """Accessibility, width on a phone, and a picture."""
+        if self.given.axe:
+            self.page.evaluate(Path(self.given.axe).read_text())
+            for scheme in ("dark", "light"):
+                self.page.emulate_media(color_scheme=scheme)
+                self.seen["violations"][f"{name}, {scheme}"] = self.page.evaluate(AXE)
+        if self.given.screenshots:
+            self.page.screenshot(path=Path(self.given.screenshots) / f"ui-{name}.png")
+        size = self.page.viewport_size
+        self.page.set_viewport_size({"width": 360, "height": 740})
+        if self.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            self.seen["too_wide"].append(name)
+        self.page.set_viewport_size(size)
+
+    def chat(self) -> None:
+        page, seen = self.page, self.seen
+        page.goto(f"{self.given.url}/ui")
+        page.locator("dialog").wait_for()
+        seen["asked_for_key"] = page.locator("dialog h2").inner_text()
+        self.give_key("api", self.given.api_key)
+        page.get_by_label("Most tokens").fill("40")
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("System prompt").fill("You are a gardener who answers with a list in Markdown.")
+        page.evaluate(GROWTH)
+        self.say("Which trees grow in wet soil?")
+        seen["first_stats"] = self.answered(0)
+        seen["sizes_while_streaming"] = page.evaluate("window.sizes.size")
+        self.say("And which of them by the sea?")
+        seen["second_stats"] = self.answered(1)
+
+        page.get_by_role("button", name="Edit").nth(1).click()
+        page.get_by_label("Edited message").fill("And which of them in the mountains?")
+        page.get_by_role("button", name="Send as a branch").click()
+        page.get_by_text("branch 2 of 2").wait_for()
+        seen["branch_stats"] = self.answered(1)
+        seen["branch_shown"] = page.locator(".message.user").nth(1).inner_text()
+        self.look("chat")
+        page.get_by_label("Previous branch").click()
+        seen["other_branch"] = page.locator(".message.user").nth(1).inner_text()
+
+        page.get_by_label("Most tokens").fill("4000")
+        page.get_by_label("Temperature").fill("1")
+        self.say("Write a very long story.")
+        page.locator(".message.assistant[aria-busy=true] .markdown p").first.wait_for()
+        page.get_by_role("button", name="Stop").click()
+        seen["stopped"] = page.locator(".message.assistant .error").inner_text()
+
+        page.get_by_label("JSON schema of the answer").fill("{")
+        self.say("JSON, please.")
+        seen["bad_schema"] = page.locator(".message.assistant .error").last.inner_text()
+        page.get_by_label("Most tokens").fill("60")
+        schema = {"type": "object", "properties": {"tree": {"enum": ["oak", "elm"]}}, "required": ["tree"]}
+        page.get_by_label("JSON schema of the answer").fill(json.dumps(schema))
+        page.get_by_role("button", name="New chat").click()
+        self.say("Name a tree.")
+        self.answered(0)
+        seen["structured"] = page.locator(".message.assistant .markdown").inner_text()
+        page.get_by_label("JSON schema of the answer").fill("")
+
+        chunk = {"choices": [{"delta": {"content": BAIT}, "finish_reason": "stop"}]}
+
+        def harm(route: Route) -> None:
+            route.fulfill(body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+        page.route("**/v1/chat/completions", harm)
+        page.get_by_role("button", name="New chat").click()
+        self.say("Harm me.")
+        page.locator(".markdown pre").wait_for()
+        seen["harmed"] = page.evaluate("window.harmed ?? null")
+        seen["elements"] = page.evaluate("[...document.querySelectorAll('.markdown *')].map(e => e.tagName)")
+        seen["code"] = page.locator(".markdown pre").inner_text()
+        page.unroute("**/v1/chat/completions")
+
+    def ask_engine(self, text: str) -> None:
+        self.page.request.post(
+            f"{self.given.url}/generate",
+            headers={"authorization": f"Bearer {self.given.api_key}"},
+            data={"text": text, "sampling_params": {"max_new_tokens": 8}},
+        )
+
+    def tree(self) -> None:
+        page, seen = self.page, self.seen
+        page.get_by_role("link", name="Tree").click()
+        page.locator("canvas").wait_for()
+        seen["clock_before"] = self.clock()
+        for city in ("Paris", "Rome", "Oslo", "Bern", "Lima"):
+            for what in ("rivers", "gardens", "bridges"):
+                self.ask_engine(f"This is a sentence about the city of {city}, and it goes on to speak of its {what}: ")
+        page.wait_for_function(f"() => Number({CLOCK}) > {seen['clock_before']} + 20")
+        seen["clock_after"] = self.clock()
+        page.locator("canvas").focus()
+        page.keyboard.press("ArrowRight")
+        seen["node"] = page.locator(".node").inner_text()
+        page.get_by_label("Text (management key)").check()
+        page.locator("dialog").wait_for()
+        self.give_key("admin", self.given.admin_key)
+        page.wait_for_function("() => document.querySelector('pre.text')?.textContent.length > 0")
+        seen["text"] = page.locator("pre.text").inner_text()
+        self.look("tree")
+        page.get_by_role("button", name="Pause").click()
+        held = self.clock()
+        self.ask_engine("Something that nobody has said before.")
+        page.wait_for_timeout(2500)  # a snapshot comes once a second
+        seen["changed_while_paused"] = self.clock() != held
+
+    def clock(self) -> int:
+        return int(self.page.evaluate(CLOCK))
+
+    def overview(self) -> None:
+        self.page.get_by_role("link", name="Overview").click()
+        self.page.locator(".chart").first.wait_for()
+        for number in range(4):
+            self.ask_engine(f"Count from {number}: ")
+            self.page.wait_for_timeout(1500)  # metrics are read every two seconds
+        self.seen["figures"] = self.page.locator(".figures").inner_text()
+        self.look("overview")
+
+    def gateway(self) -> None:
+        page = self.page
+        page.goto(f"{self.given.gateway}/ui#gateway")
+        page.locator("dialog input[name=api]").fill(self.given.api_key)
+        self.give_key("admin", self.given.admin_key)
+        page.locator("tbody tr").first.wait_for()
+        page.get_by_role("link", name="Chat").click()
+        page.get_by_label("Most tokens").fill("8")
+        self.say("Say hello.")
+        self.seen["gateway_stats"] = self.answered(0)
+        page.get_by_role("link", name="Gateway").click()
+        page.locator("tbody tr").first.wait_for()
+        page.wait_for_timeout(2500)  # metrics are read every two seconds
+        self.seen["workers"] = page.locator("tbody").inner_text()
+        self.look("gateway")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    for flag in ("--chromium", "--gateway", "--api-key", "--admin-key", "--axe", "--screenshots"):
+        parser.add_argument(flag)
+    given = parser.parse_args()
+    with sync_playwright() as playwright:
+        # Containers' users may have no namespaces of their own, which Chromium's sandbox is made of.
+        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
+        visit = Visit(browser.new_page(viewport={"width": 1100, "height": 700}), given)
+        for view in (visit.chat, visit.tree, visit.overview, visit.gateway):
+            view()
+        browser.close()
+    visit.seen["hosts"] = sorted(set(visit.seen["hosts"]))
+    print(json.dumps(visit.seen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The page in a real browser, over real servers: chat, branches, keys, the live tree, a gateway; light, dark, narrow.
+
+`BOUGH_SCREENSHOTS=docs/images` keeps the pictures for docs/ui.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from bough.server.page import page_files
+from tests.system import foreign
+from tests.system.gateways import running_gateway
+from tests.system.serving import running
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "clients" / "ui"
+AXE = SOURCE / "node_modules" / "axe-core" / "axe.min.js"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+KEYS = ("--api-key", "user-key", "--admin-api-key", "admin-key")
+with_builder = pytest.mark.skipif(
+    not (SOURCE / "node_modules" / ".bin" / "vite").exists(), reason="`make ui` installs what builds the page"
+)
+
+
+@pytest.mark.slow
+@with_builder
+def test_the_committed_files_are_built_from_the_source(tmp_path: Path) -> None:
+    subprocess.run(["npx", "vite", "build", "--outDir", tmp_path, "--logLevel", "error"], cwd=SOURCE, check=True)
+    built = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert built == {name: file.body for name, file in page_files().items()}, "run `make ui`"
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[dict[str, Any]]:
+    foreign.require("playwright")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here; the distribution's package `chromium` has one")
+    flags = ["--chromium", CHROMIUM, "--api-key", "user-key", "--admin-key", "admin-key"]
+    flags += ["--axe", str(AXE)] if AXE.exists() else []
+    if folder := os.environ.get("BOUGH_SCREENSHOTS"):
+        flags += ["--screenshots", str(ROOT / folder)]
+    with (
+        running(*KEYS, "--max-total-tokens", "20000") as server,
+        running_gateway("--worker-urls", server.url, "--worker-api-key", "user-key", *KEYS) as gateway,
+    ):
+        found = foreign.what_it_saw("page", server.url, "--gateway", gateway.url, *flags)
+        yield found | {"servers": sorted(urlsplit(url).netloc for url in (server.url, gateway.url))}
+
+
+def cached(stats: str) -> int:
+    found = re.search(r"(\d+) of \d+ prompt tokens cached", stats)
+    assert found, stats
+    return int(found[1])
+
+
+@pytest.mark.slow
+def test_chat_streams_branches_and_stops(seen: dict[str, Any]) -> None:
+    assert seen["asked_for_key"] == "Keys"
+    assert seen["sizes_while_streaming"] > 3, "the answer grew before it was complete"
+    assert "tokens/s" in seen["first_stats"] and "first after" in seen["first_stats"]
+    assert cached(seen["branch_stats"]) > cached(seen["second_stats"]) > 0, "a branch shares what stands before it"
+    assert "mountains" in seen["branch_shown"] and "by the sea" in seen["other_branch"]
+    assert seen["stopped"] == "Stopped."
+
+
+@pytest.mark.slow
+def test_settings_reach_the_engine(seen: dict[str, Any]) -> None:
+    assert "not JSON" in seen["bad_schema"]
+    assert re.fullmatch(r'\{\s*"tree":\s*"(oak|elm)"\s*\}', seen["structured"].strip())
+
+
+@pytest.mark.slow
+def test_what_a_model_says_is_never_run(seen: dict[str, Any]) -> None:
+    assert seen["harmed"] is None and not {"IMG", "A", "SCRIPT", "B"} & set(seen["elements"])
+    assert "H3" in seen["elements"] and seen["code"] == 'x = "<b>"'
+
+
+@pytest.mark.slow
+def test_the_tree_follows_the_engine(seen: dict[str, Any]) -> None:
+    assert seen["clock_after"] > seen["clock_before"] and not seen["changed_while_paused"]
+    assert re.match(r"\d+ tokens from \d+, \d+ hits", seen["node"])
+    assert seen["text"].strip()
+
+
+@pytest.mark.slow
+def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
+    assert "KV cache in use" in seen["figures"] and "of 20" in seen["figures"]
+    assert "closed" in seen["workers"] and "(100 %)" in seen["workers"]
+    assert "tokens" in seen["gateway_stats"]
+
+
+@pytest.mark.slow
+def test_no_other_host_is_called_and_no_script_fails(seen: dict[str, Any]) -> None:
+    assert seen["hosts"] == seen["servers"] and not seen["errors"]
+
+
+@pytest.mark.slow
+def test_everybody_can_use_it(seen: dict[str, Any]) -> None:
+    assert not seen["too_wide"], "views that scroll sideways on a phone"
+    if not AXE.exists():
+        pytest.skip("`make ui` installs axe, which looks for what keeps people out")
+    assert len(seen["violations"]) == 8 and not any(seen["violations"].values())

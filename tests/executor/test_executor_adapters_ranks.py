@@ -14,7 +14,7 @@ from bough.executor.adapters import AdapterStore
 from bough.layers.adapters import Adapter
 from bough.scheduler.adapters import Adapters
 from tests.executor.test_executor_ranks import NEW, alone, with_ranks
-from tests.fakes.adapters import LINEAR, merge, write_adapter
+from tests.fakes.adapters import EMBEDDING, HEAD, LINEAR, merge, write_adapter
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS, VOCAB
 from tests.fakes.scheduler_bench import Bench
@@ -37,7 +37,7 @@ def tokens_of(executor: Executor, resolver: Path | None = None, *names: str) -> 
 
 @pytest.mark.parametrize(
     ("model", "size", "modules"),
-    [("llama", 2, LINEAR), ("untied", 4, LINEAR), ("latent", 2, LATENT)],
+    [("llama", 2, LINEAR), ("untied", 4, (EMBEDDING, HEAD, *LINEAR)), ("latent", 2, LATENT)],
 )
 def test_ranks_give_the_tokens_of_merged_weights(
     tmp_path: Path, model: str, size: int, modules: tuple[str, ...]

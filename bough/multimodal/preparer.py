@@ -39,8 +39,8 @@ from bough.multimodal.sources import FIELDS, PLURALS, is_remote, read_local
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
-SEEING = ("llava", "llava_next", "llava_onevision", "gemma3", "gemma4", "idefics3", "smolvlm", "internvl", "mistral3")
-SEEING += ("glm4v", "glm_ocr", "paddleocr_vl", "minicpmv4_6", "deepseek_ocr2")
+SEEING = ["llava", "llava_next", "llava_onevision", "gemma3", "gemma4", "idefics3", "smolvlm", "internvl", "mistral3"]
+SEEING += ["glm4v", "glm_ocr", "paddleocr_vl", "minicpmv4_6", "deepseek_ocr2"]
 WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",)}
 KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))

@@ -21,6 +21,7 @@ from PIL import Image
 import bough
 from tests.multimodal.checkpoints import SPECS, write_model
 from tests.multimodal.test_multimodal_families import as_png, picture
+from tests.parity.test_media_pipeline import as_wav
 from tests.system.serving import Server, running
 
 FAMILIES = ("llava", "qwen2_vl")
@@ -201,3 +202,35 @@ def test_the_engine_takes_pillows_images(models: dict[str, Served]) -> None:
         image = Image.open(io.BytesIO(PNG))
         answer = engine.generate(served.prompt(1), {"temperature": 0, "max_new_tokens": NEW}, image_data=image)
     assert answer["output_ids"] == served.truth(PNG)[1]
+
+
+@pytest.mark.slow
+def test_recordings_through_openai_and_the_native_api(tmp_path: Path) -> None:
+    processor, model = write_model(tmp_path, "qwen2_audio")  # without a template of its own
+    samples = np.random.default_rng(0).normal(0, 0.1, 20000).astype(np.float32)
+    given = base64_of(as_wav(samples))
+    place = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    prompt = f"user\n{place}\n{ASKED}\n"
+    inputs = processor(text=prompt, audio=[samples], sampling_rate=16000, return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    with torch.inference_mode():
+        expected = model.generate(**inputs, max_new_tokens=NEW)[0, length:].tolist()
+    text = processor.tokenizer.decode(expected)
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for m in messages %}{{ m.role + '\\n' + m.content + '\\n' }}{% endfor %}")
+    with running(str(tmp_path), *FLAGS, "--chat-template", str(template)) as server:
+        served = Served("qwen2_audio", tmp_path, server, processor, model)
+        sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+        found = served.post("/generate", text=prompt, audio_data=given, sampling_params=sampling)
+        assert found["text"] == text and found["meta_info"]["prompt_tokens"] == length
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            sound = {"type": "input_audio", "input_audio": {"data": given, "format": "wav"}}
+            message: Any = {"role": "user", "content": [sound, {"type": "text", "text": ASKED}]}
+            answer = client.chat.completions.create(
+                model="any", messages=[message], temperature=0, max_tokens=NEW, extra_body={"ignore_eos": True}
+            )
+            assert answer.choices[0].message.content == text
+            assert answer.usage.prompt_tokens == length
+            picture_of = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64_of(PNG)}"}}
+            with pytest.raises(openai.BadRequestError, match="takes no image"):
+                client.chat.completions.create(model="any", messages=[{"role": "user", "content": [picture_of]}])

@@ -128,6 +128,7 @@ def test_templates_come_from_the_most_specific_place(folder: Path, tmp_path: Pat
     [
         ({"image_token_index": 258}, "image", "<tool>"),
         ({"video_token_id": 258, "vision_start_token_id": 256, "vision_end_token_id": 257}, "video", "<s><tool></s>"),
+        ({"image_token_id": 258, "image_start_token_id": 256, "image_end_token_id": 257}, "image", "<s><tool></s>"),
         ({"audio_token_id": 258, "vision_start_token_id": 256, "vision_end_token_id": 257}, "audio", "<tool>"),
         ({"model_type": "gemma3", "boi_token_index": 256, "image_token_index": 258}, "image", "<s>"),
         ({"image_token_id": None}, "image", None),

@@ -36,10 +36,6 @@ def run_parts(count: int, work: Callable[[int, OnProgress], T], make_on_progress
             process.join()
 
 
-def ignore_progress() -> OnProgress:
-    return lambda answered: None
-
-
 def _run(work: Callable[[int, OnProgress], Any], part: int, pipe: Connection) -> None:
     try:
         pipe.send(("result", work(part, lambda answered: pipe.send(("progress", answered)))))

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from bough.bench.number_checks import require_above_zero, require_counts
-from bough.bench.processes import ignore_progress, run_parts
+from bough.bench.processes import run_parts
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
 from tests.bench.edge_client import Request, Tally, send_for
@@ -134,7 +134,7 @@ def measure(server: EdgeServer, request: Request, output_tokens: int, args: argp
         return send_for(server.url, request, len(range(number, args.connections, args.procs)), args.seconds)
 
     before, began = server.cpu_s(), time.perf_counter()
-    tallies = run_parts(args.procs, part, ignore_progress)
+    tallies = run_parts(args.procs, part, lambda: lambda answered: None)
     seconds = time.perf_counter() - began
     after = server.cpu_s()
     answers = sum(tally.answers for tally in tallies)

@@ -24,7 +24,7 @@ import uvloop
 
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure, ServerError, reaching
 from bough.bench.number_checks import require_above_zero, require_counts
-from bough.bench.processes import OnProgress, ignore_progress, run_parts
+from bough.bench.processes import OnProgress, run_parts
 
 REQUESTS = 1024  # W5
 USERS, TURNS, SYSTEM_TOKENS, TURN_TOKENS = 128, 5, 512, 64  # W6
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         return uvloop.run(_play(args, number))
 
     began = time.perf_counter()
-    rows = [row for rows in run_parts(args.procs, part, ignore_progress) for row in rows]
+    rows = [row for rows in run_parts(args.procs, part, lambda: lambda answered: None) for row in rows]
     line = summary(args, rows, time.perf_counter() - began)
     print(json.dumps(line))
     if rows and line["failed"] == len(rows):

@@ -123,26 +123,11 @@ def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
 # ---- reading answers
 
 
-class _Meta(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class _NativeEvent(msgspec.Struct):
-    text: str = ""
-    meta_info: _Meta = msgspec.field(default_factory=_Meta)
-    error: Any = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    cached_tokens: int | None = None
+    prompt_tokens_details: _Usage | None = None  # which has the cached ones
 
 
 class _Delta(msgspec.Struct):
@@ -157,19 +142,20 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class _OpenAIEvent(msgspec.Struct):
+class _Event(msgspec.Struct):
+    text: str = ""
+    meta_info: _Usage = msgspec.field(default_factory=_Usage)
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
 
 
-_NATIVE = msgspec.json.Decoder(_NativeEvent)
-_OPENAI = msgspec.json.Decoder(_OpenAIEvent)
+_EVENTS = msgspec.json.Decoder(_Event)
 
 
 def read_native(record: Record, data: bytes, now_s: float) -> None:
     """SGLang's streams: every event has the whole text and all counts so far."""
-    event = _NATIVE.decode(data)
+    event = _EVENTS.decode(data)
     _raise(event.error)
     meta = event.meta_info
     record.text = event.text
@@ -181,7 +167,7 @@ def read_native(record: Record, data: bytes, now_s: float) -> None:
 
 def read_openai(record: Record, data: bytes, now_s: float) -> None:
     """OpenAI's streams: every event has what is new; usage comes at the end."""
-    event = _OPENAI.decode(data)
+    event = _EVENTS.decode(data)
     _raise(event.error)
     for choice in event.choices:
         said = choice.delta or choice.message or _Delta()

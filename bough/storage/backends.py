@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -52,9 +51,6 @@ class Redis:
         if value is not None and len(value) == HEADER.size + run.nbytes:
             header[:], run[:] = value[: HEADER.size], np.frombuffer(value, np.uint8, offset=HEADER.size)
         return value is not None
-
-    def present(self, keys: Sequence[str]) -> Iterable[bool]:
-        return (bool(self._redis.exists(PREFIX + key)) for key in keys)
 
     def remove(self, key: str) -> None:
         self._redis.unlink(PREFIX + key)

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from bough.core.home import home
@@ -70,9 +70,6 @@ class Files:
             os.utime(file.fileno())  # the time of its last use
             return True
         return False
-
-    def present(self, keys: Sequence[str]) -> Iterable[bool]:
-        return ((self.folder / key).exists() for key in keys)
 
     def remove(self, key: str) -> None:
         (self.folder / key).unlink(missing_ok=True)

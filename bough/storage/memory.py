@@ -7,7 +7,6 @@ instead, and is faster. A question is an operation, names and, for `put`, header
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,6 @@ class MemoryServer:
 
     def answer(self, operation: bytes, frames: list[Any]) -> list[Any]:
         match operation, frames:
-            case b"exists", keys:
-                return [bytes(key.bytes in self._runs for key in keys)]
             case b"get", [key] if key.bytes in self._runs:
                 self._runs[key.bytes] = self._runs.pop(key.bytes)
                 return self._runs[key.bytes]
@@ -98,9 +95,6 @@ class Memory:
         if len(found) == 2 and len(found[1]) == run.nbytes:
             header[:], run[:] = found[0].bytes, np.frombuffer(found[1].buffer, np.uint8)
         return len(found) == 2
-
-    def present(self, keys: Sequence[str]) -> Iterable[bool]:
-        return map(bool, self._ask(b"exists", *map(str.encode, keys))[0].bytes)
 
     def remove(self, key: str) -> None:
         self._ask(b"remove", key.encode())

@@ -56,7 +56,6 @@ class Backend(Protocol):
 
     def write(self, key: str, header: bytes, run: Buffer) -> bool: ...  # whether it had room
     def read(self, key: str, header: bytearray, run: Buffer) -> bool: ...  # a value of other length fills neither
-    def present(self, keys: Sequence[str]) -> Iterable[bool]: ...
     def remove(self, key: str) -> None: ...
     def clear(self) -> None: ...
     def close(self) -> None: ...
@@ -83,10 +82,6 @@ class Store:
         got = self._leading("get", (self._read(key, run) for key, run in zip(keys, buffers, strict=True)))
         self.counts.update(found=got, missed=len(keys) - got)
         return got
-
-    def exists(self, keys: Sequence[str]) -> int:
-        """How many of the first runs are there; `get` finds fewer if they are damaged, or removed meanwhile."""
-        return self._leading("get", (there for batch in (keys,) for there in self._backend.present(batch)))
 
     def _read(self, key: str, run: Buffer) -> bool:
         header = bytearray(HEADER.size)

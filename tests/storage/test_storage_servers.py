@@ -100,9 +100,9 @@ def test_the_server_keeps_what_was_used_last(serve: Callable[..., str], opened: 
     store.put(KEYS[:3], [content(number) for number in range(3)])
     store.get(KEYS[:1], empty(1))
     assert store.put(KEYS[3:4], [content(3)]) == 1
-    assert [store.exists([key]) for key in KEYS[:4]] == [1, 0, 1, 1]
+    assert [store.get([key], empty(1)) for key in KEYS[:4]] == [1, 0, 1, 1]
     assert store.put(KEYS[4:5], [content(4, 4 * SIZE)]) == 0, "which has no room at all"
-    assert [store.exists([key]) for key in KEYS[:5]] == [1, 0, 1, 1, 0] and store.counts["failures"] == 0
+    assert [store.get([key], empty(1)) for key in KEYS[:5]] == [1, 0, 1, 1, 0] and store.counts["failures"] == 0
 
 
 def test_several_threads_may_ask_at_once(serve: Callable[..., str], opened: Callable[[str], Store]) -> None:
@@ -150,7 +150,7 @@ def test_a_late_answer_is_not_taken_for_another(
     monkeypatch.setattr(memory_module, "TIMEOUT_MS", 300)
     url = f"tcp://127.0.0.1:{free_port()}"
     store = opened(url)
-    assert store.exists(KEYS[:1]) == 0, "nobody listens yet"
+    assert store.get(KEYS[:1], empty(1)) == 0, "nobody listens yet"
     server = MemoryServer(url, 10 * SIZE)
     stop = threading.Event()
 
@@ -165,7 +165,7 @@ def test_a_late_answer_is_not_taken_for_another(
     try:
         assert store.put(KEYS[:1], [content(0)]) == 1
         store._pauses.clear()
-        assert store.exists(KEYS[:1]) == 1
+        assert store.get(KEYS[:1], empty(1)) == 1
     finally:
         stop.set()
         thread.join(10)
@@ -312,4 +312,5 @@ def test_a_full_redis_drops_runs_and_can_be_read(redis_url: str) -> None:
 def test_a_redis_that_cannot_be_used_has_nothing(redis_url: str, url: str) -> None:
     port = redis_url.rpartition(":")[2].partition("/")[0]
     store = open_redis(url.format(port=port))
-    assert store.exists(KEYS) == 0 and store.put(KEYS[:1], [content(0)]) == 0 and store.counts["failures"] == 2
+    assert store.get(KEYS[:1], empty(1)) == 0 and store.put(KEYS[:1], [content(0)]) == 0
+    assert store.counts["failures"] == 2

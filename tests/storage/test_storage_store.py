@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -42,10 +41,6 @@ class Kept:
         if value is not None and len(value) == len(header) + len(run):
             header[:], run[:] = value[: len(header)], np.frombuffer(value, np.uint8, offset=len(header))
         return value is not None
-
-    def present(self, keys: Sequence[str]) -> Iterable[bool]:
-        self._begin()
-        return [key in self.values for key in keys]
 
     def remove(self, key: str) -> None:
         self.values.pop(key)
@@ -162,7 +157,7 @@ def test_a_store_that_fails_has_nothing_and_is_left_alone_for_a_while(monkeypatc
     clock = [100.0]
     monkeypatch.setattr(store_module.time, "monotonic", lambda: clock[0])
     kept.broken, kept.calls = True, 0
-    assert store.get(KEYS[:2], empty(2)) == 0 and store.exists(KEYS[:2]) == 0 and kept.calls == 1
+    assert store.get(KEYS[:2], empty(2)) == 0 and store.get(KEYS[:2], empty(2)) == 0 and kept.calls == 1
     kept.broken = False
     assert store.put(KEYS[2:3], [content(2)]) == 1, "writing has not failed"
     clock[0] += store_module.PAUSE_S
@@ -186,7 +181,7 @@ def test_failures_are_logged_less_and_less_often(
     kept.broken = True
     store = Store(kept)
     for _ in range(20):
-        store.exists(KEYS)
+        store.get(KEYS, empty(len(KEYS)))
     assert store.counts["failures"] == 20 and len(caplog.records) == 5
 
 
@@ -208,7 +203,7 @@ def test_writes_wait_in_a_queue_of_so_many_bytes() -> None:
     assert [write.result(10) for write in writes if write is not None] == [1, 1, 1]
     again = transfers.put(KEYS[3:5], [content(3), content(4)])
     assert again is not None and again.result(10) == 2
-    assert transfers.store.exists(KEYS) == 5
+    assert transfers.store.get(KEYS, empty(len(KEYS))) == 5
     transfers.close()
 
 

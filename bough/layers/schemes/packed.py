@@ -14,15 +14,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import Activation, PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.packed import FillingWeight
-from bough.layers.schemes.base import (
-    ExpertWeights,
-    LinearWeight,
-    NormedSum,
-    Part,
-    Rows,
-    bias_slots,
-    expert_bias_slots,
-)
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, NormedSum, Part, Rows, bias_slots, expert_bias_slots
 from bough.layers.weights import WeightSlot
 
 if TYPE_CHECKING:

@@ -13,17 +13,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, ExpertMatrices, Ops, Router
-from bough.layers.schemes.base import (
-    Gate,
-    LinearWeight,
-    NormedSum,
-    Part,
-    Rows,
-    bands,
-    bias_slots,
-    expert_bias_slots,
-    expert_biases,
-)
+from bough.layers.schemes.base import Gate, NormedSum, Part, Rows, bands, bias_slots, expert_bias_slots, expert_biases
 from bough.layers.spread import LayerExperts
 from bough.layers.weights import WeightSlot
 
@@ -42,7 +32,7 @@ class Memory(Protocol):
     def experts(self, moe: MoEConfig) -> LayerExperts: ...
 
 
-class PlainWeight(LinearWeight):
+class PlainWeight:
     """A matrix as the checkpoint has it."""
 
     def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Memory) -> None:
@@ -63,6 +53,9 @@ class PlainWeight(LinearWeight):
         self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
     ) -> tuple[Rows, torch.Tensor]:
         return self._ops.norm_gate_up(*inputs, self._weight, self._bias, activation)
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
+        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):

@@ -111,6 +111,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     check_deterministic(settings.model, names, device.type)
     if settings.lora.enable_lora and settings.model.enable_deterministic_inference and device.type == "cuda":
         raise SettingsError("--enable-lora does not go with --enable-deterministic-inference on a GPU; leave one out.")
+    if settings.scheduler.enable_return_hidden_states and device.type == "cuda":
+        raise SettingsError("--enable-return-hidden-states is for CPUs here; leave it out, or add --device cpu.")
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
@@ -228,7 +230,7 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         vectors=config.vectors,
         speech=config.speech,
         whole_prompts=not config.causal,
-        media=loaded.media_limits,
+        media=loaded.media_limits if library is None else None,
     )
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)

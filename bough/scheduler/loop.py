@@ -26,6 +26,7 @@ from bough.messages.outputs import Reply
 from bough.messages.requests import (
     Abort,
     ChangeAdapters,
+    ChangeSession,
     ChangeSettings,
     Control,
     FlushCache,
@@ -60,6 +61,7 @@ from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowTable
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.sessions import Sessions
 from bough.scheduler.stats import Stats
 from bough.scheduler.step_time import StepTimeEstimate
 from bough.scheduler.waiting_queue import Timeouts, WaitingQueue
@@ -129,6 +131,7 @@ class Scheduler:
         )
         self._handover = Handover() if handover is None else handover
         self._handover.attach(self._batch, facts, self._committer.drop)
+        self._sessions = Sessions(self._cache, clock, self._abort)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
@@ -281,12 +284,15 @@ class Scheduler:
     def _audit(self) -> None:
         """Checks the books of all pages; takes a tenth of a second when they are many."""
         audit = self._batch.audit()
+        if (locked := self._cache.tree.protected_pages) != (pinned := self._cache.pinned_pages()):
+            audit.problems.append(f"nothing runs and {locked} pages are locked, but sessions keep {pinned}")
         if audit.problems:
             log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
             self._cache.pool.repair(audit.leaked)
         self._dirty = False
 
     def _expire(self) -> None:
+        self._sessions.expire()
         waiting = itertools.chain(self._queue, self._gate, self._handover)
         for request, reason in self._timeouts.due(self._clock(), waiting, self._table):
             self._end(request, reason)
@@ -327,6 +333,7 @@ class Scheduler:
                 if ended is not None:  # else it has just ended by itself
                     self._dequeue(ended)
                     self._committer.drop(ended)
+                self._sessions.cut(message)
             case FlushCache():
                 self._flush(message)
             case GetState():
@@ -346,6 +353,8 @@ class Scheduler:
                 self._outbox.reply(self._recording.obey(message))
             case ChangeAdapters():
                 self._outbox.reply(self._adapters.obey(message, self._requests.values()))
+            case ChangeSession():
+                self._outbox.reply(self._sessions.obey(message))
             case Control():
                 self._control.message = message
                 if message.abort_all:
@@ -361,6 +370,7 @@ class Scheduler:
     def _take(self, message: Generate) -> None:
         try:
             self._control.check()
+            message = self._sessions.joined(message)
             self._handover.check(message)
             request = self._intake.request(message, len(self._queue) + self._held, self._clock())
             ticket = self._gate.ticket(message.sampling)
@@ -372,6 +382,7 @@ class Scheduler:
         if opened.ended is not None:  # it was resumed and had nothing more to generate
             return
         self._requests[request.handle] = request
+        self._sessions.begin(message, request)
         if not self._handover.enter(request, message, ticket):
             self._queue_up(request, ticket)
 
@@ -412,6 +423,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.handle]
+        self._sessions.ended(request)
         self._planner.learn(request)
 
     def _pause(self, message: Pause) -> None:
@@ -503,6 +515,7 @@ class Scheduler:
             "num_running_reqs": self._table.running,
             "num_waiting_reqs": len(self._queue) + self._held + len(self._control),
             "num_grammar_queue_reqs": len(self._gate),
+            "num_open_sessions": len(self._sessions),
             "forward_seconds": self._stats.forward_s,
             "realtime_tokens": {
                 "prefill_compute": self._committer.prefilled_tokens,

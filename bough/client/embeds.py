@@ -30,7 +30,6 @@ def embedded(vectors: Any) -> dict[str, Any]:
     file = tempfile.NamedTemporaryFile(prefix="bough-", dir=SHARED if SHARED.is_dir() else None)  # noqa: SIM115
     file.write(content)
     file.flush()
-    feature = Feature("embeds", "<f4", values.shape, 0)
-    item = MediaItem("embeds", digest, ((0, count),), (feature,), file.name)
-    plain = np.zeros(count, dtype=np.int32)
-    return {"ids": media_ids(digest, count), "plain_ids": plain, "media": MediaPrompt((item,)), "held": (file,)}
+    item = MediaItem("embeds", digest, ((0, count),), (Feature("embeds", "<f4", values.shape, 0),), file.name)
+    ids, plain = media_ids(digest, count), np.zeros(count, dtype=np.int32)
+    return {"ids": ids, "plain_ids": plain, "media": MediaPrompt((item,)), "held": (file,)}

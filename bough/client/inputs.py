@@ -148,7 +148,7 @@ class InputReader:
         if input_embeds is None:
             _check_count(prompt, input_ids, limit)
             ids, many = self._token_ids(prompt, input_ids)
-            bodies = [{"ids": each} for each in ids]
+            bodies: list[dict[str, Any]] = [{"ids": each} for each in ids]
         else:
             if prompt is not None or input_ids is not None:
                 raise RequestError("Give exactly one of prompt (text), input_ids and input_embeds.", field="prompt")

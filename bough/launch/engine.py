@@ -208,7 +208,7 @@ class Engine:
         _raise_if_refused(self._wait(self._client.call(lambda call: ChangeAdapters(call, lora_name))))
 
     def open_session(
-        self, capacity_of_str_len: int = 0, session_id: str | None = None, timeout: float | None = None
+        self, capacity_of_str_len: int, session_id: str | None = None, timeout: float | None = None
     ) -> str:
         """The id of a session, whose requests (`session_params`) bring only what is new of a conversation. It is closed
         when it was not used for `timeout` seconds, an hour when left out. The capacity is SGLang's; there is none."""

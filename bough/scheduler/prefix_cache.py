@@ -133,8 +133,7 @@ class PrefixCache:
 
     def flush(self) -> None:
         """Forgets every prefix that nobody reads, pinned or not."""
-        for name in list(self._pins):
-            self.unpin(name)
+        self.yield_pins(self.pool.total + 1)
         self.pool.give(self.tree.reset())
 
     def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:

@@ -31,7 +31,7 @@ class Branch:
     handle: int
     parent: str | None
     prompt_len: int
-    tokens: IntArray  # prompt and output; of a branch that runs, its prompt
+    ids: IntArray  # prompt and output; of a branch that runs, its prompt
     request: Request | None  # while it waits or runs
 
 
@@ -107,7 +107,7 @@ class Sessions:
             return message
         if before.request is not None and not asked.drop_previous_output:
             raise _wrong(f"The request {asked.rid!r} still runs; wait for its end, or replace it.")
-        kept = before.tokens[: before.prompt_len] if asked.drop_previous_output else before.tokens
+        kept = before.ids[: before.prompt_len] if asked.drop_previous_output else before.ids
         kept = kept[: asked.offset] if asked.offset else kept
         return msgspec.structs.replace(message, input_ids=kept.tobytes() + message.input_ids)
 
@@ -115,25 +115,24 @@ class Sessions:
         """The request of this message was taken."""
         if (asked := message.session) is not None:
             name, prompt = asked.id or "", request.tokens[: request.prompt_len]
-            branch = Branch(request.handle, asked.rid, len(prompt), prompt, request)
-            self._open[name].branches[message.rid] = branch
+            self._open[name].branches[message.rid] = Branch(request.handle, asked.rid, len(prompt), prompt, request)
             self._places[request.handle] = name, message.rid
             self._tokens += len(prompt)
 
     def ended(self, request: Request) -> None:
         """The request has left its row and keeps its tokens."""
         if (branch := self._branch(request.handle)) is not None:
-            self._tokens += len(request.tokens) - len(branch.tokens)
-            branch.tokens, branch.request = request.tokens, None
+            self._tokens += len(request.tokens) - len(branch.ids)
+            branch.ids, branch.request = request.tokens, None
             session, _ = place = self._places[request.handle]
             self._open[session].used_at = self._clock()
-            self._cache.pin(place, branch.tokens, request.namespace)
+            self._cache.pin(place, branch.ids, request.namespace)
 
     def cut(self, message: StreamEnded) -> None:
         """Of an answer that its text has ended, tokens behind that end were never sent: they are no part of it."""
         if (branch := self._branch(message.handle)) is not None and branch.request is None:
-            whole, branch.tokens = len(branch.tokens), branch.tokens[: branch.prompt_len + message.generated]
-            self._tokens -= whole - len(branch.tokens)
+            whole, branch.ids = len(branch.ids), branch.ids[: branch.prompt_len + message.generated]
+            self._tokens -= whole - len(branch.ids)
 
     def _branch(self, handle: int) -> Branch | None:
         place = self._places.get(handle)
@@ -154,7 +153,7 @@ class Sessions:
         for own in gone:
             branch = branches.pop(own)
             del self._places[branch.handle]
-            self._tokens -= len(branch.tokens)
+            self._tokens -= len(branch.ids)
             self._cache.unpin((name, own))
             if abort and branch.request is not None:
                 self._abort(branch.request, "The request was replaced in its session.", 499)

@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from bough.client.outputs import Timings
 from bough.core import sampling_params as sampling
-from bough.messages.requests import SessionParams
 from bough.server.bodies import UNSUPPORTED
 from bough.server.streaming import Resume
 
@@ -97,7 +96,7 @@ class GenerateBody(OtherFields, kw_only=True):
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
     return_hidden_states: bool | list[bool | None] | None = None  # with --enable-return-hidden-states
-    session_params: SessionParams | list[SessionParams | None] | None = None
+    session_params: dict[str, Any] | list[dict[str, Any] | None] | None = None  # id, rid, offset, replace, ...
     routed_dp_rank: int | None = None  # the replica that gets it
     data_parallel_rank: int | None = None  # the same by its older name
     bootstrap_host: str | list[str | None] | None = None  # the prefill engine, for a decode engine
@@ -329,8 +328,7 @@ class AdapterBody(NamedAdapter, kw_only=True):
 
 
 class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`timeout`: seconds without a request after which it is closed; an hour when left out. There is no capacity to
-    keep to: the field is SGLang's."""
+    """`timeout`: seconds without a request after which it is closed; an hour when left out. No capacity is kept to."""
 
     capacity_of_str_len: int | None = None
     session_id: str | None = None

@@ -26,7 +26,6 @@ from bough.core.sampling_params import (
     MAX_TEMPERATURE,
     SamplingParams,
 )
-from bough.messages.requests import SessionParams
 from bough.server.bodies import (
     TOKENS_OR_MOST,
     UNSUPPORTED,
@@ -115,7 +114,7 @@ class EngineFields(SamplingFields, kw_only=True):
     return_timings: bool | None = None
     prompt_logprobs: TopLogprobs = None
     lora_path: str | list[str | None] | None = None  # the name of an adapter; one for each prompt
-    session_params: SessionParams | None = None
+    session_params: dict[str, Any] | None = None
     return_hidden_states: bool | None = None
     # Features that this engine does not have: refused where they ask for something.
     session_id: Annotated[str | None, UNSUPPORTED] = None
@@ -205,7 +204,7 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     n: Annotated[int | None, unsupported(1, None)] = None
     prompt_logprobs: Annotated[int | None, unsupported(None)] = None  # 0 asks for those of the prompt itself
     resume: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
-    session_params: Annotated[SessionParams | None, unsupported(SessionParams())] = None
+    session_params: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
     return_hidden_states: Annotated[bool | None, UNSUPPORTED] = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
@@ -20,7 +21,7 @@ from bough.core.errors import EngineDeadError, RequestError
 from bough.core.media import MediaKind
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
-from bough.messages.requests import Abort, Command, Control, Generate, GetState, Ping, ProcessCommand
+from bough.messages.requests import Abort, ChangeSession, Command, Control, Generate, GetState, Ping, ProcessCommand
 from bough.multimodal.sources import FIELDS, PLURALS
 from bough.observability.metrics import State
 from bough.observability.request_meter import RequestMeter
@@ -179,6 +180,11 @@ class EngineClient:
         layers = zip(*(json.loads(each.message) for each in replies.values()), strict=True)
         counts = [[sum(of_expert) for of_expert in zip(*of_layer, strict=True)] for of_layer in layers]
         return Reply(reply.call, True, data={"logical_count": counts})
+
+    async def change_session(self, name: str | None, *, open: bool = True, timeout_s: float | None = None) -> Reply:
+        """Opens a session, whose id is the reply, or closes it, in all replicas: each of its requests finds it."""
+        chosen = name or uuid.uuid4().hex
+        return await self.call(lambda call: ChangeSession(call, chosen, open, timeout_s))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them, those

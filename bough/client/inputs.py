@@ -14,17 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from bough.client.embeds import embedded
 from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
 from bough.core.media import MediaPrompt, MediaSource
 from bough.core.plan import IntArray
-from bough.core.pooling import Pooling
+from bough.core.pooling import ALL_STATES, Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
-from bough.messages.requests import Bootstrap, LogprobRequest, Thinking
+from bough.messages.requests import Bootstrap, LogprobRequest, SessionParams, Thinking
 from bough.multimodal.sources import read_columns
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -62,6 +64,7 @@ class Prompt:
     media: MediaPrompt | None = None  # what came of them
     plain_ids: IntArray | None = None  # the ids with the model's own placeholders in the place of media
     held: tuple[object, ...] = ()  # what keeps the media's files
+    session: SessionParams | None = None  # whose earlier tokens the engine puts before the ids
 
     @property
     def shown_ids(self) -> IntArray:
@@ -106,6 +109,7 @@ class InputReader:
         *,
         prompt: str | Sequence[str] | None = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        input_embeds: Sequence[Any] | None = None,
         sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | SamplingParams | None = None,
         rid: str | Sequence[str] | None = None,
         return_logprob: bool | Sequence[bool] | None = None,
@@ -134,14 +138,23 @@ class InputReader:
         video_data: Any = None,
         audio_data: Any = None,
         media: Sequence[MediaSource] = (),
+        return_hidden_states: bool | Sequence[bool] | None = None,
+        session_params: Mapping[str, Any] | SessionParams | Sequence[Any] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
         match holds for what comes after the `thinking`. `media` are those of a single prompt, in its order."""
-        _check_count(prompt, input_ids, limit)
-        ids, many = self._token_ids(prompt, input_ids)
-        count = len(ids)
+        if input_embeds is None:
+            _check_count(prompt, input_ids, limit)
+            ids, many = self._token_ids(prompt, input_ids)
+            bodies: list[dict[str, Any]] = [{"ids": each} for each in ids]
+        else:
+            if prompt is not None or input_ids is not None:
+                raise RequestError("Give exactly one of prompt (text), input_ids and input_embeds.", field="prompt")
+            many = _is_nested(input_embeds) and all(map(_is_nested, input_embeds))
+            bodies = [embedded(each) for each in (input_embeds if many else [input_embeds])]
+        count = len(bodies)
         nested_ids = _is_nested(token_ids_logprob)
         if nested_ids and not many:
             raise RequestError(
@@ -162,6 +175,8 @@ class InputReader:
             "adapter": _column(lora_path, count, many, "lora_path"),
             "sources": read_columns({"image": image_data, "video": video_data, "audio": audio_data}, count, many),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
+            "states": _column(return_hidden_states, count, many, "return_hidden_states"),
+            "session": _column(session_params, count, many, "session_params"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
             raise RequestError(
@@ -180,7 +195,7 @@ class InputReader:
                     "truncate_prompt_tokens must be -1 (what the context leaves for the prompt) or at least 1.",
                     field="truncate_prompt_tokens",
                 )
-            ids = [each[-truncate_prompt_tokens:] for each in ids]
+            bodies = [{**each, "ids": each["ids"][-truncate_prompt_tokens:]} for each in bodies]
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
             raise _too_many(f"{count} prompts with n samples each", limit, "n" if count == 1 else _field(input_ids))
@@ -189,6 +204,10 @@ class InputReader:
         prompts: list[Prompt] = []
         for i, sampling in enumerate(samplings):
             logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
+            session = _session(columns["session"][i], logprobs)
+            if session is not None and session.rid is not None and self._tokenizer is not None:
+                begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
+                bodies[i]["ids"] = bodies[i]["ids"][int(begun.any()) :]
             namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "adapter")))
             seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
@@ -199,7 +218,7 @@ class InputReader:
                     Prompt(
                         rid=own,
                         names=frozenset({own, *shared}),
-                        ids=ids[i],
+                        **bodies[i],
                         sampling=sampling,
                         seed=derive_seed(seed, sample),
                         namespace=namespace,
@@ -213,10 +232,11 @@ class InputReader:
                         custom_logit_processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
-                        pooling=columns["pooling"][i],
+                        pooling=ALL_STATES if columns["states"][i] else columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
                         adapter=columns["adapter"][i] or "",
                         sources=(*columns["sources"][i], *media),
+                        session=session,
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
@@ -410,6 +430,19 @@ def _processor(given: Any) -> str | None:
             field="custom_logit_processor",
         )
     return given or None
+
+
+def _session(given: Any, logprobs: LogprobRequest | None) -> SessionParams | None:
+    try:
+        session: SessionParams | None = msgspec.convert(given, SessionParams | None)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"session_params: {error}.", field="session_params") from None
+    if session is None or session == SessionParams():
+        return None
+    if session.rid is not None and logprobs is not None and logprobs.start >= 0:
+        text = "Behind a request of a session there are logprobs of the output alone; leave logprob_start_len at -1."
+        raise RequestError(text, field="logprob_start_len")
+    return session
 
 
 def _namespace(extra_key: Any, cache_salt: Any, adapter: Any) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from bough.client.inputs import Prompt
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
+from bough.core.pooling import ALL_STATES
 from bough.messages.outputs import Delta, DraftCounts, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
@@ -218,6 +219,7 @@ class RequestOutput:
         self.input_logprobs = LogprobColumns()
         self.output_logprobs = LogprobColumns()  # may be longer than `ids`: tokens after a stop string are cut
         self.vector = np.zeros(0, dtype=np.float32)  # of a request for one
+        self.states: list[Any] = []  # hidden states of prompt and output, where they are wanted
         self.resumed_ids = 0  # of `ids`, those delivered before the stream was resumed; they have no logprobs
         self.resumed_text = ""  # their text: parsers of the stream read it before they read what follows
         self._read: list[str] = []  # text that was taken in pieces; `_unread` follows it
@@ -241,6 +243,8 @@ class RequestOutput:
         self.ids += memoryview(delta.ids).cast("i")
         for run in delta.logprobs:
             self._add_logprobs(self.output_logprobs, run)
+        for states in delta.states:
+            self.states[states.first :] = np.frombuffer(states.values, dtype=np.float32).reshape(states.count, -1)
         if delta.started is not None:
             self._start(delta.started)
         self._retractions, self._drafts = delta.retractions, delta.drafts or self._drafts
@@ -326,7 +330,7 @@ class RequestOutput:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        if self.prompt.pooling is not None:
+        if self.prompt.pooling not in (None, ALL_STATES):
             return {"embedding": self.vector.tolist(), "meta_info": self.meta_info()}
         shown = {"text": self.text} if self._tokenizer is not None else {}
         return {**shown, "output_ids": list(self.ids), "meta_info": self.meta_info()}
@@ -359,9 +363,20 @@ class RequestOutput:
             meta["prompt_token_ids"] = self.prompt.shown_ids[: self.prompt_tokens].tolist()
         if self._drafts is not None:
             meta.update(draft_fields(self._drafts, len(self.ids)))
+        if (
+            self.prompt.pooling == ALL_STATES and self.finish is not None
+        ):  # much: of a stream only the last event has them
+            meta["hidden_states"] = self.hidden_states
         if self.prompt.logprobs is not None:
             meta.update(self._logprob_fields(self.prompt.logprobs))
         return meta
+
+    @property
+    def hidden_states(self) -> list[Any]:
+        """Those of the prompt as one entry, then one for each token of the output but the last, which no step read."""
+        count = self.prompt_tokens + max(len(self.ids) - 1, 0)  # what a stop string cuts off is no part
+        rows = [row.tolist() for row in self.states[:count]]
+        return [rows[: self.prompt_tokens], *rows[self.prompt_tokens :]]
 
     def _start(self, started: Started) -> None:
         self.started, self._started = True, started

@@ -105,7 +105,7 @@ class Replicas:
                 model="",
                 text=prompt.adapter + prompt.namespace + _as_text(prompt),
                 token_ids=prompt.ids.data,
-                session=None,
+                session=None if prompt.session is None else prompt.session.id,
                 target=None if prompt.dp_rank is None else str(prompt.dp_rank),
             )
             self._policy.tick(time.monotonic())

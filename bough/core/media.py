@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-MediaKind = Literal["image", "video", "audio"]
+MediaKind = Literal["image", "video", "audio", "embeds"]  # the last: vectors that need no encoder
 MEDIA_ID = 1 << 30  # beyond every vocabulary
 
 

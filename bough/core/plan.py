@@ -71,7 +71,8 @@ class RowSetup:
     logprobs: LogprobSpec | None
     stop_ids: tuple[int, ...]  # what must not be sampled before min_new_tokens
     processor: str | None = None  # the user's own code over its logits, as its text
-    pooling: Pooling | None = None  # the row ends with a vector, which the last chunk of its prompt gives
+    # The row ends with a vector, which the last chunk of its prompt gives; or every step gives its tokens' states.
+    pooling: Pooling | None = None
     adapter: int = 0  # the slot of the adapter that it computes with (`PlaceAdapter`); 0: none
     audio: MediaItem | None = None  # what the row hears; such a row has a `history`, too
     delta: int = 0  # what is added to the places of its tokens where they rotate (`MediaPrompt.delta`)
@@ -211,7 +212,8 @@ class StepResult:
     device_span: tuple[float, float] | None = (
         None  # when the step was on the device, by `time.monotonic`; None: unknown
     )
-    vectors: dict[int, FloatArray] = field(default_factory=dict)  # by index in the batch: of prompts that are complete
+    # By index in the batch: of prompts that are complete; or of each token of the row, drafts too. [tokens, hidden]
+    vectors: dict[int, FloatArray] = field(default_factory=dict)
     encode_s: float = 0.0  # that encoders took
     not_encoded: tuple[int, ...] = ()  # outputs that they could not compute: they are not numbers
 
@@ -230,6 +232,7 @@ class MediaLimits:
     placeholder: int  # the token that plans have where encoder outputs stand
     row_bytes: int  # of one row of an output
     whole: bool = False  # a chunk holds an item whole: its tokens attend to those behind them, too
+    width: int = 0  # numbers in each vector that a prompt may have in the place of a token; 0: none may be
 
 
 @dataclass(frozen=True, slots=True)

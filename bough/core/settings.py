@@ -277,6 +277,9 @@ class SchedulerSettings:
         False,
         "requests may bring code that changes their logits; it may do anything, so a server needs --api-key beside it",
     )
+    enable_return_hidden_states: bool = setting(
+        False, "requests may ask for the hidden states of their tokens (return_hidden_states); on CPUs"
+    )
     disable_jump_forward: bool = setting(False, "sample also the tokens that a grammar forces, one by one")
     decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -108,6 +109,8 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     check_deterministic(settings.model, names, device.type)
     if settings.lora.enable_lora and settings.model.enable_deterministic_inference and device.type == "cuda":
         raise SettingsError("--enable-lora does not go with --enable-deterministic-inference on a GPU; leave one out.")
+    if settings.scheduler.enable_return_hidden_states and device.type == "cuda":
+        raise SettingsError("--enable-return-hidden-states is for CPUs here; leave it out, or add --device cpu.")
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
@@ -206,6 +209,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         context_length=config.context_length,
     ).shared(group.minimum)
     limits = limits_of(loaded, beside, settings, rows, chunk, shape, size, shares_reads=library is not None)
+    if library is not None:
+        limits = replace(limits, media=None)
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
     if library is not None and recorder is not None:

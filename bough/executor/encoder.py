@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,21 @@ ON_HOST = (
 
 
 def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:
-    config = loaded.config
-    return None if config.media is None else Encoder(loaded.encoder, config.hidden_size, config.media, to_device)
+    config, model = loaded.config, loaded.encoder
+    if config.media is None and loaded.media_limits is not None:
+        return Encoder(PlainVectors(loaded), config.hidden_size, MediaConfig("", 0), to_device)
+    return None if config.media is None else Encoder(model, config.hidden_size, config.media, to_device)
+
+
+class PlainVectors(torch.nn.Module):
+    """Stands for the encoders of a model that reads text: what prompts have in the place of tokens is as it came."""
+
+    def __init__(self, loaded: LoadedWeights) -> None:
+        super().__init__()
+        self.place = torch.nn.Parameter(torch.zeros(0, dtype=loaded.dtype, device=loaded.device), requires_grad=False)
+
+    def get_embeds_features(self, embeds: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(pooler_output=embeds)
 
 
 class Encoder:

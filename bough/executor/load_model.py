@@ -41,6 +41,7 @@ from bough.loader.quantization import quantization_of
 from bough.loader.source import WeightSource
 from bough.memory.pools.kv_pool import cache_dtype
 from bough.models.base import CausalLM
+from bough.models.decoder import Decoder
 from bough.models.registry import build_model, runs_transformers
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,10 @@ class LoadedWeights:
     def media_limits(self) -> MediaLimits | None:
         media, config = self.config.media, self.config
         if media is None:
-            return None
+            plain = isinstance(self.model, Decoder) and not (config.layer_inputs or config.vectors)
+            if self.device.type != "cpu" or not plain:
+                return None
+            return MediaLimits(0, config.hidden_size * self.dtype.itemsize, width=config.hidden_size)
         row_bytes = config.hidden_size * (1 + media.deep_layers) * self.dtype.itemsize
         return MediaLimits(min(media.placeholder, config.vocab_size - 1), row_bytes, media.whole)
 

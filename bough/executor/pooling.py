@@ -51,13 +51,18 @@ class Pooler:
 
     @torch.inference_mode()
     def pool(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor) -> dict[int, FloatArray]:
-        """The vectors of the prompts that end with this step, of the hidden states of all its tokens."""
+        """The vectors of the prompts that end with this step, of the hidden states of all its tokens; of rows that want
+        all states, those."""
         pooled: dict[int, torch.Tensor] = {}
+        whole: dict[int, FloatArray] = {}
         starts, ends = layout.query_starts.tolist(), layout.lengths.tolist()
         for i, row in enumerate(plan.rows.tolist()):
             if (gathered := self._rows.get(row)) is None:
                 continue
             states, mode = hidden[starts[i] : starts[i + 1]], gathered.wanted.mode
+            if mode == "all":
+                whole[i] = states.to("cpu", torch.float32, copy=True).numpy()
+                continue
             if mode == "mean":
                 total = states.sum(0, dtype=torch.float32)
                 gathered.sum = total if gathered.sum is None else gathered.sum + total
@@ -70,7 +75,7 @@ class Pooler:
                 del self._rows[row]
         if self._head is not None and pooled:
             pooled = dict(zip(pooled, self._head(torch.stack(list(pooled.values()))), strict=True))
-        return {i: vector.cpu().numpy() for i, vector in pooled.items()}
+        return whole | {i: vector.cpu().numpy() for i, vector in pooled.items()}
 
     def _shaped(self, vector: torch.Tensor, wanted: Pooling) -> torch.Tensor:
         vector = vector[: wanted.dimensions]

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Output = dict[str, Any]  # text, output_ids, meta_info
 
-# Arguments of SGLang's Engine whose feature this engine does not have: accepted when left at None.
-UNBUILT_ARGUMENTS = frozenset({"return_hidden_states", "session_params", "input_embeds"})
-
 
 class WeightUpdate(NamedTuple):
     """What became of an update of the weights, as SGLang's engine returns it."""
@@ -88,9 +85,10 @@ class Engine:
         """One prompt or many, as text or token ids. A list comes back as a list; `stream=True` gives an iterator of
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
         return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt, routed_dp_rank,
-        lora_path (the name of an adapter), custom_logit_processor; image_data, video_data, audio_data (URLs, base64,
-        bytes, Pillow images, arrays, tensors: one, a list, or a list for each prompt); and what the answer must match,
-        here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
+        lora_path (the name of an adapter), custom_logit_processor, session_params (of `open_session`),
+        return_hidden_states, input_embeds (vectors in the place of tokens); image_data, video_data, audio_data (URLs,
+        base64, bytes, Pillow images, arrays, tensors: one, a list, or a list for each prompt); and what the answer must
+        match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
         structural_tag or choices."""
         inputs = self._read(prompt, sampling_params, input_ids, options)
         if stream:
@@ -199,6 +197,17 @@ class Engine:
         """Raises a `RequestError` while requests use it."""
         self._order(self._client.call(lambda call: ChangeAdapters(call, lora_name)))
 
+    def open_session(
+        self, capacity_of_str_len: int, session_id: str | None = None, timeout: float | None = None
+    ) -> str:
+        """The id of a session, whose requests (`session_params`) bring only what is new of a conversation. It is closed
+        when it was not used for `timeout` seconds, an hour when left out. The capacity is SGLang's; there is none."""
+        return self._order(self._client.change_session(session_id, timeout_s=timeout)).message
+
+    def close_session(self, session_id: str) -> None:
+        """Forgets a session; its requests run on."""
+        self._order(self._client.change_session(session_id, open=False))
+
     def start_profile(self, **options: Any) -> None:
         """Records what the executor's process does until `stop_profile`, by `ProfileStart`'s options."""
         profile = ProfileStart(**options)
@@ -282,9 +291,6 @@ class Engine:
     def _read(self, prompt: Any, sampling_params: Any, input_ids: Any, options: dict[str, Any]) -> Inputs:
         if self._closed:
             raise EngineDeadError("This engine was shut down.")
-        for name in UNBUILT_ARGUMENTS & options.keys():
-            if options.pop(name):
-                raise RequestError(f"{name} is not supported by this engine; leave it out.", field=name)
         grammar = {name: value for name in GRAMMAR_FIELDS if (value := options.pop(name, None)) is not None}
         if grammar:
             sampling_params = _with_fields(sampling_params, grammar)

@@ -29,6 +29,14 @@ class LogprobRun(msgspec.Struct, frozen=True, array_like=True):
     id_logprobs: bytes  # float32 [n, ids]
 
 
+class HiddenStates(msgspec.Struct, frozen=True, array_like=True):
+    """Of consecutive tokens of prompt and output; they take the place of all from `first` on that came before."""
+
+    first: int
+    count: int
+    values: bytes  # float32 [count, hidden size]
+
+
 class Open(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A request was taken: how its tokens become text. Sent before anything else about it.
 
@@ -87,6 +95,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     logprobs: dict[int, LogprobRun] = {}  # by handle
     retractions: dict[int, int] = {}  # so far, by handle: of requests that go on with this step after one
     drafts: dict[int, DraftCounts] = {}  # so far, by handle: of requests that a text may end
+    states: dict[int, HiddenStates] = {}  # by handle
 
 
 ToDetokenizer = Open | StepOutput | Ping | ProcessCommand | Shutdown
@@ -104,6 +113,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     retractions: int = 0
     drafts: DraftCounts | None = None
     vector: bytes = b""  # float32, of a request that wanted one
+    states: list[HiddenStates] = []
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -47,6 +47,17 @@ class Bootstrap(msgspec.Struct, frozen=True):
     room: int | None = None  # None: the decode engine brings the request there itself
 
 
+class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where in an open session a request stands: behind the prompt and output of the one named `rid`, cut to `offset`
+    tokens, or without its output. It may `replace` what went on there before."""
+
+    id: str | None = None  # None: in none
+    rid: str | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
 class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One prompt to continue. `handle` names the request between processes, `rid` to the user. A request whose stream
     broke elsewhere is resumed: it comes with the tokens that it has generated already."""
@@ -69,6 +80,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     bootstrap: Bootstrap | None = None
     adapter: str = ""  # by its name; empty: the model as it is
     media: MediaPrompt | None = None
+    session: SessionParams | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -84,6 +96,7 @@ class StreamEnded(msgspec.Struct, frozen=True, tag=True):
     """The detokenizer found a stop string and has already answered: free the request, say nothing more."""
 
     handle: int
+    generated: int = 0  # tokens of the answer
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag=True):
@@ -185,6 +198,15 @@ class ChangeAdapters(msgspec.Struct, frozen=True, tag=True):
     pinned: bool = False
 
 
+class ChangeSession(msgspec.Struct, frozen=True, tag=True):
+    """Opens a session, which is closed when it was not used for so long, or closes it."""
+
+    call: int
+    id: str
+    open: bool = True
+    timeout_s: float | None = None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Ends the process. Open requests are aborted first."""
 
@@ -216,5 +238,6 @@ Command = (
     | StopProfile
     | Control
     | ChangeAdapters
+    | ChangeSession
 )
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

@@ -65,8 +65,7 @@ class Forecast:
     def fits(self, request: Request, cached: int = 0) -> bool:
         """Whether a waiting request, of which so many tokens are cached and locked, fits beside those that run."""
         cache, size = self._cache, self._cache.page_size
-        future = min(request.max_new - request.generated, CLIPPED_NEW_TOKENS)
-        pages, prefix = pages_for(len(request.tokens) + future, size), cached // size
+        pages, prefix = self._pages(request), cached // size
         if pages - prefix > self._room(cache.available):
             return False
         windows = [(i, group) for i, group in enumerate(cache.groups) if not group.is_state]
@@ -75,6 +74,14 @@ class Forecast:
             min(pages, group.row_pages) - min(prefix, group.row_pages) <= self._room(group.available, i)
             for i, group in windows
         )
+
+    def wanted(self, head: Request | None) -> int:
+        """Pages that the next steps take: one for each row, and what the oldest waiting request may need in all."""
+        return self._table.running + (0 if head is None else self._pages(head))
+
+    def _pages(self, request: Request) -> int:
+        future = min(request.max_new - request.generated, CLIPPED_NEW_TOKENS)
+        return pages_for(len(request.tokens) + future, self._cache.page_size)
 
     def _room(self, available: int, window: int | None = None) -> int:
         """What is left of the pages of full attention, or of a window group, when those that run have had their

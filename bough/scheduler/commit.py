@@ -13,8 +13,18 @@ import numpy as np
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, positions_in_runs
+from bough.core.pooling import ALL_STATES
 from bough.core.sampling_params import SamplingParams
-from bough.messages.outputs import WEIGHT_VERSION, DraftCounts, Ended, LogprobRun, Open, Started, StepOutput
+from bough.messages.outputs import (
+    WEIGHT_VERSION,
+    DraftCounts,
+    Ended,
+    HiddenStates,
+    LogprobRun,
+    Open,
+    Started,
+    StepOutput,
+)
 from bough.scheduler.assembly import Chunk, PlannedStep
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.ports import Outbox
@@ -80,6 +90,7 @@ class Committer:
         rows = planned[plan.sample][kept]
         tokens, counts, bad = result.tokens[kept], result.counts[kept], result.bad[kept]
         before = table.known[rows]
+        begun = table.known[planned] - 1  # where those that decode go on
         last, failed = tokens[:, 0], dict[int, FinishAbort]()
         several = tokens.shape[1] > 1 or not counts.all() or bool(table.constrained[rows].any())
         if several or step.has_drafts:
@@ -114,13 +125,24 @@ class Committer:
         )
         ended = self._ended_rows(rows, last, bad, failed)
         ended += [(c.request, _ending(c.request)) for _, c in chunks if c.final and c.request.max_new == 0]
-        vectors = {int(table.handle[plan.rows[i]]): vector for i, vector in result.vectors.items() if live[i]}
+        vectors: dict[int, bytes] = {}
+        for i, vector in ((i, vector) for i, vector in result.vectors.items() if live[i]):
+            request, first = table.request_in(int(planned[i])), int(begun[i])
+            if request.pooling != ALL_STATES:
+                vectors[request.handle] = vector.tobytes()
+                continue
+            if i >= step.decodes:
+                first = step.chunks[i - step.decodes].first
+            else:
+                vector = vector[: int(table.known[planned[i]]) - 1 - first]  # drafts that do not hold are no part
+            if len(vector):
+                message.states[request.handle] = HiddenStates(first, len(vector), vector.tobytes())
         for request, reason in ended:
-            vector = vectors[request.handle].tobytes() if request.handle in vectors else b""
-            message.ended.append(Ended(request.handle, reason, request.retractions, request.drafts, vector))
+            of_request = request.handle, reason, request.retractions, request.drafts
+            message.ended.append(Ended(*of_request, vectors.get(request.handle, b"")))
             self._batch.leave(request)
             self._forget(request)
-        if len(rows) or started or ended:
+        if len(rows) or started or ended or message.states:
             self._outbox.tokens(message)
 
     def end(self, request: Request, reason: FinishReason) -> None:
@@ -244,7 +266,7 @@ class Committer:
 
 def _ending(request: Request) -> FinishReason:
     """Of a request that its prompt ends."""
-    return FinishLength(0) if request.pooling is None else FinishStop(None)
+    return FinishLength(0) if request.pooling in (None, ALL_STATES) else FinishStop(None)
 
 
 def pack_logprobs(run: PositionLogprobs) -> LogprobRun:

@@ -15,7 +15,7 @@ from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.finish import FinishLength, FinishReason, FinishStop
 from bough.core.media import MEDIA_ID
 from bough.core.plan import IntArray, Limits, LogprobSpec
-from bough.core.pooling import Pooling
+from bough.core.pooling import ALL_STATES, Pooling
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
@@ -45,6 +45,7 @@ class Intake:
         self._pool_tokens = limits.pages[0] * limits.page_size
         self._truncate = settings.allow_auto_truncate
         self._max_queued = settings.max_queued_requests
+        self._gives_states = settings.enable_return_hidden_states
         self._eos_ids = frozenset(eos_ids)
         self._arrivals = itertools.count()
 
@@ -75,7 +76,7 @@ class Intake:
         if len(tokens) > room_for:
             if not self._truncate or message.media is not None:
                 raise RequestError(self._too_long(len(tokens)), field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
-            end = tokens[-1:] if message.pooling is not None else tokens[:0]  # which tokenizers mark texts with
+            end = tokens[-1:] if self._limits.vectors is not None else tokens[:0]  # which tokenizers mark texts with
             tokens = np.concatenate([tokens[: room_for - len(end)], end])
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         if sampling.min_new_tokens and stop_ids.issuperset(range(self._limits.vocab_size)):
@@ -145,16 +146,19 @@ class Intake:
         """What the request wants of a model that gives vectors; raises where it wants tokens of that, or a vector of
         one that gives tokens."""
         wanted, vectors = message.pooling, self._limits.vectors
+        if (states := wanted == ALL_STATES) and (not self._gives_states or message.bootstrap is not None):
+            text = "was started with --enable-return-hidden-states and computes the prompt itself"
+            raise RequestError(f"return_hidden_states needs an engine that {text}.", field="return_hidden_states")
         if self._limits.speech is not None and message.media is None:
             raise RequestError("This model writes down recordings alone (/v1/audio/transcriptions).", field="model")
-        if wanted is None and vectors is not None:
+        if (wanted is None or states) and vectors is not None:
             gives = "scores of labels (/v1/classify, /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
             raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")
         if wanted is None or vectors is None:
-            if wanted is not None:
+            if wanted is not None and not states:
                 text = "This model generates text; serve an embedding model, or start the engine with --is-embedding."
                 raise RequestError(text, field="model")
-            return None
+            return wanted
         if wanted.dimensions is not None and not 1 <= wanted.dimensions <= (0 if vectors.labels else vectors.size):
             allowed = (
                 "is for vectors, and this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
@@ -165,7 +169,8 @@ class Intake:
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):
             raise RequestError("The prompt is empty; give at least one token.", field="input_ids")
-        self._check_ids("input_ids", (int(tokens.min()), int(tokens[tokens < MEDIA_ID].max(initial=0))))
+        text = tokens[tokens < MEDIA_ID]
+        self._check_ids("input_ids", (int(text.min(initial=0)), int(text.max(initial=0))))
 
     def _without_unknown_stops(self, sampling: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
         """A stop token that the model does not have cannot be generated, so it changes nothing."""

@@ -26,6 +26,7 @@ from bough.messages.outputs import Reply
 from bough.messages.requests import (
     Abort,
     ChangeAdapters,
+    ChangeSession,
     ChangeSettings,
     Control,
     FlushCache,
@@ -61,6 +62,7 @@ from bough.scheduler.prefix_cache import PrefixCache
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowTable
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.sessions import Sessions
 from bough.scheduler.stats import Stats
 from bough.scheduler.step_time import StepTimeEstimate
 from bough.scheduler.waiting_queue import Timeouts, WaitingQueue
@@ -127,6 +129,7 @@ class Scheduler:
         self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=speculates)
         self._handover = Handover() if handover is None else handover
         self._handover.attach(self._batch, facts, self._committer.drop)
+        self._sessions = Sessions(self._cache, clock, self._end)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
@@ -273,12 +276,15 @@ class Scheduler:
     def _audit(self) -> None:
         """Checks the books of all pages; takes a tenth of a second when they are many."""
         audit = self._batch.audit()
+        if (locked := self._cache.tree.protected_pages) != (pinned := self._cache.pinned_pages()):
+            audit.problems.append(f"nothing runs and {locked} pages are locked, but sessions keep {pinned}")
         if audit.problems:
             log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
             self._cache.pool.repair(audit.leaked)
         self._dirty = False
 
     def _expire(self) -> None:
+        self._sessions.expire()
         waiting = itertools.chain(self._queue, self._gate, self._handover)
         for request, reason in self._timeouts.due(self._clock(), waiting, self._table):
             self._end(request, reason)
@@ -316,6 +322,7 @@ class Scheduler:
                 if ended is not None:  # else it has just ended by itself
                     self._dequeue(ended)
                     self._committer.drop(ended)
+                self._sessions.cut(message)
             case FlushCache():
                 self._outbox.reply(self._flush(message))
             case GetState():
@@ -339,6 +346,8 @@ class Scheduler:
                 reply = self._adapters.obey(message, self._requests.values())
                 if reply is not None:  # else once it is read
                     self._outbox.reply(reply)
+            case ChangeSession():
+                self._outbox.reply(self._sessions.obey(message))
             case Control():
                 self._control.message = message
                 if message.abort_all:
@@ -353,9 +362,10 @@ class Scheduler:
     def _take(self, message: Generate) -> None:
         try:
             self._control.check()
-            self._handover.check(message)
             if self._adapters.hold(message):
                 return
+            message = self._sessions.joined(message)
+            self._handover.check(message)
             request = self._intake.request(message, len(self._queue) + self._held, self._clock())
             ticket = self._gate.ticket(message.sampling)
         except RequestError as error:
@@ -366,6 +376,7 @@ class Scheduler:
         if opened.ended is not None:  # it was resumed and had nothing more to generate
             return
         self._requests[request.handle] = request
+        self._sessions.begin(message, request)
         if not self._handover.enter(request, message, ticket):
             self._queue_up(request, ticket)
 
@@ -418,6 +429,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.handle]
+        self._sessions.ended(request)
         self._planner.learn(request)
 
     def _pause(self, message: Pause) -> Reply:
@@ -507,6 +519,7 @@ class Scheduler:
             "num_running_reqs": self._table.running,
             "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + adapted,
             "num_grammar_queue_reqs": len(self._gate),
+            "num_open_sessions": len(self._sessions),
             "num_retracted_reqs": sum(1 for request in self._queue if request.retractions),
             **self._cache.figures,
             **self._committer.figures,

@@ -67,7 +67,14 @@ class Media:
         if self._limits.speech is not None or (not items and not len(places)):
             return message.namespace
         if (media := self._limits.media) is None:
-            raise RequestError("This engine reads text alone: it has no encoder for images, video or sound.")
+            text = (
+                "it has no encoder for images, video or sound; input_embeds need --device cpu --attention-backend torch"
+            )
+            raise RequestError(f"This engine reads text alone: {text}.")
+        for item in items:
+            if item.kind == "embeds" and (width := item.features[0].shape[-1]) != media.width:
+                expected = f"this model reads {media.width}" if media.width else "a multi-modal model reads none here"
+                raise RequestError(f"input_embeds has vectors of {width} numbers; {expected}.", field="input_embeds")
         if message.bootstrap is not None:
             raise RequestError("Prompts with media are not handed from engine to engine; send them to a unified one.")
         spans = [(begin, size) for item in items for begin, size in item.spans]

@@ -101,6 +101,7 @@ class Planner:
         must have arrived.
         """
         self._batch.release_passed()
+        self._cache.yield_pins(self._forecast.wanted(next(iter(self._queue), None)))
         if not self.retraction.ensure_pages(now, drained=drained):
             return None
         edits = self._batch.take_edits()

@@ -6,7 +6,7 @@ Only this class moves pages between the pool, the tree and the `GroupPages` of f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from bough.core.settings import MemorySettings
 from bough.memory.tree.audit import Audit, audit_pages
 from bough.memory.tree.events import DEVICE, KVEvent
 from bough.memory.tree.groups import GroupPages
+from bough.memory.tree.node import Node
 from bough.memory.tree.pool import PagePool
 from bough.memory.tree.snapshot import snapshot, tokens_of
 from bough.memory.tree.tree import Match, RadixTree
@@ -43,6 +44,7 @@ class PrefixCache:
         self.groups = tuple(GroupPages(group, pages, limits.page_size) for group, pages in further)
         self.tree = RadixTree(limits.page_size, memory.radix_eviction_policy, on_event, self.groups, medium)
         self.evicted = 0  # since the start
+        self._pins: dict[Hashable, Node] = {}  # what stays though no request reads it, the oldest first
 
     @property
     def available(self) -> int:
@@ -85,6 +87,28 @@ class PrefixCache:
         self.tree.unlock(match.node)
         for group, pages in zip(self.groups, match.group_pages, strict=True):
             group.release(pages[pages > 0])
+
+    def pin(self, name: Hashable, tokens: IntArray, namespace: str) -> None:
+        """Keeps what the tree has of these tokens, until `unpin` or until its pages are needed."""
+        self._pins[name] = self.tree.match(tokens if self.share else tokens[:0], namespace, touch=False).node
+        self.tree.lock(self._pins[name])
+
+    def unpin(self, name: Hashable) -> None:
+        if (node := self._pins.pop(name, None)) is not None:
+            self.tree.unlock(node)
+
+    def yield_pins(self, needed: int) -> None:
+        """Gives up pins, the oldest first, until so many pages are available."""
+        while self._pins and self.growth < needed:
+            self.unpin(next(iter(self._pins)))
+
+    def pinned_pages(self) -> int:
+        nodes: set[Node] = set()
+        for node in self._pins.values():
+            while node.parent is not None and node not in nodes:
+                nodes.add(node)
+                node = node.parent
+        return sum(len(node.pages) for node in nodes)
 
     # What was computed elsewhere: pages of another tier, or of another engine.
 
@@ -168,7 +192,8 @@ class PrefixCache:
         return self.tree.evict(count)
 
     def flush(self) -> None:
-        """Forgets every prefix that nobody reads."""
+        """Forgets every prefix that nobody reads, pinned or not."""
+        self.yield_pins(self.pool.total + 1)
         self.pool.give(self.tree.reset())
 
     def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:

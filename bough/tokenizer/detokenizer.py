@@ -20,6 +20,7 @@ from bough.messages.outputs import (
     Deltas,
     DraftCounts,
     Ended,
+    HiddenStates,
     LogprobRun,
     Open,
     Reply,
@@ -62,6 +63,8 @@ class Stream:
     drafts: DraftCounts | None = None
     vector: bytes = b""
     sent: bool = False
+    count: int = 0  # of all ids
+    states: list[HiddenStates] = field(default_factory=list)
 
     def due(self) -> bool:
         """The first token goes out at once, whatever the interval: it is what people wait for."""
@@ -78,8 +81,9 @@ class Stream:
             self.retractions,
             self.drafts,
             self.vector,
+            self.states,
         )
-        self.text, self.ids, self.logprobs, self.started, self.sent = [], [], [], None, True
+        self.text, self.ids, self.logprobs, self.states, self.started, self.sent = [], [], [], [], None, True
         return delta
 
 
@@ -136,7 +140,7 @@ class Detokenizer:
         replay = stream.take(message.handle)
         stream.sent = False  # the first token that follows is waited for like any first one
         if stopped is not None and message.ended is None:
-            self._outlet.stream_ended(StreamEnded(message.handle))
+            self._outlet.stream_ended(StreamEnded(message.handle, stream.count))
         ends = [] if stopped is None else [self._close(message.handle, stream, stopped, None)]
         self._outlet.deltas(Deltas(ends, [replay]))
 
@@ -151,6 +155,9 @@ class Detokenizer:
         for handle, drafts in message.drafts.items():
             if (stream := self._streams.get(handle)) is not None:
                 stream.drafts = drafts
+        for handle, states in message.states.items():
+            if (stream := self._streams.get(handle)) is not None:
+                stream.states.append(states)
         ended = {end.handle: end for end in message.ended}
         handles = np.frombuffer(message.handles, dtype=np.int64).tolist()
         tokens = np.frombuffer(message.tokens, dtype=np.int32).tolist()
@@ -173,7 +180,7 @@ class Detokenizer:
             if stopped is not None:
                 ended.pop(handle, None)
                 if end is None:
-                    self._outlet.stream_ended(StreamEnded(handle))
+                    self._outlet.stream_ended(StreamEnded(handle, stream.count))
                 deltas.append(self._close(handle, stream, stopped, end))
             elif stream.due() and handle not in ended:
                 deltas.append(stream.take(handle))
@@ -186,6 +193,7 @@ class Detokenizer:
     def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
         """Adds a token, perhaps the last; a reason when its text completes a stop string or cannot be searched."""
         stream.ids.append(token)
+        stream.count += 1
         if stream.decoder is None or (isinstance(end, FinishStop) and not stream.keep_stop_token):
             return None
         return _add_text(stream, stream.decoder.push((token,)))

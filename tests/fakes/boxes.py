@@ -32,6 +32,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "bootstrap",
         "adapter",
         "media",
+        "session",
     )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)

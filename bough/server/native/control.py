@@ -42,6 +42,7 @@ TAKE_AGAIN = "Take the memory again; weights are read from their files"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
 STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach and detach one, are answered with 400"
+OPEN = "Keep a conversation whose requests bring only what is new of it; answers with its id"
 CLEAR = "Remove all keys and values from the store, those of other engines that share it too"
 STORAGE_SETTINGS = ("hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy")
 SETTINGS = {f.name: f for _, f in all_fields()}
@@ -59,7 +60,18 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     def record(action: Literal["start", "stop", "dump"]) -> Callable[[schemas.Nothing], Coroutine[Any, Any, Reply]]:
         return lambda _: client.record_experts(action)
 
+    session: dict[str, Any] = {"access": "api", **get_or_post}
     return [
+        Endpoint(
+            "/open_session", partial(open_session, context), OPEN, body=schemas.SessionBody, answer=str, **session
+        ),
+        command_route(
+            "/close_session",
+            "Forget a session; its requests run on",
+            lambda body: client.change_session(body.session_id, open=False),
+            schemas.NamedSession,
+            **session,
+        ),
         Endpoint(
             "/flush_cache",
             partial(flush_cache, context),
@@ -162,6 +174,12 @@ async def flush_cache(context: ServerContext, request: Request, body: schemas.No
             await asyncio.sleep(min(left, RETRY_S))
 
     return outcome_of(await while_connected(request, flush()))
+
+
+async def open_session(context: ServerContext, request: Request, body: schemas.SessionBody) -> Response:
+    refuse_unsupported(body)
+    opening = context.client.change_session(body.session_id, timeout_s=body.timeout)
+    return json_response(raise_if_refused(await while_connected(request, opening)).message)
 
 
 async def storage_backend(context: ServerContext, request: Request) -> Response:

@@ -68,8 +68,9 @@ async def vertex_generate(context: ServerContext, request: Request, body: Vertex
 
 async def generate(context: ServerContext, request: Request, body: GenerateBody) -> Response:
     refuse_unsupported(body)
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("Give exactly one of text and input_ids.", field="text")
+    if sum(given is not None for given in (body.text, body.input_ids, body.input_embeds)) != 1:
+        instead = "" if body.input_embeds is None else ", or input_embeds instead of both"
+        raise RequestError(f"Give exactly one of text and input_ids{instead}.", field="text")
     set_field_names(TEXT_NAMES if body.input_ids is None else {})
     inputs = dataclasses.replace(
         await read_inputs(context, body), watched=not body.no_logs, metered=body.log_metrics is not False

@@ -43,11 +43,11 @@ Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
 
 # Fields whose feature this engine does not have: accepted when they ask for nothing.
 NOT_HERE = (
-    "input_embeds", "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes",
+    "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes",
     "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
-    "session_params", "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
-    "return_hidden_states", "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
+    "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
+    "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
     "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
@@ -69,10 +69,11 @@ Media = str | dict[str, Any] | list[Any]  # a URL, data URL, base64 or file; a l
 
 
 class GenerateBody(OtherFields, kw_only=True):
-    """What to continue, and how. Exactly one of `text` and `input_ids` is given; lists make a batch."""
+    """What to continue, and how. Exactly one of the first three is given; lists make a batch."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
+    input_embeds: list[list[Any]] | None = None  # vectors in the place of tokens, or lists of them
     sampling_params: Sampling | list[Sampling | None] | None = None
     rid: str | list[str | None] | None = None
     stream: bool | None = None
@@ -94,6 +95,8 @@ class GenerateBody(OtherFields, kw_only=True):
     audio_data: Media | None = None
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
+    return_hidden_states: bool | list[bool | None] | None = None  # with --enable-return-hidden-states
+    session_params: dict[str, Any] | list[dict[str, Any] | None] | None = None  # id, rid, offset, replace, ...
     routed_dp_rank: int | None = None  # the replica that gets it
     data_parallel_rank: int | None = None  # the same by its older name
     bootstrap_host: str | list[str | None] | None = None  # the prefill engine, for a decode engine
@@ -146,6 +149,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     spec_num_proposed_drafts: int | None = None
     spec_accept_histogram: list[int] | None = None
     timings: Timings | None = None
+    hidden_states: list[list[Any]] | None = None  # [tokens, size] of the prompt, then [size] of each token
 
 
 class GenerateOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -321,6 +325,19 @@ class AdapterBody(NamedAdapter, kw_only=True):
 
     lora_path: str
     pinned: bool | None = None
+
+
+class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`timeout`: seconds without a request after which it is closed; an hour when left out. No capacity is kept to."""
+
+    capacity_of_str_len: int | None = None
+    session_id: str | None = None
+    streaming: Annotated[bool | None, UNSUPPORTED] = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+
+
+class NamedSession(msgspec.Struct, forbid_unknown_fields=True):
+    session_id: str
 
 
 class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -69,6 +69,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishWord | None = None
     matched_stop: int | str | UnsetType | None = UNSET
     meta_info: dict[str, Any] | UnsetType = UNSET
+    hidden_states: list[float] | UnsetType = UNSET  # of the last token
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +132,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishWord | None = None
     matched_stop: int | str | UnsetType | None = UNSET
     meta_info: dict[str, Any] | UnsetType = UNSET
+    hidden_states: list[float] | UnsetType = UNSET  # of the last token
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +181,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishWord | None = None
     matched_stop: int | str | UnsetType | None = UNSET
     meta_info: dict[str, Any] | UnsetType = UNSET
+    hidden_states: list[float] | UnsetType = UNSET  # of the last token
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -284,4 +284,5 @@ class AnswerWriter(Writer):
             "finish_reason": "tool_calls" if called and finish.kind == "stop" else finish.kind,
             "matched_stop": finish.matched if isinstance(finish, FinishStop) else None,
             "meta_info": answer.meta_info() if self._request.return_meta_info else UNSET,
+            "hidden_states": (answer.hidden_states[1:] or [[]])[-1] if self._request.return_hidden_states else UNSET,
         }

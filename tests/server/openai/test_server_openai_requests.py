@@ -151,8 +151,8 @@ def test_completion_values_out_of_range_are_refused_by_name(field: str, value: A
         ("functions", [{"name": "f"}]),
         ("modalities", ["text", "audio"]),
         ("web_search_options", {}),
-        ("return_hidden_states", True),
-        ("session_params", {"id": "1"}),
+        ("session_id", "1"),
+        ("return_routed_experts", True),
     ],
 )
 def test_chat_values_that_cannot_be_served_are_refused_by_name(field: str, value: Any) -> None:

@@ -363,9 +363,7 @@ class RequestOutput:
             meta["prompt_token_ids"] = self.prompt.shown_ids[: self.prompt_tokens].tolist()
         if self._drafts is not None:
             meta.update(draft_fields(self._drafts, len(self.ids)))
-        if (
-            self.prompt.pooling == ALL_STATES and self.finish is not None
-        ):  # much: of a stream only the last event has them
+        if self.prompt.pooling == ALL_STATES and self.finish is not None:  # much: a stream has them at its end
             meta["hidden_states"] = self.hidden_states
         if self.prompt.logprobs is not None:
             meta.update(self._logprob_fields(self.prompt.logprobs))

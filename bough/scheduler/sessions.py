@@ -116,9 +116,9 @@ class Sessions:
     def begin(self, message: Generate, request: Request) -> None:
         """The request of this message was taken."""
         if (asked := message.session) is not None:
-            name, prompt = asked.id or "", request.tokens[: request.prompt_len]
-            self._open[name].branches[message.rid] = Branch(request.handle, asked.rid, len(prompt), prompt, request)
-            self._places[request.handle] = name, message.rid
+            prompt = request.tokens[: request.prompt_len]
+            name, rid = self._places[request.handle] = asked.id or "", message.rid
+            self._open[name].branches[rid] = Branch(request.handle, asked.rid, len(prompt), prompt, request)
             self._tokens += len(prompt)
 
     def ended(self, request: Request) -> None:

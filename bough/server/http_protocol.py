@@ -24,12 +24,15 @@ log = logging.getLogger(__name__)
 
 EXCHANGE_KEY = "bough.exchange"  # of the scope
 MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
+MOST_HEAD = 1 << 18  # bytes that come without being of a body: request line and headers, or what follows a body
 BODILESS = (204, 304)
 PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 STATUS_LINES = {code: f"HTTP/1.1 {code} {PHRASES.get(code, '')}\r\n".encode() for code in range(100, 600)}
 CLOSE = b"connection: close\r\n"
 BAD_REQUEST = STATUS_LINES[400] + b"content-type: text/plain\r\ncontent-length: 29\r\n" + CLOSE
 BAD_REQUEST += b"\r\nThis is not an HTTP request.\n"
+TOO_LARGE = STATUS_LINES[431] + b"content-type: text/plain\r\ncontent-length: 58\r\n" + CLOSE
+TOO_LARGE += b"\r\nThe request line and headers may have 256 KiB; send less.\n"
 FAILED = [(b"content-type", b"text/plain"), (b"content-length", b"21"), (b"connection", b"close")]
 
 
@@ -46,6 +49,7 @@ class HttpProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._deaf = False  # what comes is not read any more
         self._paused = False
+        self._unused = 0  # bytes since a head was whole or a piece of a body came
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._incoming: Exchange | None = None  # whose body arrives
@@ -90,9 +94,13 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._active_s = self.loop.time()
+        if not self._unused:  # a head must be whole within the time that a connection may be idle
+            self._active_s = self.loop.time()
+        self._unused += len(data)
         try:
             self._parser.feed_data(data)
+            if self._unused > MOST_HEAD:
+                self._refuse(TOO_LARGE)
         except httptools.HttpParserUpgrade:  # to a protocol that is not spoken here: the request is answered as it is
             self._stop_reading()
         except httptools.HttpParserError:
@@ -105,13 +113,13 @@ class HttpProtocol(asyncio.Protocol):
         if last is not None:
             last.keep_alive = False
 
-    def _refuse(self) -> None:
+    def _refuse(self, answer: bytes = BAD_REQUEST) -> None:
         if self._waiting and not self._waiting[-1].whole:
             self._waiting.pop()
         self._stop_reading()
         if self._current is None or not self._current.whole:
             if self._current is None or not self._current.started:
-                self.transport.write(BAD_REQUEST)
+                self.transport.write(answer)
             self.transport.close()
 
     def on_message_begin(self) -> None:
@@ -127,6 +135,7 @@ class HttpProtocol(asyncio.Protocol):
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         version = self._parser.get_http_version()
+        self._unused = 0
         headers, self._headers = self._headers, []  # what follows the body is left out
         scope: Scope = {
             "type": "http",
@@ -152,11 +161,13 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         assert self._incoming is not None
+        self._unused = 0
         if self._incoming.take(body) > MOST_WAITING:
             self.pause_reading()
 
     def on_message_complete(self) -> None:
         assert self._incoming is not None
+        self._unused = 0
         self._incoming.whole = True
         self._incoming.take(b"")
 

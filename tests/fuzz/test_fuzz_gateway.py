@@ -171,3 +171,8 @@ def test_the_gateways_own_routes(url: str, cases: int) -> None:
         own_routes(url, method, path, body, sent)
 
     try_route()
+
+
+def test_what_all_workers_refuse_is_the_requests_fault(url: str) -> None:
+    response = CLIENT.post(f"{url}/abort_request", json={"no such field": 1})
+    assert response.status_code == 400 and list(response.json()["workers"].values()) == [400]

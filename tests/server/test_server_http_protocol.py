@@ -10,6 +10,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bough.core.server_settings import ServerSettings
+from bough.server import http
 from bough.server.http import HttpServer, open_listener
 from bough.server.http_protocol import EXCHANGE_KEY
 
@@ -140,6 +141,55 @@ def test_a_wish_for_another_protocol_is_passed_over() -> None:
 )
 def test_what_is_no_request_is_refused(nonsense: bytes) -> None:
     assert answers(echo, nonsense).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+ENDLESS = {
+    "a path": b"GET /",
+    "a header": HEAD + b"X: ",
+    "headers": HEAD,
+    "what follows a body": HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n",
+}
+
+
+@pytest.mark.parametrize("beginning", ENDLESS.values(), ids=ENDLESS)
+def test_what_surrounds_a_body_has_an_end(beginning: bytes) -> None:
+    more = b"X-More: some\r\n" if beginning.endswith(b"\r\n") else b"x"
+    pieces = [more * (10_000 // len(more))] * 80
+
+    async def play() -> bytes:
+        async with served(echo) as connect, asyncio.timeout(30):
+            reader, writer = await connect()
+            writer.write(beginning)
+            with contextlib.suppress(ConnectionError):  # it is closed before all is sent
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            with contextlib.suppress(ConnectionError):
+                return await reader.read()
+            return b""
+
+    raw = asyncio.run(play())
+    assert raw == b"" or (raw.startswith(b"HTTP/1.1 431 ") and raw.endswith(b"send less.\n"))
+
+
+def test_a_head_that_comes_byte_by_byte_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "KEEP_ALIVE_S", 1)
+
+    async def play() -> bytes:
+        async with served(echo) as connect, asyncio.timeout(30):
+            reader, writer = await connect()
+            reading = asyncio.create_task(reader.read())
+            with contextlib.suppress(ConnectionError):
+                writer.write(HEAD + b"X: ")
+                while not reading.done():
+                    writer.write(b"x")
+                    await asyncio.sleep(0.05)
+                return await reading
+            return b""
+
+    assert asyncio.run(play()) == b""
 
 
 def test_nonsense_behind_a_request_costs_it_nothing() -> None:

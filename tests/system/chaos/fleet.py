@@ -59,6 +59,7 @@ class Fleet:
         self._clock.write_bytes(struct.pack("d", 0.0))
         self._environment = self._prepare_environment()
         self._logs = 0
+        self._down_since: float | None = None  # the gateway as a whole
         self._guard: asyncio.Task[None] | None = None
         self.session: aiohttp.ClientSession
 
@@ -155,11 +156,15 @@ class Fleet:
                 self.third = self._start_third()
             if self.gateway.poll() is not None:
                 self.restarts["gateway"] += 1
-                begin = time.monotonic() - 1.0
-                self.gateway_outages.append((begin, float("inf")))
+                if self._down_since is None:
+                    self._down_since = time.monotonic() - 1.0
+                    self.gateway_outages.append((self._down_since, float("inf")))
+                await asyncio.sleep(1.0)  # the port may still be another's
                 self.gateway = self._start_gateway()
-                await self.wait_for(1)
-                self.gateway_outages[-1] = (begin, time.monotonic())
+            elif self._down_since is not None and await self.healthy():
+                outage = self.gateway_outages.index((self._down_since, float("inf")))
+                self.gateway_outages[outage] = (self._down_since, time.monotonic())
+                self._down_since = None
 
     # What it looks like -----------------------------------------------------------------------------------------------
 

@@ -109,7 +109,8 @@ class NativeEngine(ScriptedEngine):
         dumps = isinstance(message, Control) and message.command == RecordExperts("dump")
         shows = isinstance(message, Control) and isinstance(message.command, ReadWeight)
         done = "[[3, 1], [0, 4]]" if dumps else "[[0.5]]" if shows else "done"
-        reply = Reply(message.call, ok, done if ok else "busy", self.state | {"num_paused_requests": 0})
+        data = {"ids": None} | self.state if isinstance(message, GetTree) else self.state | {"num_paused_requests": 0}
+        reply = Reply(message.call, ok, done if ok else "busy", data)
         loop.call_soon(self.client.receive, reply)
 
 

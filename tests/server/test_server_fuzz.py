@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from bough.messages.requests import Generate
+from bough.server import live_tree
 from bough.server.app import App
 from bough.server.protocols import all_endpoints
 from tests.fakes.scripted_engine import IM_END
@@ -37,6 +38,12 @@ CHECKS = [
         "unsupported_method",
     )
 ]
+
+
+@pytest.fixture(autouse=True)
+def quick_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of the tree lasts ten of these."""
+    monkeypatch.setattr(live_tree, "PERIOD_S", 0.001)
 
 
 @schema.parametrize()

@@ -26,15 +26,7 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import AdapterRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
-from bough.core.plan import (
-    BatchPlan,
-    InFlight,
-    InputLogprobs,
-    IntArray,
-    Limits,
-    LogprobSpec,
-    TokenMasks,
-)
+from bough.core.plan import BatchPlan, InFlight, InputLogprobs, IntArray, Limits, LogprobSpec, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import NO_ROWS, AdapterInputs, AdapterStore
 from bough.executor.control import ModelControl
@@ -424,13 +416,7 @@ class CudaExecutor:
         return tokens.masked_fill_(bad, -1)
 
     def _decode_hidden(
-        self,
-        size: int,
-        few_keys: bool,
-        lens: IntArray | None = None,
-        *,
-        shared: bool = False,
-        adapted: bool = False,
+        self, size: int, few_keys: bool, lens: IntArray | None = None, *, shared: bool = False, adapted: bool = False
     ) -> torch.Tensor:
         """Of the step in the persistent buffers. A graph is for any lengths: it is captured without them."""
         token_ids, batch = self._inputs.decode_batch(size, few_keys, lens, shared=shared)

@@ -266,11 +266,7 @@ ENCODER_BYTES = 1 << 30  # for what encoders compute in one step, which is not m
 
 
 def build_cuda(
-    loaded: LoadedWeights,
-    files: ModelFiles,
-    settings: Settings,
-    makers: KernelMakers,
-    draft: LoadedDraft | None = None,
+    loaded: LoadedWeights, files: ModelFiles, settings: Settings, makers: KernelMakers, draft: LoadedDraft | None = None
 ) -> LoadedModel:
     config, held, device = loaded.config, loaded.topology.held(loaded.config), loaded.device
     if config.vocab_size > MAX_VOCAB_SIZE:

@@ -160,12 +160,7 @@ class Ops:
         return (self.silu_mul if activation == "silu" else self.gelu_tanh_mul)(gate_up), stream
 
     def routed_experts(
-        self,
-        x: torch.Tensor,
-        router: Router,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
+        self, x: torch.Tensor, router: Router, moe: MoEConfig, matrices: ExpertMatrices, activation: Activation
     ) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
         logits = self.router_logits(x, router.weight)

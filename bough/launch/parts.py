@@ -32,10 +32,7 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
         path = Path(settings.tokenizer_path).expanduser()
     metadata = _gguf_metadata(path) if path.suffix.lower() == ".gguf" and not path.is_dir() else None
     return load_tokenizer(
-        path,
-        chat_template=settings.chat_template,
-        metadata=metadata,
-        trust_remote_code=settings.trust_remote_code,
+        path, chat_template=settings.chat_template, metadata=metadata, trust_remote_code=settings.trust_remote_code
     )
 
 

@@ -25,11 +25,7 @@ from bough.models.fields import Fields, read_json
 from bough.models.registry import FALLBACK, find_family, runs_transformers, supported_architectures
 
 # What Mistral's params.json does not say, such as what it means where it has no window.
-PARAMS_DEFAULTS = {
-    "sliding_window": None,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 10_000.0,
-}
+PARAMS_DEFAULTS = {"sliding_window": None, "max_position_embeddings": 32_768, "rope_theta": 10_000.0}
 SPEECH_FIELDS = ("suppress_tokens", "begin_suppress_tokens")
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -120,11 +116,7 @@ def _generation_eos(files: ModelFiles) -> tuple[int, ...]:
 
 
 def _build(
-    where: str,
-    given: Mapping[str, Any],
-    overrides: Mapping[str, Any],
-    more_eos: tuple[int, ...],
-    impl: str = "auto",
+    where: str, given: Mapping[str, Any], overrides: Mapping[str, Any], more_eos: tuple[int, ...], impl: str = "auto"
 ) -> ModelConfig:
     family = _family(where, {**given, **overrides}, impl)
     text = Fields(where, given).section("text_config")  # a multimodal checkpoint keeps its language model there

@@ -195,11 +195,7 @@ class Family:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         factor, step = self._processed.patch_size * self._processed.merge_size, self._processed.temporal_patch_size
-        size = {
-            "shortest_edge": 128 * factor**2,
-            "longest_edge": 768 * factor**2,
-            **(self._clips.get("size") or {}),
-        }
+        size = {"shortest_edge": 128 * factor**2, "longest_edge": 768 * factor**2, **(self._clips.get("size") or {})}
         low, high = (self._clips.get(name) for name in ("min_pixels", "max_pixels"))
         low, high = low or size["shortest_edge"], high or size["longest_edge"]
         if not self._timed:

@@ -43,10 +43,7 @@ class MistralTemplate(ChatTemplate):
         fitted = [self._fitted(message) for message in messages]  # which refuses media
         try:
             request = ChatCompletionRequest.from_openai(
-                fitted,
-                None if tools is None else list(tools),
-                continue_final_message=continue_final_message,
-                **extra,
+                fitted, None if tools is None else list(tools), continue_final_message=continue_final_message, **extra
             )
             ids = self._library.encode_chat_completion(request).tokens
         except (MistralCommonException, TypeError, ValueError, AttributeError, LookupError) as error:

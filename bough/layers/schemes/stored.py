@@ -127,13 +127,7 @@ class W4Weight(LinearWeight):
     loaded; activations stay as they are."""
 
     def __init__(
-        self,
-        in_features: int,
-        parts: Sequence[Part],
-        bias: bool,
-        placement: Placement,
-        form: Form,
-        stored: bool = True,
+        self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement, form: Form, stored: bool = True
     ) -> None:
         self._parts, self._form, self._stored, self._ops = tuple(parts), form, stored, placement.ops
         outputs = sum(part.outputs for part in parts)

@@ -113,9 +113,7 @@ class ChatWriter(AnswerWriter):
         ]
         empty = not parsed.text and (parsed.calls or parsed.reasoning)
         return objects.ChatMessage(
-            content=None if empty else parsed.text,
-            reasoning_content=parsed.reasoning or None,
-            tool_calls=calls or None,
+            content=None if empty else parsed.text, reasoning_content=parsed.reasoning or None, tool_calls=calls or None
         )
 
     def _logprobs(self, piece: Piece) -> objects.ChatLogprobs | None:

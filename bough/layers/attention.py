@@ -16,8 +16,9 @@ from bough.attention.base import AttentionSpec
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import QKNormRope, norm_rope_store_
+from bough.kernels.ops import WithSum
 from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
-from bough.layers.norm import NO_NORM, NormLayer, RmsNorm
+from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -96,24 +97,16 @@ class SelfAttention:
             any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
             self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: NormLayer,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, positions: torch.Tensor, ctx: ForwardContext) -> WithSum:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
         spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
         gate = None
         if self._gate is not None:  # a product of its own: kernels take queries, keys and values without a gap
-            x, total = norm(x, residual, ctx)
-            gate = self._gate.after(NO_NORM, x, None, ctx)[0]
-            qkv, _ = self._qkv.after(NO_NORM, x, None, ctx)
+            normed, total = inputs.taken(ctx)
+            gate, qkv = self._gate(normed, ctx), self._qkv(normed, ctx)
         else:
-            qkv, total = self._qkv.after(norm, x, residual, ctx)
-        qkv = qkv.view(x.shape[0], -1, spec.head_dim)
+            qkv, total = self._qkv.after(inputs, ctx)
+        qkv = qkv.view(qkv.shape[0], -1, spec.head_dim)
         if self._shares_norms:
             self._normalise_whole(qkv, spec)
         if self._growth is not None:

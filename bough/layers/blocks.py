@@ -16,7 +16,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
 from bough.layers.moe import make_mlp
-from bough.layers.norm import NO_NORM, NormLayer, make_norm
+from bough.layers.norm import NO_NORM, Inputs, NormLayer, make_norm
 from bough.layers.placement import Placement
 from bough.layers.recurrent import RecurrentLayer
 from bough.layers.weights import WeightSlot, slots_of
@@ -62,8 +62,8 @@ class PreNormBlock(Block):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
-        return self.mlp(x, residual, self.post_attention_layernorm, ctx)
+        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), positions, ctx)
+        return self.mlp(Inputs(x, residual, self.post_attention_layernorm), ctx)
 
 
 class PostNormBlock(Block):
@@ -78,8 +78,8 @@ class PostNormBlock(Block):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        x = self.post_attention_layernorm(*self.self_attn(x, residual, NO_NORM, positions, ctx), ctx)[0]
-        return self.post_mlp_layernorm(*self.mlp(x, None, NO_NORM, ctx), ctx)[0], None
+        x = self.post_attention_layernorm(*self.self_attn(Inputs(x, residual), positions, ctx), ctx)[0]
+        return self.post_mlp_layernorm(*self.mlp(Inputs(x), ctx), ctx)[0], None
 
 
 class ParallelBlock(Block):
@@ -97,13 +97,13 @@ class ParallelBlock(Block):
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.post_attention_layernorm is not None:
-            attended, total = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
-            return attended + self.mlp(total, None, self.post_attention_layernorm, ctx)[0], total
+            attended, total = self.self_attn(Inputs(x, residual, self.input_layernorm), positions, ctx)
+            return attended + self.mlp(Inputs(total, None, self.post_attention_layernorm), ctx)[0], total
         normed, total = self.input_layernorm(x, residual, ctx)
-        attended, normed = self.self_attn(normed, None, NO_NORM, positions, ctx)
+        attended, normed = self.self_attn(Inputs(normed), positions, ctx)
         if ctx.logits_indices is not None:
             total = self._take_rows(total, ctx.logits_indices)
-        return attended + self.mlp(normed, None, NO_NORM, ctx)[0], total
+        return attended + self.mlp(Inputs(normed), ctx)[0], total
 
 
 class SandwichBlock(Block):
@@ -121,10 +121,9 @@ class SandwichBlock(Block):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
-        x, residual = self.mlp(
-            self.post_attention_layernorm(x, None, ctx)[0], residual, self.pre_feedforward_layernorm, ctx
-        )
+        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), positions, ctx)
+        x = self.post_attention_layernorm(x, None, ctx)[0]
+        x, residual = self.mlp(Inputs(x, residual, self.pre_feedforward_layernorm), ctx)
         return self.post_feedforward_layernorm(x, None, ctx)[0], residual
 
 
@@ -143,12 +142,12 @@ class SingleBlock(Block):
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._mixer is not None:
-            return self._mixer(x, residual, self._norm, positions, ctx)
+            return self._mixer(Inputs(x, residual, self._norm), positions, ctx)
         assert self._mlp is not None
         if ctx.logits_indices is not None:
             x = self._take_rows(x, ctx.logits_indices)
             residual = None if residual is None else self._take_rows(residual, ctx.logits_indices)
-        return self._mlp(x, residual, self._norm, ctx)
+        return self._mlp(Inputs(x, residual, self._norm), ctx)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         mixer = self._mixer or self._mlp

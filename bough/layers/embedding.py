@@ -24,7 +24,7 @@ class Embedding:
         self._scale = float(torch.tensor(scale, dtype=placement.dtype))
 
     def __call__(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        if ctx.adapters is not None and isinstance(self.table, AdaptedTable):
+        if isinstance(self.table, AdaptedTable) and ctx.adapters is not None:
             return self.table.embed(token_ids, self._scale, ctx.adapters.tokens)
         return self.table.embed(token_ids, self._scale)
 

@@ -18,7 +18,7 @@ from bough.layers.attention import SelfAttention
 from bough.layers.blocks import Block, PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns
 from bough.layers.moe import make_mlp
-from bough.layers.norm import NO_NORM, make_norm
+from bough.layers.norm import NO_NORM, Inputs, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
 from bough.models.base import CausalLM
@@ -125,7 +125,7 @@ class EagleHead(TargetReader):
     ) -> torch.Tensor:
         assert hidden is not None
         both = torch.cat((self.target.embed(token_ids, ctx), hidden), dim=-1)
-        x, residual = self._product.after(NO_NORM, both, None, ctx)[0], None
+        x, residual = self._product(both, ctx), None
         for block in self._blocks:
             x, residual = block(x, residual, positions, ctx)
         return x if residual is None else x + residual
@@ -157,7 +157,7 @@ class Eagle3Head(TargetReader):
             self._offsets = torch.zeros(vocab_size, dtype=torch.int64, device=placement.device)
 
     def take_in(self, tapped: Sequence[torch.Tensor], ctx: ForwardContext) -> torch.Tensor:
-        return self._product.after(NO_NORM, torch.cat(list(tapped), dim=-1), None, ctx)[0]
+        return self._product(torch.cat(list(tapped), dim=-1), ctx)
 
     def advance(
         self, token_ids: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
@@ -165,8 +165,8 @@ class Eagle3Head(TargetReader):
         embedded = self._norms["input_layernorm"](self.target.embed(token_ids, ctx), None, ctx)[0]
         assert hidden is not None
         both = torch.cat((embedded, self._norms["hidden_norm"](hidden, None, ctx)[0]), dim=-1)
-        x, _ = self._attention(both, None, NO_NORM, positions, ctx)
-        x, residual = self._mlp(x, hidden, self._norms["post_attention_layernorm"], ctx)
+        x, _ = self._attention(Inputs(both), positions, ctx)
+        x, residual = self._mlp(Inputs(x, hidden, self._norms["post_attention_layernorm"]), ctx)
         return x + residual
 
     def best(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -197,7 +197,7 @@ class NextTokenLayer(TargetReader):
         assert hidden is not None
         embedded = self._embedding_norm(self.target.embed(token_ids, ctx), None, ctx)[0]
         both = torch.cat((embedded, self._hidden_norm(hidden, None, ctx)[0]), dim=-1)
-        x, residual = self._block(self._product.after(NO_NORM, both, None, ctx)[0], None, positions, ctx)
+        x, residual = self._block(self._product(both, ctx), None, positions, ctx)
         return self._norm(x, residual, ctx)[0]
 
     def slots(self) -> Iterator[WeightSlot]:

@@ -209,5 +209,5 @@ class PackedOps(Ops):
     packed_embedding: Callable[[torch.Tensor, PackedWeight, float], torch.Tensor]
     # Rows, weights whose outputs stand side by side, and a bias: the product.
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
-    # Rows, router, what corrects its scores, its bias, how it chooses, the experts and their activation.
+    # Rows, their router, how it chooses, the experts and their activation.
     packed_experts: Callable[..., torch.Tensor]

@@ -97,9 +97,9 @@ class SelfAttention:
             any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
             self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
 
-    def __call__(self, inputs: Inputs, positions: torch.Tensor, ctx: ForwardContext) -> WithSum:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
-        spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
+        spec, positions = self._spec if ctx.logits_indices is None else self._spec_of_ends, ctx.batch.positions
         gate = None
         if self._gate is not None:  # a product of its own: kernels take queries, keys and values without a gap
             normed, total = inputs.taken(ctx)
@@ -118,7 +118,7 @@ class SelfAttention:
         if self._has_kernels and not self._shares and positions.dim() == 1:
             attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool)
         if attended is None:
-            attended = self._rotate_and_run(qkv, spec, positions, ctx)
+            attended = self._rotate_and_run(qkv, spec, ctx)
         attended = attended.flatten(1)
         if gate is not None:
             attended = attended * gate.sigmoid()
@@ -138,11 +138,10 @@ class SelfAttention:
             weight = norm.rms.weight.float() + norm.rms.plus_one
             part.copy_((wide[place] * lengths[:, place, None] * weight).view(part.shape))
 
-    def _rotate_and_run(
-        self, qkv: torch.Tensor, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
+    def _rotate_and_run(self, qkv: torch.Tensor, spec: AttentionSpec, ctx: ForwardContext) -> torch.Tensor:
         """One operation after the other."""
-        pool, slots, kv_heads = ctx.pool, ctx.batch.slots[spec.group], 0 if self._shares else spec.kv_heads
+        pool, kv_heads = ctx.pool, 0 if self._shares else spec.kv_heads
+        positions, slots = ctx.batch.positions, ctx.batch.slots[spec.group]
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
         rotate = self._norm_rope_store_ if positions.dim() == 1 else self._by_axes_

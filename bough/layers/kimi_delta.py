@@ -39,10 +39,10 @@ class KimiDelta(RecurrentLayer):
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, b, f, g = parts
-        q, k, v = self._convolve(qkv, ctx).chunk(3, dim=1)
+        convolved = self._convolve(qkv, ctx).chunk(3, dim=1)
         steps = F.softplus(self._steps(f, ctx) + self._dt_bias)
         decay = self._rates * steps.view(len(steps), self._shape.heads, -1)
-        found = self._norm(self._recur(q, k, v, decay, b.sigmoid(), ctx), None, ctx)[0]
+        found = self._norm(self._recur(convolved, decay, b.sigmoid(), ctx), None, ctx)[0]
         return found.flatten(1) * self._gates(g, ctx).sigmoid()
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -61,10 +61,8 @@ class HearingBlock(PreNormBlock):
         self.encoder_attn_layer_norm = make_norm(config, placement)
         self.encoder_attn = CrossAttention(config, layer, placement)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), positions, ctx)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
+        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), ctx)
         x, residual = self.encoder_attn(Inputs(x, residual, self.encoder_attn_layer_norm), ctx)
         return self.mlp(Inputs(x, residual, self.post_attention_layernorm), ctx)
 

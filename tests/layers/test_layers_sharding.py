@@ -99,7 +99,7 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
     backend = TorchAttention()
     backend.prepare(batch)
     ctx = ForwardContext(backend, KVPool(config, (TOKENS,), 1, torch.float32, CPU, topology), batch)
-    return layer(Inputs(x, None, norm_of(config)), batch.positions, ctx)[0]
+    return layer(Inputs(x, None, norm_of(config)), ctx)[0]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

@@ -62,7 +62,7 @@ class PackedExperts(ExpertWeights):
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         weights = [weight.weight for weight in self._weights.values()]
         experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias)
-        return self._ops.packed_experts(x, *router, self._moe, experts, activation)
+        return self._ops.packed_experts(x, router, self._moe, experts, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, weight in self._weights.items():

@@ -83,7 +83,6 @@ class CudaExecutor:
         sampling: SamplingState,
         *,
         graphs: GraphSizes,
-        hidden_size: int,
         dtype: torch.dtype,
         weights: WeightStore | None = None,
         group: RankGroup = ALONE,
@@ -124,7 +123,7 @@ class CudaExecutor:
         self._graph_memory = GraphMemory(graphs.scratch_bytes, device)
         # Every graph writes here, so that no graph keeps memory of its own.
         most = max(limits.rows, MOST_TOKENS if drafts else 0)
-        self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device)
+        self._hidden = torch.zeros((most, model.config.hidden_size), dtype=dtype, device=device)
         parts = limits, inputs, staging, sampling, drafter, drafts
         self._drafted = DraftedSteps(self._forward, model.logits, self._hidden, *parts)
         for width, sizes in graphs.drafted.items():
@@ -434,7 +433,7 @@ class CudaExecutor:
         attention = self._attention if batch.both_ways is None else self._both_ways
         attention.prepare(batch)
         context = ForwardContext(attention, self._pool, batch, logits_indices, tapped, adapters, media)
-        return self._model.forward(token_ids, batch.positions, context)
+        return self._model.forward(token_ids, context)
 
     def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:
         first = int(layout.query_starts[want.index]) + want.first

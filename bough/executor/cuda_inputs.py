@@ -131,27 +131,10 @@ class CudaInputs:
     def mixed_batch(self, layout: StepLayout, both_ways: IntArray | None = None) -> tuple[torch.Tensor, AttentionBatch]:
         """A step with prompts or drafts in it, in fresh tensors."""
         to_device = self._staging.to_device
-        rows = to_device(layout.rows)
-        ids = to_device(layout.token_ids)
-        decodes = len(layout.from_device)
+        batch = layout.batch(to_device, self.page_tables, self._limits.page_size, both_ways)
+        ids, decodes = to_device(layout.token_ids), len(layout.from_device)
         if decodes:  # they stand first
-            ids.index_copy_(0, to_device(layout.from_device.astype(np.int64)), self.last_tokens[rows[:decodes]])
-        if layout.query_starts[decodes] > decodes:
-            decodes = 0  # with drafts they attend as prompts do
-        batch = AttentionBatch(
-            rows=rows,
-            lengths=to_device(layout.lengths),
-            decodes=decodes,
-            query_lens=layout.query_lens,
-            query_starts=layout.query_starts,
-            context_lens=layout.context_lens,
-            page_tables=self.page_tables,
-            slots=tuple(to_device(layout.slots)),
-            positions=to_device(layout.rotary),
-            page_size=self._limits.page_size,
-            both_ways=both_ways,
-            starts=to_device(layout.query_starts),
-        )
+            ids.index_copy_(0, to_device(layout.from_device.astype(np.int64)), self.last_tokens[batch.rows[:decodes]])
         return ids, batch
 
     def advance(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:

@@ -93,7 +93,6 @@ def assemble(
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device, agree),
         graphs=graphs,
-        hidden_size=loaded.config.hidden_size,
         dtype=loaded.dtype,
         weights=weights,
         group=loaded.group,
@@ -364,10 +363,10 @@ def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     batch = padding_batch(tokens, config.context_length, limits.page_size, device, len(pages))
-    ids, positions = torch.zeros_like(batch.positions), batch.positions
+    context = ForwardContext(attention, pool, batch, adapters=adapters)
     with torch.inference_mode():
         attention.prepare(batch)
-        hidden = loaded.model.forward(ids, positions, ForwardContext(attention, pool, batch, adapters=adapters))
+        hidden = loaded.model.forward(torch.zeros_like(batch.positions), context)
         if loaded.topology.is_last:
             loaded.model.logits(hidden[:rows])
         del hidden

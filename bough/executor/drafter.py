@@ -83,7 +83,7 @@ class Drafter:
             batch = self._column(layout, live, column - ahead, page_tables)
             context = ForwardContext(self._attention, self._pool, batch)
             self._attention.prepare(batch)
-            hidden = self._model.advance(tokens, hidden, batch.positions, context)
+            hidden = self._model.advance(tokens, hidden, context)
             tokens = self._agree(self._model.best(hidden, context))
             drafts[places, column] = tokens
         return drafts.flatten()[self._to_device(np.flatnonzero(np.arange(drafts.shape[1]) < wanted[:, None]))]
@@ -131,7 +131,7 @@ class Drafter:
         after `last`, those that hold of each of the rows."""
         self._attention.prepare(batch)
         context = ForwardContext(self._attention, self._pool, batch)
-        found = self._model.advance(behind, taken, batch.positions, context)
+        found = self._model.advance(behind, taken, context)
         if len(last):
             found = found[last]
             self._first[rows], self._hidden[rows] = self._agree(self._model.best(found, context)), found
@@ -147,7 +147,7 @@ class Drafter:
             batch = batch_of(slice(column * size, (column + 1) * size))
             context = ForwardContext(self._attention, self._pool, batch)
             self._attention.prepare(batch)
-            hidden = self._model.advance(last, hidden, batch.positions, context)
+            hidden = self._model.advance(last, hidden, context)
             if column + ahead + 1 < width:
                 last = self._agree(self._model.best(hidden, context))
                 tokens[column + ahead + 1].copy_(last)
@@ -167,7 +167,7 @@ class Drafter:
         end = self._to_device(np.array([len(token_ids) - 1]))  # of what comes out nothing is looked at
         self._attention.prepare(batch)
         context = ForwardContext(self._attention, self._pool, batch, end)
-        self._model.advance(token_ids, None, batch.positions, context)
+        self._model.advance(token_ids, None, context)
 
 
 def tokens_behind(

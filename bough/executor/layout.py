@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from bough.attention.batch import AttentionBatch
+from bough.attention.reading import ToDevice
 from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, PageSwap, RowSetup, positions_in_runs
 
 LongArray = npt.NDArray[np.int64]
@@ -54,6 +57,18 @@ class StepLayout:
     from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
     adapters: LongArray  # [tokens] the slots of their rows' adapters; 0: none
     common: IntArray | None = None  # [batch] `BatchPlan.common`, and 0 for prompts
+
+    def batch(
+        self, to_device: ToDevice, page_tables: tuple[torch.Tensor, ...], page_size: int, both_ways: IntArray | None
+    ) -> AttentionBatch:
+        """The step as attention takes it. Decodes, which stand first, attend as prompts do where they have drafts."""
+        decodes, host = len(self.from_device), (self.query_lens, self.query_starts, self.context_lens)
+        decodes = 0 if self.query_starts[decodes] > decodes else decodes
+        rows, lengths, starts = to_device(self.rows), to_device(self.lengths), to_device(self.query_starts)
+        slots, positions = tuple(to_device(self.slots)), to_device(self.rotary)
+        return AttentionBatch(
+            rows, lengths, decodes, *host, page_tables, slots, positions, page_size, starts=starts, both_ways=both_ways
+        )
 
 
 class RowMirror:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from bough.core.control import Command, CommandResult
-from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, PositionLogprobs, RowSetup, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, RowSetup, StepResult, TokenMasks
 from bough.executor.control import ModelControl
 from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.pooling import Pooler
-from bough.executor.verification import HostRows, prompt_logprobs
+from bough.executor.verification import ByPlace, HostRows, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
 
@@ -105,7 +105,7 @@ class NativeExecutor:
         layout = self._rows.apply(plan)
         prompts = self._prompts.marks(layout)
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
-        inputs: dict[int, PositionLogprobs] = {}
+        inputs: ByPlace = {}
         vectors: dict[int, FloatArray] = {}
         pooled = self._pooler.wanted(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for

@@ -22,7 +22,7 @@ from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, 
 from bough.attention.batch import AttentionBatch
 from bough.core.model_config import MoEConfig
 from bough.kernels.norm_rope_store.reference import QKNormRope
-from bough.kernels.ops import PackedExpertWeights, PackedOps
+from bough.kernels.ops import PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes, structs_of
 from bough.memory.pools.kv_pool import KVPool
 from bough.native.tape import MAX_EXPERTS, MAX_LATENT_DIM, Tape
@@ -280,14 +280,7 @@ class Recorder:
         return out
 
     def _experts(
-        self,
-        x: torch.Tensor,
-        router: torch.Tensor,
-        correction: torch.Tensor | None,
-        router_bias: torch.Tensor | None,
-        moe: MoEConfig,
-        experts: PackedExpertWeights,
-        activation: str,
+        self, x: torch.Tensor, router: Router, moe: MoEConfig, experts: PackedExpertWeights, activation: str
     ) -> torch.Tensor:
         if moe.experts > MAX_EXPERTS:
             raise NotRecordedError(f"{moe.experts} experts")
@@ -298,7 +291,8 @@ class Recorder:
         chosen = [self.place(ids), self.place(weights)]
         counts = (moe.experts, moe.per_token, SCORES[moe.scores], moe.groups, moe.top_groups)
         flags = (moe.group_score == "best_two", moe.renormalise, moe.simulate == "uniform")
-        routing = (*map(self._address, (router, router_bias, correction)), size, *counts, *flags, moe.scale, moe.jitter)
+        router_places = map(self._address, (router.weight, router.logit_bias, router.bias))
+        routing = (*router_places, size, *counts, *flags, moe.scale, moe.jitter)
         self._add("route", *routing, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
         kind, clamp = ACTIVATIONS[activation], moe.clamped_gate or (0.0, 0.0)
         if moe.clamped_gate is not None:

@@ -58,9 +58,9 @@ def record_forward(
 ) -> torch.Tensor:
     # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
     slots = torch.empty((len(model.config.kv_groups), 1), dtype=torch.int64, device="meta")
-    batch = cast(AttentionBatch, _Unread(tuple(slots)))
+    batch = cast(AttentionBatch, _Unread(tuple(slots), recorder.positions))
     context = ForwardContext(RecordingAttention(recorder), pool, batch, logits_indices)
-    return model.forward(recorder.positions, recorder.positions, context)
+    return model.forward(recorder.positions, context)
 
 
 class NativeTapes:
@@ -109,3 +109,4 @@ class _Unread:
     """What layers touch of a batch without looking at it."""
 
     slots: tuple[torch.Tensor, ...]
+    positions: torch.Tensor

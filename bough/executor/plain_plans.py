@@ -70,7 +70,7 @@ def run_padding(model: CausalLM, attention: AttentionBackend, pool: KVPool, limi
     """A step of so many tokens of nobody."""
     batch = padding_batch(tokens, limits.context_length, limits.page_size, pool.keys[0].device, len(limits.pages))
     attention.prepare(batch)
-    model.forward(torch.zeros_like(batch.positions), batch.positions, ForwardContext(attention, pool, batch))
+    model.forward(torch.zeros_like(batch.positions), ForwardContext(attention, pool, batch))
 
 
 def padding_batch(

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
-from bough.attention.batch import AttentionBatch
 from bough.attention.context import ForwardContext
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
@@ -89,20 +88,8 @@ class TorchExecutor:
         drafter, taps, hearing = self._drafter, None, self._hearing
         if drafter is not None:
             plan, taps = self._guess(drafter, plan, layout), drafter.taps()
-        batch = AttentionBatch(
-            rows=torch.from_numpy(layout.rows),
-            lengths=torch.from_numpy(layout.lengths),
-            # Decodes with drafts attend as prompts do.
-            decodes=0 if has_drafts(plan) else int((plan.given < plan.query_lens).sum()),
-            query_lens=layout.query_lens,
-            query_starts=layout.query_starts,
-            context_lens=layout.context_lens,
-            page_tables=self._page_tables,
-            slots=tuple(torch.from_numpy(layout.slots)),
-            positions=torch.from_numpy(layout.rotary),
-            page_size=self._limits.page_size,
-            both_ways=None if self._encoder is None else self._encoder.both_ways(plan, layout),
-        )
+        both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
+        batch = layout.batch(torch.from_numpy, self._page_tables, self._limits.page_size, both_ways)
         self._attention.prepare(batch)
         began = time.monotonic()
         media = None if self._encoder is None else self._encoder.run(plan, layout)
@@ -115,7 +102,7 @@ class TorchExecutor:
         if hearing is not None:
             context = replace(context, heard=hearing.begin(plan, context))
         token_ids = torch.from_numpy(layout.token_ids)
-        hidden = self._model.forward(token_ids, batch.positions, context)
+        hidden = self._model.forward(token_ids, context)
         self._states.keep(plan)
         if not self._group.topology.is_last:
             return StepResult.without_tokens(plan.step, {})

@@ -42,6 +42,8 @@ class Drawn(NamedTuple):
     bad: BoolArray  # [n] the logits held NaN or +inf, or no token was possible
 
 
+Specs = Sequence[LogprobSpec | None]  # of each row; None: it wants no logprobs
+ByPlace = dict[int, PositionLogprobs]  # in the plan
 Draw = Callable[[Tensor, IntArray, BatchMasks | None], Drawn]  # samples for rows from the first lines of logits
 
 
@@ -79,7 +81,7 @@ class HostRows:
         logits: Tensor,
         draw: Draw,
         masks: Callable[[], TokenMasks],
-        inputs: dict[int, PositionLogprobs],
+        inputs: ByPlace,
         vectors: dict[int, FloatArray] | None = None,
     ) -> StepResult:
         """Samples from logits that stand as `sampled_tokens` orders them."""
@@ -105,27 +107,19 @@ class Verified:
         taken: LongArray = self.tokens[np.arange(len(self.tokens)), self.counts - 1]
         return taken
 
-    def result(
-        self,
-        plan: BatchPlan,
-        logits: Tensor,
-        specs: Sequence[LogprobSpec | None] | None,
-        inputs: dict[int, PositionLogprobs],
-    ) -> StepResult:
+    def result(self, plan: BatchPlan, logits: Tensor, specs: Specs | None, inputs: ByPlace) -> StepResult:
         outputs = {} if specs is None else self._logprobs(plan, logits, specs)
         return StepResult(plan.step, self.tokens.astype(np.int32), self.counts, self.bad, outputs, inputs)
 
     @torch.inference_mode()
-    def _logprobs(
-        self, plan: BatchPlan, logits: Tensor, specs: Sequence[LogprobSpec | None]
-    ) -> dict[int, PositionLogprobs]:
+    def _logprobs(self, plan: BatchPlan, logits: Tensor, specs: Specs) -> ByPlace:
         """Of each row that wants them, those of all tokens that it has got."""
         lines = torch.from_numpy(self.lines.repeat(self.counts) + positions_in_runs(self.counts)).to(logits.device)
         tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]]).to(logits.device)
         asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
         scored = logits[lines] if self.tokens.shape[1] > 1 else logits[: len(lines)]
         runs = output_logprobs(scored, tokens, asked).read()
-        found: dict[int, PositionLogprobs] = {}
+        found: ByPlace = {}
         places, ends = np.flatnonzero(plan.sample).tolist(), self.counts.cumsum().tolist()
         for place, count, end in zip(places, self.counts.tolist(), ends, strict=True):
             of_row = [run for run in runs[end - count : end] if run is not None]
@@ -155,7 +149,7 @@ def prompt_logprobs(
     hidden: Tensor,  # of all tokens
     query_starts: IntArray,
     logits_at: Callable[[slice], Callable[[Tensor], Tensor]],  # for some tokens: what makes logits of their states
-) -> dict[int, PositionLogprobs]:
+) -> ByPlace:
     """The logprobs of prompt tokens that the plan asks for, by place in the plan."""
     found = {}
     for want in plan.input_logprobs:

@@ -27,6 +27,8 @@ from bough.kernels.sparse_index.reference import index_store_
 
 Activation = Literal["silu", "gelu_tanh"]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+WithSum = tuple[torch.Tensor, torch.Tensor]  # what becomes of x + residual, and that sum, which is the next residual
+WithNorm = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # the same, with the norm between them
 
 
 class Norm(NamedTuple):
@@ -35,6 +37,19 @@ class Norm(NamedTuple):
     weight: torch.Tensor
     eps: float
     plus_one: bool
+
+
+class NormedSum(NamedTuple):
+    """The norm of x + residual, which some products take themselves."""
+
+    x: torch.Tensor
+    residual: torch.Tensor | None
+    norm: Norm
+
+    def taken(self, ops: Ops) -> WithSum:
+        """The norm, and the sum."""
+        x, residual, norm = self
+        return ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
 
 
 class Router(NamedTuple):
@@ -54,6 +69,14 @@ class ExpertMatrices(NamedTuple):
     down_bias: torch.Tensor | None = None  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
     spread: Spread | None = None  # None: all experts are here
+
+
+class Experts(NamedTuple):
+    """The experts of a layer, and how they are chosen and gated."""
+
+    moe: MoEConfig
+    matrices: ExpertMatrices
+    activation: Activation
 
 
 class PackedExpertWeights(NamedTuple):
@@ -134,58 +157,34 @@ class Ops:
     lora_: Callable[[torch.Tensor, torch.Tensor, AdapterStack, GroupedRows], None] = lora_
     experts_by_logits: Callable[..., torch.Tensor] = experts_by_logits
 
-    def norm_linear(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of the norm of x + residual, and that sum, which is the next residual."""
-        normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+    def norm_linear(self, inputs: NormedSum, weight: torch.Tensor, bias: torch.Tensor | None) -> WithSum:
+        """The product of the norm."""
+        normed, stream = inputs.taken(self)
         return self.linear(normed, weight, bias), stream
 
     def norm_gate_up(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        weight: torch.Tensor,  # the gate's rows, then up's
-        bias: torch.Tensor | None,
-        activation: Activation,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`activation(gate) * up` of the norm of x + residual, and that sum, which is the next residual."""
-        gate_up, stream = self.norm_linear(x, residual, norm, weight, bias)
+        self, inputs: NormedSum, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+    ) -> WithSum:
+        """`activation(gate) * up` of the norm; the weight has the gate's rows, then up's."""
+        gate_up, stream = self.norm_linear(inputs, weight, bias)
         return (self.silu_mul if activation == "silu" else self.gelu_tanh_mul)(gate_up), stream
 
-    def routed_experts(
-        self, x: torch.Tensor, router: Router, moe: MoEConfig, matrices: ExpertMatrices, activation: Activation
-    ) -> torch.Tensor:
+    def routed_experts(self, x: torch.Tensor, router: Router, experts: Experts) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
         logits = self.router_logits(x, router.weight)
         if router.logit_bias is not None:
             logits = logits + router.logit_bias
-        return self.experts_by_logits(x, logits, router.bias, moe, matrices, activation)
+        return self.experts_by_logits(x, logits, router.bias, *experts)
 
     def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
         """The product of the rows and a router [experts, hidden], in float32: rounded to 16 bits, logits of experts
         between which a token is nearly undecided would be the same."""
         return torch.nn.functional.linear(x.float(), router.float())
 
-    def normed_experts(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same for the norm of x + residual; that norm; and the sum, which is the next residual."""
-        normed, stream = self.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
-        return self.routed_experts(normed, router, moe, matrices, activation), normed, stream
+    def normed_experts(self, inputs: NormedSum, router: Router, experts: Experts) -> WithNorm:
+        """The same for the norm of x + residual."""
+        normed, stream = inputs.taken(self)
+        return self.routed_experts(normed, router, experts), normed, stream
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The product at a model's end, in the type of the weight or wider."""
@@ -210,5 +209,5 @@ class PackedOps(Ops):
     packed_embedding: Callable[[torch.Tensor, PackedWeight, float], torch.Tensor]
     # Rows, weights whose outputs stand side by side, and a bias: the product.
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
-    # Rows, router, what corrects its scores, its bias, how it chooses, the experts and their activation.
+    # Rows, their router, how it chooses, the experts and their activation.
     packed_experts: Callable[..., torch.Tensor]

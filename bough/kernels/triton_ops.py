@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bough.core.model_config import MoEConfig
 from bough.kernels.activation import triton as activation
 from bough.kernels.embedding.triton import embedding
-from bough.kernels.experts import triton as experts
-from bough.kernels.experts.triton import MAX_TOKENS_NORMED
+from bough.kernels.experts.triton import MAX_TOKENS_NORMED, normed_experts, routed_experts
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Activation, ExpertMatrices, Norm, Ops, Router
+from bough.kernels.ops import Activation, Experts, NormedSum, Ops, Router, WithNorm, WithSum
 from bough.kernels.recurrence.triton import causal_conv_, recurrence_
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear.triton import fused_worth, skinny_gate_up, skinny_linear, skinny_norm_linear, worth
@@ -32,49 +30,29 @@ class TritonOps(Ops):
 
     __slots__ = ()
 
-    def norm_linear(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def norm_linear(self, inputs: NormedSum, weight: torch.Tensor, bias: torch.Tensor | None) -> WithSum:
+        x, residual, norm = inputs
         if x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape):
             return skinny_norm_linear(x, residual, *norm, weight, bias)
-        return Ops.norm_linear(self, x, residual, norm, weight, bias)
+        return Ops.norm_linear(self, inputs, weight, bias)
 
     def norm_gate_up(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: Activation,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, inputs: NormedSum, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
+    ) -> WithSum:
+        x, residual, norm = inputs
         if bias is None and x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape):
             return skinny_gate_up(x, residual, *norm, weight, activation)
-        return Ops.norm_gate_up(self, x, residual, norm, weight, bias, activation)
+        return Ops.norm_gate_up(self, inputs, weight, bias, activation)
 
     def router_logits(self, x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
         if x.is_cuda and x.dtype != torch.float32 and torch.version.hip is None:
             return torch.mm(x, router.t(), out_dtype=torch.float32)
         return Ops.router_logits(self, x, router)
 
-    def normed_experts(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: Norm,
-        router: Router,
-        moe: MoEConfig,
-        matrices: ExpertMatrices,
-        activation: Activation,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if x.shape[0] <= MAX_TOKENS_NORMED:
-            return experts.normed_experts(x, residual, norm, router, moe, matrices, activation)
-        return Ops.normed_experts(self, x, residual, norm, router, moe, matrices, activation)
+    def normed_experts(self, inputs: NormedSum, router: Router, experts: Experts) -> WithNorm:
+        if inputs.x.shape[0] <= MAX_TOKENS_NORMED:
+            return normed_experts(*inputs, router, *experts)
+        return Ops.normed_experts(self, inputs, router, experts)
 
 
 TRITON = TritonOps(
@@ -89,5 +67,5 @@ TRITON = TritonOps(
     causal_conv_=causal_conv_,
     recurrence_=recurrence_,
     lora_=lora_,
-    experts_by_logits=experts.routed_experts,
+    experts_by_logits=routed_experts,
 )

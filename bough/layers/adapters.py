@@ -13,9 +13,9 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.kernels.lora.reference import LEAST_RANK, AdapterStack, GroupedRows, tiles_of
-from bough.kernels.ops import Activation
+from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.layers.placement import Placement, TableMaker, WeightMaker
-from bough.layers.schemes.base import Gate, LinearWeight, NormedSum, Part, Rows, TableWeight, bands
+from bough.layers.schemes.base import Gate, GatedRows, LinearWeight, Part, Rows, TableWeight, bands
 from bough.layers.weights import WeightSlot
 
 # By the names that the matrices have in the model, without `.weight`: `down` [rank, inputs] and `up` [outputs, rank],
@@ -126,14 +126,12 @@ class AdaptedWeight(LinearWeight):
             self._ops.lora_(product, x, stack, ctx.adapters.among(len(x), ctx.logits_indices))
         return product
 
-    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
         if ctx.adapters is None:
             return self._weight.after_norm(inputs, ctx)
         return super().after_norm(inputs, ctx)
 
-    def gated_after_norm(
-        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
-    ) -> tuple[Rows, torch.Tensor]:
+    def gated_after_norm(self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext) -> GatedRows:
         if ctx.adapters is None:
             return self._weight.gated_after_norm(inputs, activation, gate, ctx)
         gate_up, total = self.after_norm(inputs, ctx)

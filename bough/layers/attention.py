@@ -16,8 +16,9 @@ from bough.attention.base import AttentionSpec
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import QKNormRope, norm_rope_store_
+from bough.kernels.ops import WithSum
 from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
-from bough.layers.norm import NO_NORM, NormLayer, RmsNorm
+from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -96,24 +97,16 @@ class SelfAttention:
             any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
             self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: NormLayer,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
-        spec = self._spec if ctx.logits_indices is None else self._spec_of_ends
+        spec, positions = self._spec if ctx.logits_indices is None else self._spec_of_ends, ctx.batch.positions
         gate = None
         if self._gate is not None:  # a product of its own: kernels take queries, keys and values without a gap
-            x, total = norm(x, residual, ctx)
-            gate = self._gate.after(NO_NORM, x, None, ctx)[0]
-            qkv, _ = self._qkv.after(NO_NORM, x, None, ctx)
+            normed, total = inputs.taken(ctx)
+            gate, qkv = self._gate(normed, ctx), self._qkv(normed, ctx)
         else:
-            qkv, total = self._qkv.after(norm, x, residual, ctx)
-        qkv = qkv.view(x.shape[0], -1, spec.head_dim)
+            qkv, total = self._qkv.after(inputs, ctx)
+        qkv = qkv.view(qkv.shape[0], -1, spec.head_dim)
         if self._shares_norms:
             self._normalise_whole(qkv, spec)
         if self._growth is not None:
@@ -125,7 +118,7 @@ class SelfAttention:
         if self._has_kernels and not self._shares and positions.dim() == 1:
             attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool)
         if attended is None:
-            attended = self._rotate_and_run(qkv, spec, positions, ctx)
+            attended = self._rotate_and_run(qkv, spec, ctx)
         attended = attended.flatten(1)
         if gate is not None:
             attended = attended * gate.sigmoid()
@@ -145,11 +138,10 @@ class SelfAttention:
             weight = norm.rms.weight.float() + norm.rms.plus_one
             part.copy_((wide[place] * lengths[:, place, None] * weight).view(part.shape))
 
-    def _rotate_and_run(
-        self, qkv: torch.Tensor, spec: AttentionSpec, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
+    def _rotate_and_run(self, qkv: torch.Tensor, spec: AttentionSpec, ctx: ForwardContext) -> torch.Tensor:
         """One operation after the other."""
-        pool, slots, kv_heads = ctx.pool, ctx.batch.slots[spec.group], 0 if self._shares else spec.kv_heads
+        pool, kv_heads = ctx.pool, 0 if self._shares else spec.kv_heads
+        positions, slots = ctx.batch.positions, ctx.batch.slots[spec.group]
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
         rotate = self._norm_rope_store_ if positions.dim() == 1 else self._by_axes_

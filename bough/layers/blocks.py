@@ -13,14 +13,16 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.kernels.ops import WithSum
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
 from bough.layers.moe import make_mlp
-from bough.layers.norm import NO_NORM, NormLayer, make_norm
+from bough.layers.norm import NO_NORM, Inputs, NormLayer, make_norm
 from bough.layers.placement import Placement
 from bough.layers.recurrent import RecurrentLayer
 from bough.layers.weights import WeightSlot, slots_of
 
+Stream = tuple[torch.Tensor, torch.Tensor | None]  # x and residual
 Mixer = SelfAttention | LatentAttention | RecurrentLayer
 MakeRecurrent = Callable[[ModelConfig, int, Placement], RecurrentLayer]
 
@@ -36,9 +38,7 @@ def make_mixer(config: ModelConfig, layer: int, placement: Placement, recurrent:
 class Block(Protocol):
     """One layer of a decoder."""
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> Stream: ...
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills its parts, which are its public attributes, under the names of checkpoints; `prefix` ends in a
@@ -59,11 +59,9 @@ class PreNormBlock(Block):
         self.post_attention_layernorm = make_norm(config, placement)
         self.mlp = make_mlp(config, layer, placement)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
-        return self.mlp(x, residual, self.post_attention_layernorm, ctx)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
+        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), ctx)
+        return self.mlp(Inputs(x, residual, self.post_attention_layernorm), ctx)
 
 
 class PostNormBlock(Block):
@@ -75,11 +73,9 @@ class PostNormBlock(Block):
         self.mlp = make_mlp(config, layer, placement)
         self.post_mlp_layernorm = make_norm(config, placement)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        x = self.post_attention_layernorm(*self.self_attn(x, residual, NO_NORM, positions, ctx), ctx)[0]
-        return self.post_mlp_layernorm(*self.mlp(x, None, NO_NORM, ctx), ctx)[0], None
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> Stream:
+        x = self.post_attention_layernorm(*self.self_attn(Inputs(x, residual), ctx), ctx)[0]
+        return self.post_mlp_layernorm(*self.mlp(Inputs(x), ctx), ctx)[0], None
 
 
 class ParallelBlock(Block):
@@ -93,17 +89,15 @@ class ParallelBlock(Block):
         self.post_attention_layernorm = None if one_norm else make_norm(config, placement)
         self._take_rows = placement.ops.take_rows
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
         if self.post_attention_layernorm is not None:
-            attended, total = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
-            return attended + self.mlp(total, None, self.post_attention_layernorm, ctx)[0], total
+            attended, total = self.self_attn(Inputs(x, residual, self.input_layernorm), ctx)
+            return attended + self.mlp(Inputs(total, None, self.post_attention_layernorm), ctx)[0], total
         normed, total = self.input_layernorm(x, residual, ctx)
-        attended, normed = self.self_attn(normed, None, NO_NORM, positions, ctx)
+        attended, normed = self.self_attn(Inputs(normed), ctx)
         if ctx.logits_indices is not None:
             total = self._take_rows(total, ctx.logits_indices)
-        return attended + self.mlp(normed, None, NO_NORM, ctx)[0], total
+        return attended + self.mlp(Inputs(normed), ctx)[0], total
 
 
 class SandwichBlock(Block):
@@ -118,13 +112,10 @@ class SandwichBlock(Block):
         self.mlp = make_mlp(config, layer, placement)
         self.post_feedforward_layernorm = make_norm(config, placement)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
-        x, residual = self.mlp(
-            self.post_attention_layernorm(x, None, ctx)[0], residual, self.pre_feedforward_layernorm, ctx
-        )
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
+        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), ctx)
+        x = self.post_attention_layernorm(x, None, ctx)[0]
+        x, residual = self.mlp(Inputs(x, residual, self.pre_feedforward_layernorm), ctx)
         return self.post_feedforward_layernorm(x, None, ctx)[0], residual
 
 
@@ -139,16 +130,14 @@ class SingleBlock(Block):
         self._mixer = make_mixer(config, layer, placement, recurrent) if mixes else None
         self._mlp = None if mixes else make_mlp(config, layer, placement)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
         if self._mixer is not None:
-            return self._mixer(x, residual, self._norm, positions, ctx)
+            return self._mixer(Inputs(x, residual, self._norm), ctx)
         assert self._mlp is not None
         if ctx.logits_indices is not None:
             x = self._take_rows(x, ctx.logits_indices)
             residual = None if residual is None else self._take_rows(residual, ctx.logits_indices)
-        return self._mlp(x, residual, self._norm, ctx)
+        return self._mlp(Inputs(x, residual, self._norm), ctx)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         mixer = self._mixer or self._mlp

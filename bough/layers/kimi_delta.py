@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.linear import ColumnLinear, Columns
-from bough.layers.norm import NO_NORM, RmsNorm
+from bough.layers.norm import RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.recurrent import RecurrentLayer, Shares, rate_slot
 from bough.layers.weights import WeightSlot, slots_of
@@ -39,11 +39,11 @@ class KimiDelta(RecurrentLayer):
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, b, f, g = parts
-        q, k, v = self._convolve(qkv, ctx).chunk(3, dim=1)
-        steps = F.softplus(self._steps.after(NO_NORM, f, None, ctx)[0] + self._dt_bias)
+        convolved = self._convolve(qkv, ctx).chunk(3, dim=1)
+        steps = F.softplus(self._steps(f, ctx) + self._dt_bias)
         decay = self._rates * steps.view(len(steps), self._shape.heads, -1)
-        found = self._norm(self._recur(q, k, v, decay, b.sigmoid(), ctx), None, ctx)[0]
-        return found.flatten(1) * self._gates.after(NO_NORM, g, None, ctx)[0].sigmoid()
+        found = self._norm(self._recur(convolved, decay, b.sigmoid(), ctx), None, ctx)[0]
+        return found.flatten(1) * self._gates(g, ctx).sigmoid()
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().slots(prefix)

@@ -13,8 +13,9 @@ import torch
 from bough.attention.base import LatentSpec
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
+from bough.kernels.ops import WithSum
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import NormLayer, RmsNorm
+from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.sparse_index import SparseIndex
 from bough.layers.weights import WeightSlot, slots_of
@@ -63,39 +64,23 @@ class LatentAttention:
         self._latent_store_ = placement.ops.latent_store_
         self._take_rows = placement.ops.take_rows
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: NormLayer,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
         spec, pool = self._spec if ctx.logits_indices is None else self._spec_of_ends, ctx.pool
-        projected, total = self._down.after(norm, x, residual, ctx)
+        projected, total = self._down.after(inputs, ctx)
         query, latents, *of_index = torch.split(projected, self._widths, dim=1)
         if self._query_up is not None:
-            made, _ = self._query_up.after(self._query_norm, query, None, ctx)
+            made, _ = self._query_up.after(Inputs(query, None, self._query_norm), ctx)
             query, *index_queries = torch.split(made, self._query_widths, dim=1)
         q, slots = query.view(len(query), spec.heads, self._head_dim), ctx.batch.slots[spec.group]
         # The latents of all tokens are stored before any row attends: a row may read pages that another row of the
         # same step writes (see `bough.core.plan`).
-        self._latent_store_(
-            q,
-            latents,
-            self._latent_norm.rms.weight,
-            self._latent_norm.rms.eps,
-            self._rope.cos,
-            self._rope.sin,
-            positions,
-            slots,
-            pool.keys[spec.layer],
-            pool.key_scales[spec.layer],
-        )
+        norm, rope = self._latent_norm.rms, self._rope
+        places = (ctx.batch.positions, slots, pool.keys[spec.layer], pool.key_scales[spec.layer])
+        self._latent_store_(q, latents, norm.weight, norm.eps, rope.cos, rope.sin, *places)
         index = None
         if self._index is not None:
-            index = self._index(index_queries[0], of_index, positions, slots, ctx)
+            index = self._index(index_queries[0], of_index, slots, ctx)
         attended = ctx.attention.run_latent(q, latents, spec, pool, index).flatten(1)
         if ctx.logits_indices is not None:
             attended = self._take_rows(attended, ctx.logits_indices)

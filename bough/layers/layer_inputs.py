@@ -10,7 +10,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.embedding import Embedding
 from bough.layers.linear import ColumnLinear, Columns
-from bough.layers.norm import NO_NORM, RmsNorm, make_norm
+from bough.layers.norm import Inputs, RmsNorm, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
 
@@ -30,7 +30,7 @@ class LayerInputs:
 
     def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """[tokens, layers, layer_inputs]"""
-        product = self._product.after(NO_NORM, embedded, None, ctx)[0].view(-1, *self._shape)
+        product = self._product(embedded, ctx).view(-1, *self._shape)
         found = self._embedding(token_ids, ctx).view(-1, *self._shape)
         return (self._norm(product, None, ctx)[0] + found).mul_(0.5**0.5)
 
@@ -60,9 +60,9 @@ class LayerEnd:
         if inputs is not None:
             if ctx.logits_indices is not None:
                 inputs = self._ops.take_rows(inputs, ctx.logits_indices)
-            gate, residual = self._gate.after(NO_NORM, x, residual, ctx)
+            gate, residual = self._gate.after(Inputs(x, residual), ctx)
             gated = self._ops.gelu_tanh_mul(torch.cat((gate, inputs), dim=-1))
-            x = self._norm(self._product.after(NO_NORM, gated, None, ctx)[0], None, ctx)[0]
+            x = self._norm(self._product(gated, ctx), None, ctx)[0]
         return (x, residual) if self._scale is None else (x * self._scale, residual * self._scale)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from bough.attention.context import ForwardContext
-from bough.kernels.ops import Activation
-from bough.layers.norm import NormLayer
+from bough.kernels.ops import Activation, NormedSum, WithSum
+from bough.layers.norm import Inputs
 from bough.layers.placement import Placement
-from bough.layers.schemes.base import Gate, NormedSum, Part, Rows
+from bough.layers.schemes.base import Gate, GatedRows, Part, Rows
 from bough.layers.weights import WeightSlot
 
 
@@ -44,29 +44,24 @@ class ColumnLinear:
         parts = [Part(part.name, part.size, (part.held,)) for part in columns]
         self._weight = placement.make_weight(in_features, parts, bias, placement)
 
-    def after(
-        self, norm: NormLayer, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        return self._weight.linear(x, ctx)
+
+    def after(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The product of the norm of x + residual, and that sum."""
+        x, residual, norm = inputs
         if norm.rms is not None:
             return self._weight.after_norm(NormedSum(x, residual, norm.rms), ctx)
-        normed, total = norm(x, residual, ctx)
+        normed, total = inputs.taken(ctx)
         return self._weight.linear(normed, ctx), total
 
-    def gated_after(
-        self,
-        norm: NormLayer,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        activation: Activation,
-        gate: Gate,
-        ctx: ForwardContext,
-    ) -> tuple[Rows, torch.Tensor]:
+    def gated_after(self, inputs: Inputs, activation: Activation, gate: Gate, ctx: ForwardContext) -> GatedRows:
         """The same for two matrices of equal size, of which the first gates the second; `gate` is that of the layer
         that takes the result."""
+        x, residual, norm = inputs
         if norm.rms is not None:
             return self._weight.gated_after_norm(NormedSum(x, residual, norm.rms), activation, gate, ctx)
-        gate_up, total = self.after(norm, x, residual, ctx)
+        gate_up, total = self.after(inputs, ctx)
         return gate(gate_up, activation), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

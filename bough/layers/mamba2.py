@@ -36,7 +36,7 @@ class Mamba2(RecurrentLayer):
         x, key, query = torch.split(self._convolve(inner, ctx), self._widths, dim=1)
         steps = F.softplus(dt + self._dt_bias).clamp(*self._shape.step_limits)
         heads = x.float().view(len(x), self._shape.heads, -1)
-        found = self._recur(query, key, heads * steps[..., None], self._rates * steps, None, ctx)
+        found = self._recur((query, key, heads * steps[..., None]), self._rates * steps, None, ctx)
         gated = (found + heads * self._d[:, None]).flatten(1) * F.silu(z)
         of_group = gated.view(len(x), self._norm_groups.stop - self._norm_groups.start, -1)
         normed = of_group * torch.rsqrt(self._squares(of_group)[..., None] + self._shape.norm_eps)

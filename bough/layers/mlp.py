@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.kernels.activation.reference import PLAIN
-from bough.kernels.ops import Activation
+from bough.kernels.ops import Activation, WithSum
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import NormLayer
+from bough.layers.norm import Inputs
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -31,15 +30,13 @@ class GatedMLP:
         self._exact = config.activation == "gelu"  # which no kernel has beside the product
         self.activation: Activation = "gelu_tanh" if config.activation == "gelu" else config.activation
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""
         if self._exact:
-            inner, total = self._gate_up.after(norm, x, residual, ctx)
+            inner, total = self._gate_up.after(inputs, ctx)
             gate, up = inner.chunk(2, dim=-1)
             return self._down(F.gelu(gate) * up, ctx), total
-        gated, total = self._gate_up.gated_after(norm, x, residual, self.activation, self._down.gate, ctx)
+        gated, total = self._gate_up.gated_after(inputs, self.activation, self._down.gate, ctx)
         return self._down(gated, ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -56,11 +53,9 @@ class PlainMLP:
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
         self._activate = PLAIN[config.activation]
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""
-        inner, total = self._up.after(norm, x, residual, ctx)
+        inner, total = self._up.after(inputs, ctx)
         return self._down(self._activate(inner), ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

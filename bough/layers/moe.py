@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.distributed.group import AttentionGroup
-from bough.kernels.ops import Router
+from bough.kernels.ops import NormedSum, Router, WithSum
 from bough.layers.mlp import GatedMLP, PlainMLP
-from bough.layers.norm import NO_NORM, NormLayer, make_norm
+from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement, no_reduce
-from bough.layers.schemes.base import NormedSum
 from bough.layers.weights import WeightSlot, slots_of
 
 
@@ -42,18 +39,17 @@ class MoE:
         self._add_gated = placement.ops.add_gated
         self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""
+        x, residual, norm = inputs
         if norm.rms is not None:
-            inputs = NormedSum(x, residual, norm.rms)
-            out, normed, total = self._experts.after_norm(inputs, self._router, self._activation, ctx)
+            summed = NormedSum(x, residual, norm.rms)
+            out, normed, total = self._experts.after_norm(summed, self._router, self._activation, ctx)
         else:
-            normed, total = norm(x, residual, ctx)
+            normed, total = inputs.taken(ctx)
             out = self._experts(normed, self._router, self._activation, ctx)
         if self._shared is not None:
-            shared = self._shared(normed, None, NO_NORM, ctx)[0]
+            shared = self._shared(Inputs(normed), ctx)[0]
             out = self._add_gated(out, shared, normed, self._shared_gate)
         return self._all_reduce(out), total
 
@@ -85,11 +81,9 @@ class ExpertsBesideMLP:
         self._experts = placement.make_experts(config.hidden_size, moe, placement)
         self._all_reduce, self._linear = placement.all_reduce, placement.ops.linear
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""
-        out, total = self._mlp(x, residual, norm, ctx)
+        out, total = self._mlp(inputs, ctx)
         normed, routed = (self._norms[name](total, None, ctx)[0] for name in ("experts_input_norm", "router_norm"))
         logits = self._linear(routed, self._router, None).float() * routed.shape[1] ** -0.5
         found = self._experts.by_logits(normed, logits, self._expert_scale, self._activation, ctx)
@@ -110,13 +104,11 @@ class AcrossGroups:
     def __init__(self, block: Block, group: AttentionGroup | None) -> None:
         self._block, self._group = block, group
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""
-        total = x if residual is None else x + residual
+        total = inputs.x if inputs.residual is None else inputs.x + inputs.residual
         assert self._group is not None, "shapes alone compute nothing"
-        out = self._block(self._group.gather_rows(total), None, norm, ctx)[0]
+        out = self._block(Inputs(self._group.gather_rows(total), None, inputs.norm), ctx)[0]
         return self._group.own_rows(out), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

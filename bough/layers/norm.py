@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.ops import Norm
+from bough.kernels.ops import Norm, WithSum
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -20,9 +20,7 @@ class NormLayer(Protocol):
 
     rms: Norm | None = None  # of an RMS norm: its product may be one kernel with it
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
         """The norm of x + residual, and that sum."""
         ...
 
@@ -37,9 +35,7 @@ class RmsNorm(NormLayer):
         self.rms: Norm = Norm(placement.empty(size), eps, plus_one)
         self._rms_norm = placement.ops.rms_norm
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
         return self._rms_norm(x, self.rms.weight, self.rms.eps, residual, self.rms.plus_one)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -49,9 +45,7 @@ class RmsNorm(NormLayer):
 class NoNorm(NormLayer):
     """Stands where a block has no norm before a layer: x + residual itself."""
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
         total = x if residual is None else x + residual
         return total, total
 
@@ -60,6 +54,18 @@ class NoNorm(NormLayer):
 
 
 NO_NORM = NoNorm()
+
+
+class Inputs(NamedTuple):
+    """What a layer computes with: the norm of x + residual."""
+
+    x: torch.Tensor
+    residual: torch.Tensor | None = None
+    norm: NormLayer = NO_NORM
+
+    def taken(self, ctx: ForwardContext) -> WithSum:
+        """The norm, and the sum."""
+        return self.norm(self.x, self.residual, ctx)
 
 
 class LayerNorm(NormLayer):
@@ -72,9 +78,7 @@ class LayerNorm(NormLayer):
         self._bias = placement.empty(size) if bias else None
         self._eps, self._plus_one = eps, plus_one
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
         total = x if residual is None else x + residual
         weight = self._weight + 1 if self._weight is not None and self._plus_one else self._weight
         return F.layer_norm(total, total.shape[-1:], weight, self._bias, self._eps), total

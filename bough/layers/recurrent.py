@@ -12,8 +12,9 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.kernels.ops import WithSum
 from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
-from bough.layers.norm import NormLayer
+from bough.layers.norm import Inputs
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
@@ -55,16 +56,9 @@ class RecurrentLayer:
         self._conv = placement.empty(self._shape.channels, self._shape.conv_width)
         self._conv_bias = placement.empty(self._shape.channels) if self._shape.conv_bias else None
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm: NormLayer,
-        positions: torch.Tensor,
-        ctx: ForwardContext,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """Goes on with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
-        projected, total = self._input.after(norm, x, residual, ctx)
+        projected, total = self._input.after(inputs, ctx)
         mixed = self._mix(torch.split(projected, self._sizes, dim=1), ctx)
         if ctx.logits_indices is not None:
             mixed, total = (self._ops.take_rows(rows, ctx.logits_indices) for rows in (mixed, total))
@@ -80,20 +74,14 @@ class RecurrentLayer:
         return self._ops.causal_conv_(x, self._conv, self._conv_bias, tails, ctx.batch.states, silu)
 
     def _recur(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        decay: torch.Tensor,
-        beta: torch.Tensor | None,
-        ctx: ForwardContext,
+        self, qkv: Sequence[torch.Tensor], decay: torch.Tensor, beta: torch.Tensor | None, ctx: ForwardContext
     ) -> torch.Tensor:
         """What the queries find once the layer's matrices have gone on; of q, k and v all heads stand side by side.
         [tokens, heads, value_dim]"""
         assert ctx.pool.states is not None
-        shape, tokens = self._shape, len(q)
-        q, k = (x.view(tokens, shape.key_heads, shape.key_dim) for x in (q, k))
-        v = v.view(tokens, shape.heads, shape.value_dim)
+        shape, tokens = self._shape, len(decay)
+        q, k = (x.view(tokens, shape.key_heads, shape.key_dim) for x in qkv[:2])
+        v = qkv[2].view(tokens, shape.heads, shape.value_dim)
         matrices = ctx.pool.states.matrices[self._layer]
         return self._ops.recurrence_(q, k, v, decay, beta, matrices, ctx.batch.states)
 

@@ -35,16 +35,11 @@ class SparseIndex:
         self._index_store_ = placement.ops.index_store_
 
     def __call__(
-        self,
-        queries: torch.Tensor,
-        of_hidden: Sequence[torch.Tensor],
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        ctx: ForwardContext,
+        self, queries: torch.Tensor, of_hidden: Sequence[torch.Tensor], slots: torch.Tensor, ctx: ForwardContext
     ) -> IndexQueries:
         """Stores the keys; what the attention chooses by."""
         q, (keys, weights) = queries.view(len(queries), *self._shape), of_hidden
-        rope, cache = self._rope, ctx.pool.index_keys[self._layer]
+        rope, positions, cache = self._rope, ctx.batch.positions, ctx.pool.index_keys[self._layer]
         self._index_store_(q, keys, self._weight, self._bias, EPS, rope.cos, rope.sin, positions, slots, cache)
         return IndexQueries(q, weights)
 

@@ -25,7 +25,7 @@ class CausalLM(Protocol):
     @property
     def label_head(self) -> LabelHead | None: ...
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Hidden states [n, hidden_size] of int64 [tokens], those that `ctx.logits_indices` names; writes the keys
         and values of all tokens to the pool."""
         ...

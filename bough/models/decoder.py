@@ -48,7 +48,7 @@ class Decoder:
             bias = placement.empty(config.vocab_size) if config.head_bias else None
             self._head = Head(table, config.logit_softcap, placement, config.logit_scale, bias)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         asked, residual = None, None
         if self._placement.group is not None:  # other attention groups wait for all tokens, in the last layer too
             self._placement.group.begin_step(len(token_ids))
@@ -60,7 +60,7 @@ class Decoder:
         else:
             x = self._placement.take_over(self._placement.empty(len(token_ids), self.config.hidden_size))
         if self._places is not None:
-            x = x + self._places.table.index_select(0, positions)
+            x = x + self._places.table.index_select(0, ctx.batch.positions)
         if self._embed_norm is not None:
             x = self._embed_norm(x, None, ctx)[0]
         inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x, ctx)
@@ -70,7 +70,7 @@ class Decoder:
             own = ctx if layer == self.config.num_layers - 1 else inner
             if ctx.tapped is not None and layer in ctx.tapped:
                 ctx.tapped[layer] = x if residual is None else x + residual
-            x, residual = block(x, residual, positions, own)
+            x, residual = block(x, residual, own)
             if ctx.media is not None and layer < len(ctx.media.deep):
                 x = x.index_add(0, ctx.media.places, ctx.media.deep[layer].to(x.dtype))
             if self._ends:

@@ -18,7 +18,7 @@ from bough.layers.attention import SelfAttention
 from bough.layers.blocks import Block, PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns
 from bough.layers.moe import make_mlp
-from bough.layers.norm import NO_NORM, make_norm
+from bough.layers.norm import NO_NORM, Inputs, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
 from bough.models.base import CausalLM
@@ -35,9 +35,7 @@ class DraftModel(Protocol):
         """What it reads of the target [tokens, hidden size each], in the form of its own hidden states."""
         ...
 
-    def advance(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
+    def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
         """Its hidden states, which it takes in again for the tokens after these; stores keys and values."""
         ...
 
@@ -57,10 +55,8 @@ class SmallerModel:
     def take_in(self, tapped: Sequence[torch.Tensor], ctx: ForwardContext) -> torch.Tensor:
         raise NotImplementedError("it looks at tokens alone")
 
-    def advance(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
-        return self._model.forward(token_ids.clamp_max(self.config.vocab_size - 1), positions, ctx)
+    def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
+        return self._model.forward(token_ids.clamp_max(self.config.vocab_size - 1), ctx)
 
     def best(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         return self._model.logits(hidden)[:, : self._vocab_size].argmax(1)
@@ -91,7 +87,7 @@ class TargetReader:
         assert self._target is not None
         return self._target
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         raise NotImplementedError("a draft model is not served")
 
     def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
@@ -120,14 +116,12 @@ class EagleHead(TargetReader):
         kinds = [HeadlessBlock, *[PreNormBlock] * (config.num_layers - 1)]
         self._blocks = [kind(config, layer, placement) for layer, kind in enumerate(kinds)]
 
-    def advance(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
+    def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
         assert hidden is not None
         both = torch.cat((self.target.embed(token_ids, ctx), hidden), dim=-1)
-        x, residual = self._product.after(NO_NORM, both, None, ctx)[0], None
+        x, residual = self._product(both, ctx), None
         for block in self._blocks:
-            x, residual = block(x, residual, positions, ctx)
+            x, residual = block(x, residual, ctx)
         return x if residual is None else x + residual
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -157,16 +151,14 @@ class Eagle3Head(TargetReader):
             self._offsets = torch.zeros(vocab_size, dtype=torch.int64, device=placement.device)
 
     def take_in(self, tapped: Sequence[torch.Tensor], ctx: ForwardContext) -> torch.Tensor:
-        return self._product.after(NO_NORM, torch.cat(list(tapped), dim=-1), None, ctx)[0]
+        return self._product(torch.cat(list(tapped), dim=-1), ctx)
 
-    def advance(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
+    def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
         embedded = self._norms["input_layernorm"](self.target.embed(token_ids, ctx), None, ctx)[0]
         assert hidden is not None
         both = torch.cat((embedded, self._norms["hidden_norm"](hidden, None, ctx)[0]), dim=-1)
-        x, _ = self._attention(both, None, NO_NORM, positions, ctx)
-        x, residual = self._mlp(x, hidden, self._norms["post_attention_layernorm"], ctx)
+        x, _ = self._attention(Inputs(both), ctx)
+        x, residual = self._mlp(Inputs(x, hidden, self._norms["post_attention_layernorm"]), ctx)
         return x + residual
 
     def best(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -191,13 +183,11 @@ class NextTokenLayer(TargetReader):
         self._product = _product("eh_proj", 2 * config.hidden_size, config, False, placement)
         self._block = block
 
-    def advance(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
+    def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
         assert hidden is not None
         embedded = self._embedding_norm(self.target.embed(token_ids, ctx), None, ctx)[0]
         both = torch.cat((embedded, self._hidden_norm(hidden, None, ctx)[0]), dim=-1)
-        x, residual = self._block(self._product.after(NO_NORM, both, None, ctx)[0], None, positions, ctx)
+        x, residual = self._block(self._product(both, ctx), None, ctx)
         return self._norm(x, residual, ctx)[0]
 
     def slots(self) -> Iterator[WeightSlot]:

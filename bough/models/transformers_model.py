@@ -179,8 +179,8 @@ class TransformersModel:
         self._weights = {name: stored[name].detach() for name in {id(t): name for name, t in stored.items()}.values()}
         self._decoder, self._head = _split(whole)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        hidden = _run(self._decoder, token_ids, positions, PoolAttention(self.config, ctx))
+    def forward(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        hidden = _run(self._decoder, token_ids, ctx.batch.positions, PoolAttention(self.config, ctx))
         return hidden if ctx.logits_indices is None else hidden.index_select(0, ctx.logits_indices)
 
     def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:

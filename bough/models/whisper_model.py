@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext, Heard
 from bough.core.model_config import ModelConfig
+from bough.kernels.ops import WithSum
 from bough.layers.blocks import PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import NO_NORM, NormLayer, make_norm
+from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 from bough.models.decoder import Decoder
@@ -31,13 +32,11 @@ class CrossAttention:
 
     def hear(self, encoded: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Keys and values [2, heads, positions, head_dim] of the encoder's output [positions, hidden_size]."""
-        both = self._heard.after(NO_NORM, encoded, None, ctx)[0]
+        both = self._heard(encoded, ctx)
         return both.view(len(encoded), 2, self._heads, -1).permute(1, 2, 0, 3).contiguous()
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, norm: NormLayer, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        queries, total = self._query.after(norm, x, residual, ctx)
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
+        queries, total = self._query.after(inputs, ctx)
         starts = ctx.batch.query_starts.tolist()
         if ctx.logits_indices is not None:  # only those tokens are left
             starts = np.searchsorted(ctx.logits_indices.numpy(), starts).tolist()
@@ -62,12 +61,10 @@ class HearingBlock(PreNormBlock):
         self.encoder_attn_layer_norm = make_norm(config, placement)
         self.encoder_attn = CrossAttention(config, layer, placement)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, positions, ctx)
-        x, residual = self.encoder_attn(x, residual, self.encoder_attn_layer_norm, ctx)
-        return self.mlp(x, residual, self.post_attention_layernorm, ctx)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
+        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), ctx)
+        x, residual = self.encoder_attn(Inputs(x, residual, self.encoder_attn_layer_norm), ctx)
+        return self.mlp(Inputs(x, residual, self.post_attention_layernorm), ctx)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""

@@ -6,23 +6,21 @@ Text that began like a call and turned out to be none comes as `CallFailed`, so 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True):
     """What the model thinks before it answers."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBegin:
+class CallBegin(msgspec.Struct, frozen=True):
     """A call begins. `index` counts the calls of an answer; `id` is the model's own name for it, where it has one."""
 
     index: int
@@ -30,21 +28,18 @@ class CallBegin:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArguments(msgspec.Struct, frozen=True):
     """More of a call's arguments, which are JSON when they are complete."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(msgspec.Struct, frozen=True):
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
+class CallFailed(msgspec.Struct, frozen=True):
     """What began as a call is none; `text` is all of it as the model wrote it."""
 
     index: int
@@ -54,18 +49,16 @@ class CallFailed:
 Event = Text | Reasoning | CallBegin | CallArguments | CallEnd | CallFailed
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     name: str
     arguments: str  # the JSON of an object
     id: str | None = None
 
 
-@dataclass(slots=True)
-class Parsed:
+class Parsed(msgspec.Struct):
     text: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = []
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Parsed:

@@ -76,7 +76,7 @@ class Device:
         taken = self.mixed.take(size)
         self.attention.prepare(taken.batch)
         context = ForwardContext(self.attention, self.pool, taken.batch, taken.logits_indices)
-        self.model.forward(taken.token_ids, taken.batch.positions, context)
+        self.model.forward(taken.token_ids, context)
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, size: int | None) -> torch.Tensor:
@@ -90,7 +90,7 @@ class Device:
             taken = self.mixed.take(size)
             ids, batch, indices = taken.token_ids, taken.batch, taken.logits_indices
         self.attention.prepare(batch)
-        hidden = self.model.forward(ids, batch.positions, ForwardContext(self.attention, self.pool, batch, indices))
+        hidden = self.model.forward(ids, ForwardContext(self.attention, self.pool, batch, indices))
         count = int(plan.sample.sum())
         rows = torch.from_numpy(plan.rows[plan.sample].astype(np.int64))
         self.inputs.advance(rows, self.model.logits(hidden[:count]).argmax(dim=-1))

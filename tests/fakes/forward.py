@@ -85,7 +85,7 @@ class Forward:
         self.attention.prepare(batch)
         ids = torch.tensor([token for new in tokens.values() for token in new])
         ctx = ForwardContext(self.attention, self.pool, batch)
-        hidden = self.model.forward(ids, batch.positions, ctx)
+        hidden = self.model.forward(ids, ctx)
         logits = self.model.logits(hidden) if self._samples else hidden  # of which a stage before the last has none
         for row, new in tokens.items():
             self.lengths[row] += len(new)

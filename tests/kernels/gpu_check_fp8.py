@@ -23,14 +23,14 @@ from bough.kernels.decode_attention.work import DecodeWork, plan_decode
 from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.norm_rope_store.reference import norm_rope_store_ as plain_store
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
-from bough.kernels.ops import Norm
+from bough.kernels.ops import Norm, NormedSum
 from bough.kernels.quantize_rows import reference as plain
 from bough.kernels.quantize_rows import triton as fast
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.registry import ops_for
 from bough.kernels.scaled_linear.library import scaled_linear
 from bough.layers.placement import Placement
-from bough.layers.schemes.base import LinearWeight, NormedSum, Part
+from bough.layers.schemes.base import LinearWeight, Part
 from bough.layers.schemes.registry import scheme_for
 from tests.fakes.context import NO_CONTEXT
 from tests.kernels.references import paged_attention as plain_attention

@@ -20,7 +20,7 @@ from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.triton import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
-from bough.kernels.ops import REFERENCE, ExpertMatrices, Norm, Ops, Router
+from bough.kernels.ops import REFERENCE, ExpertMatrices, Experts, Norm, NormedSum, Ops, Router
 from bough.kernels.quantize_rows import reference as quantizing
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm.reference import rms_norm
@@ -107,7 +107,7 @@ def test_experts_are_chosen_by_logits_that_are_not_rounded(ops: Ops, device: tor
     gate_up = torch.ones(4, 32, 32, dtype=torch.float16, device=device) / 1024
     down = torch.arange(4, device=device).half().view(4, 1, 1).expand(4, 32, 16).contiguous()
     moe = MoEConfig(experts=4, per_token=1, intermediate_size=16)
-    found = ops.routed_experts(x, Router(router), moe, ExpertMatrices(gate_up, down), "silu")
+    found = ops.routed_experts(x, Router(router), Experts(moe, ExpertMatrices(gate_up, down), "silu"))
     one = reference.experts(
         x, gate_up, down, torch.ones(3, 1, dtype=torch.int32, device=device), torch.ones(3, 1, device=device), "silu"
     )
@@ -153,7 +153,7 @@ def test_ranks_with_some_of_the_experts_add_up(ops: Ops, kind: str, tokens: int,
 
     whole = ExpertMatrices(kept(gate_up), kept(down), *(biases if kind == "plain" else ()))
     normed = rms_norm(x, norm.weight, norm.eps, None, False)[0]
-    expected = ops.normed_experts(x, None, norm, router, MOE, whole, "silu")[0]
+    expected = ops.normed_experts(NormedSum(x, None, norm), router, Experts(MOE, whole, "silu"))[0]
     found, options = torch.zeros_like(x), SpreadOptions(redundant=4, count=True)
     for rank in range(2):
         here = LayerExperts(12, Topology(rank, 2, 2), device, options, ALONE)
@@ -165,7 +165,7 @@ def test_ranks_with_some_of_the_experts_add_up(ops: Ops, kind: str, tokens: int,
             for part in whole[:4]
         ]
         matrices = ExpertMatrices(*some, None, here.spread)  # type: ignore[arg-type]
-        found += ops.normed_experts(x, None, norm, router, MOE, matrices, "silu")[0]
+        found += ops.normed_experts(NormedSum(x, None, norm), router, Experts(MOE, matrices, "silu"))[0]
         ids = plain_routing.route(ops.router_logits(normed, router.weight), MOE, None)[0]
         assert here.loads.tolist() == torch.bincount(ids.flatten(), minlength=12).tolist()
     assert not counters(device).any()
@@ -180,7 +180,7 @@ def test_tokens_may_be_sent_to_their_experts(ops: Ops, tokens: int, device: torc
     torch.manual_seed(6)
     x, router = torch.randn(tokens, 64, device=device), Router(torch.randn(12, 64, device=device))
     gate_up, down = torch.randn(12, 64, 64, device=device) / 8, torch.randn(12, 64, 32, device=device) / 8
-    expected = REFERENCE.routed_experts(x, router, MOE, ExpertMatrices(gate_up, down), "silu")
+    expected = REFERENCE.routed_experts(x, router, Experts(MOE, ExpertMatrices(gate_up, down), "silu"))
     found = torch.zeros_like(x)
     for rank in range(2):
         here = LayerExperts(12, Topology(rank, 2, 2), device, SpreadOptions(4, all_to_all=True), ALONE)
@@ -195,7 +195,9 @@ def test_tokens_may_be_sent_to_their_experts(ops: Ops, tokens: int, device: torc
 
         assert here.spread is not None
         spread = here.spread._replace(dispatch=to_this_one)
-        found += ops.routed_experts(x, router, MOE, ExpertMatrices(gate_up[held], down[held], spread=spread), "silu")
+        found += ops.routed_experts(
+            x, router, Experts(MOE, ExpertMatrices(gate_up[held], down[held], spread=spread), "silu")
+        )
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -431,10 +433,10 @@ def test_deterministic_products_of_8_bits_do_not_depend_on_the_batch(group: int)
     torch.manual_seed(4)
     x = torch.randn(700, 512, device=device, dtype=torch.bfloat16)
     router, matrices = torch.randn(64, 512, device=device).bfloat16(), small_experts(group, device, moe, 512, 256)
-    whole = INVARIANT.routed_experts(x, Router(router), moe, ExpertMatrices(*matrices), "silu")
+    whole = INVARIANT.routed_experts(x, Router(router), Experts(moe, ExpertMatrices(*matrices), "silu"))
     for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
         part = INVARIANT.routed_experts(
-            x[first:last].contiguous(), Router(router), moe, ExpertMatrices(*matrices), "silu"
+            x[first:last].contiguous(), Router(router), Experts(moe, ExpertMatrices(*matrices), "silu")
         )
         assert torch.equal(part, whole[first:last])
 
@@ -468,10 +470,10 @@ def test_deterministic_products_do_not_depend_on_the_batch() -> None:
         torch.randn(*shape, device=device, dtype=torch.bfloat16) / 16
         for shape in ((64, 512), (64, 512, 512), (64, 512, 256))
     )
-    whole = INVARIANT.routed_experts(x, Router(router), moe, ExpertMatrices(gate_up, down), "silu")
+    whole = INVARIANT.routed_experts(x, Router(router), Experts(moe, ExpertMatrices(gate_up, down), "silu"))
     for first, last in ((0, 1), (1, 3), (3, 40), (40, 700)):
         part = INVARIANT.routed_experts(
-            x[first:last].contiguous(), Router(router), moe, ExpertMatrices(gate_up, down), "silu"
+            x[first:last].contiguous(), Router(router), Experts(moe, ExpertMatrices(gate_up, down), "silu")
         )
         assert torch.equal(part, whole[first:last])
 

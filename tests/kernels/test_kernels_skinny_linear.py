@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from bough.kernels.ops import REFERENCE, Activation, Norm
+from bough.kernels.ops import REFERENCE, Activation, Norm, NormedSum
 from bough.kernels.skinny_linear import triton as skinny
 from bough.kernels.skinny_linear.triton import (
     MAX_WIDTH_BY_ROWS,
@@ -102,18 +102,18 @@ def test_norm_linear_and_gate_up(
     kept = residual.clone()
     wide_x, wide_residual, wide_norm, wide_weight, wide_bias = operands.exact
     start = (x, residual if added else None, norm_weight, EPS, plus_one)
-    wide_start = (wide_x, wide_residual if added else None, Norm(wide_norm, EPS, plus_one))
+    wide_start = NormedSum(wide_x, wide_residual if added else None, Norm(wide_norm, EPS, plus_one))
 
     times = 2.0 if dtype == torch.bfloat16 and device.type == "cpu" else 1.0  # what is cut off adds up
     y, stream = skinny.skinny_norm_linear(*start, weight, bias, config=config)
-    expected, expected_stream = REFERENCE.norm_linear(*wide_start, wide_weight, wide_bias)
+    expected, expected_stream = REFERENCE.norm_linear(wide_start, wide_weight, wide_bias)
     assert_near(y, expected, TOLERANCE[dtype], times)
     assert_near(stream, expected_stream, TOLERANCE[dtype])
 
     activations: tuple[Activation, ...] = ("silu", "gelu_tanh")
     for activation in activations:
         h, again = skinny.skinny_gate_up(*start, weight, activation, config=config)
-        expected, _ = REFERENCE.norm_gate_up(*wide_start, wide_weight, None, activation)
+        expected, _ = REFERENCE.norm_gate_up(wide_start, wide_weight, None, activation)
         assert_near(h, expected, 2 * TOLERANCE[dtype], 2.0)  # a product of two rounded products
         assert torch.equal(again, stream)
     assert torch.equal(residual, kept)
@@ -214,8 +214,8 @@ def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     assert_near(y, REFERENCE.linear(wide_x, wide_weight, wide_bias), 2e-2)
     if fused_worth(m, n, k):
         start = (x, residual, norm_weight, EPS, False)
-        wide_start = (wide_x, wide_residual, Norm(wide_norm, EPS, False))
+        wide_start = NormedSum(wide_x, wide_residual, Norm(wide_norm, EPS, False))
         y, _ = skinny.skinny_norm_linear(*start, weight)
-        assert_near(y, REFERENCE.norm_linear(*wide_start, wide_weight, None)[0], 2e-2)
+        assert_near(y, REFERENCE.norm_linear(wide_start, wide_weight, None)[0], 2e-2)
         h, _ = skinny.skinny_gate_up(*start, weight, "silu")
-        assert_near(h, REFERENCE.norm_gate_up(*wide_start, wide_weight, None, "silu")[0], 2e-2, 2.0)
+        assert_near(h, REFERENCE.norm_gate_up(wide_start, wide_weight, None, "silu")[0], 2e-2, 2.0)

@@ -15,14 +15,14 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import NO_ROPE, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.norm_rope_store.reference import QKNormRope, norm_rope_store_
-from bough.kernels.ops import Activation
+from bough.kernels.ops import Activation, NormedSum
 from bough.layers.blocks import ParallelBlock, PreNormBlock
 from bough.layers.embedding import Head
 from bough.layers.mlp import PlainMLP
-from bough.layers.norm import NO_NORM, LayerNorm
+from bough.layers.norm import Inputs, LayerNorm
 from bough.layers.placement import Placement
 from bough.layers.rope import rope_table
-from bough.layers.schemes.base import Gate, LinearWeight, NormedSum, Part, Rows
+from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows
 from bough.layers.schemes.plain import PlainTable, PlainWeight
 from bough.models.decoder import Decoder
 from tests.fakes.context import NO_CONTEXT
@@ -67,7 +67,7 @@ def test_plain_mlps(activation: Any, name: str) -> None:
     inner = x @ tensors["up_proj.weight"].T + tensors["up_proj.bias"]
     activate = transformers.activations.ACT2FN[name]
     expected = activate(inner) @ tensors["down_proj.weight"].T + tensors["down_proj.bias"]
-    torch.testing.assert_close(mlp(x, None, NO_NORM, NO_CONTEXT)[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(mlp(Inputs(x), NO_CONTEXT)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def rotated(rope: RopeConfig, positions: torch.Tensor, qkv: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
 from bough.layers.mlp import GatedMLP
 from bough.layers.moe import MoE
-from bough.layers.norm import RmsNorm
+from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 from bough.loader.load import load_weights
@@ -99,7 +99,7 @@ def attention_output(config: ModelConfig, topology: Topology, x: torch.Tensor) -
     backend = TorchAttention()
     backend.prepare(batch)
     ctx = ForwardContext(backend, KVPool(config, (TOKENS,), 1, torch.float32, CPU, topology), batch)
-    return layer(x, None, norm_of(config), batch.positions, ctx)[0]
+    return layer(Inputs(x, None, norm_of(config)), ctx)[0]
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -130,7 +130,7 @@ def test_mlp_of_the_ranks_sums_to_the_whole() -> None:
     def output(topology: Topology) -> torch.Tensor:
         layer = GatedMLP(CONFIG, placement(topology))
         fill(layer, checkpoint_of(CONFIG))
-        return layer(x, None, norm_of(CONFIG), NO_CONTEXT)[0]
+        return layer(Inputs(x, None, norm_of(CONFIG)), NO_CONTEXT)[0]
 
     parts = [output(Topology(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)
@@ -158,7 +158,7 @@ def test_experts_of_the_ranks_sum_to_the_whole(biases: bool) -> None:
     def output(topology: Topology) -> torch.Tensor:
         layer = MoE(config, moe, placement(topology))
         fill(layer, checkpoint)
-        return layer(x, None, norm_of(config), NO_CONTEXT)[0]
+        return layer(Inputs(x, None, norm_of(config)), NO_CONTEXT)[0]
 
     parts = [output(Topology(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(parts[0] + parts[1], output(Topology()), atol=1e-4, rtol=1e-4)
@@ -182,12 +182,12 @@ def test_experts_that_are_spread_sum_to_the_whole(ranks: int, ep_size: int, bias
         load_weights(layer.slots(""), TensorSource(checkpoint), progress=False, device=CPU)
         return layer
 
-    whole = layer_of(Topology())(x, None, norm_of(config), NO_CONTEXT)[0]
+    whole = layer_of(Topology())(Inputs(x, None, norm_of(config)), NO_CONTEXT)[0]
     layers = [layer_of(Topology(rank, ranks, ep_size)) for rank in range(ranks)]
     for layer in layers:
         held = {slot.name.split(".")[1] for slot in layer.slots("") if slot.name.startswith("experts.")}
         assert len(held) == -(-5 // ep_size)  # a rank reads no others
-    parts = [layer(x, None, norm_of(config), NO_CONTEXT)[0] for layer in layers]
+    parts = [layer(Inputs(x, None, norm_of(config)), NO_CONTEXT)[0] for layer in layers]
     torch.testing.assert_close(torch.stack(parts).sum(0), whole, atol=1e-4, rtol=1e-4)
 
 
@@ -196,9 +196,8 @@ def test_partial_results_pass_through_the_given_reduction() -> None:
     plain, reduced = GatedMLP(CONFIG, placement(Topology())), GatedMLP(CONFIG, doubled)
     for layer in (plain, reduced):
         fill(layer, checkpoint_of(CONFIG))
-    x = torch.randn(2, CONFIG.hidden_size)
-    norm = norm_of(CONFIG)
-    torch.testing.assert_close(reduced(x, None, norm, NO_CONTEXT)[0], plain(x, None, norm, NO_CONTEXT)[0] * 2)
+    x = Inputs(torch.randn(2, CONFIG.hidden_size), None, norm_of(CONFIG))
+    torch.testing.assert_close(reduced(x, NO_CONTEXT)[0], plain(x, NO_CONTEXT)[0] * 2)
 
 
 def test_uneven_shares_are_refused_by_name() -> None:

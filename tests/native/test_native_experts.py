@@ -14,7 +14,7 @@ from bough.core.model_config import MoEConfig
 from bough.executor.native_recorder import Recorder
 from bough.kernels.activation.reference import silu_mul
 from bough.kernels.experts.reference import experts as plain_experts
-from bough.kernels.ops import PackedExpertWeights, add_gated
+from bough.kernels.ops import PackedExpertWeights, Router, add_gated
 from bough.kernels.quant_linear.packed import FillingWeight, PackedWeight, aligned_bytes
 from bough.kernels.routing.reference import route
 from bough.loader.source import float_rows
@@ -72,9 +72,8 @@ class Layer:
         recorder = Recorder(tokens=len(x), logits=1)
         entry = recorder.rows(HIDDEN, on_logits=False)
         experts = PackedExpertWeights(self.packed, self.gate_up_bias, self.down_bias)
-        result = recorder.ops.packed_experts(
-            entry, self.router, self.correction, self.router_bias, self.moe, experts, "silu"
-        )
+        router = Router(self.router, self.correction, self.router_bias)
+        result = recorder.ops.packed_experts(entry, router, self.moe, experts, "silu")
         return run(library, recorder, entry, result, x, threads)
 
 

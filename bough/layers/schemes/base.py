@@ -11,32 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import MoEConfig
-from bough.kernels.ops import Activation, Norm, Ops, Router
+from bough.kernels.ops import Activation, NormedSum, Ops, Router, WithNorm, WithSum
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import WeightSlot
 
 Rows = torch.Tensor | QuantizedRows  # activations, as they are or in the form that some weight multiplies
 Gate = Callable[[torch.Tensor, Activation], Rows]
-
-
-class NormedSum(NamedTuple):
-    """The norm of x + residual, which some products take themselves."""
-
-    x: torch.Tensor
-    residual: torch.Tensor | None
-    norm: Norm
-
-    def taken(self, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm, and the sum."""
-        x, residual, norm = self
-        return ops.rms_norm(x, norm.weight, norm.eps, residual, norm.plus_one)
+GatedRows = tuple[Rows, torch.Tensor]  # those that a gate gives, and the sum x + residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +45,12 @@ class LinearWeight(Protocol):
         """The product of the rows."""
         ...
 
-    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
         """The product of the norm, and the sum."""
         normed, total = inputs.taken(self._ops)
         return self.linear(normed, ctx), total
 
-    def gated_after_norm(
-        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
-    ) -> tuple[Rows, torch.Tensor]:
+    def gated_after_norm(self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext) -> GatedRows:
         """The same for a weight of which the first half of the outputs gates the second. `gate` is that of the weight
         that multiplies the result; one that has a fused way to plain rows need not use it."""
         gate_up, stream = self.after_norm(inputs, ctx)
@@ -82,6 +68,8 @@ class LinearWeight(Protocol):
 class ExpertWeights(Protocol):
     """The matrices of a layer's experts, of each this rank's share."""
 
+    _ops: Ops
+
     @property
     def has_shared(self) -> bool:
         """Whether those that every token passes are among them."""
@@ -91,11 +79,10 @@ class ExpertWeights(Protocol):
         """The weighted sum of the experts that the router chooses for each row."""
         ...
 
-    def after_norm(
-        self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same for a norm; that norm; and the sum."""
-        ...
+    def after_norm(self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext) -> WithNorm:
+        """The same for a norm."""
+        normed, total = inputs.taken(self._ops)
+        return self(normed, router, activation, ctx), normed, total
 
     def by_logits(
         self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext

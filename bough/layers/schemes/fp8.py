@@ -16,12 +16,12 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation
+from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.library import fits
 from bough.kernels.scaled_linear.reference import FEW_ROWS, FEWEST_ROWS
-from bough.layers.schemes.base import ExpertWeights, LinearWeight, NormedSum, Part, Rows, TellOnce, bands, bias_slots
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.plain import PlainWeight
 from bough.layers.weights import Form, KeptRows, WeightSlot
@@ -69,7 +69,7 @@ class Fp8Weight(LinearWeight):
             return self._fp8.weight_linear(x, self._weight, self._bias)
         return self._product(self._fp8.quantize_rows(x, self._group))
 
-    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
         x, residual, norm = inputs
         if self._takes_plain(x):
             return super().after_norm(inputs, ctx)

@@ -14,7 +14,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.ops import Activation, PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.packed import FillingWeight
-from bough.layers.schemes.base import ExpertWeights, LinearWeight, NormedSum, Part, Rows, bias_slots, expert_bias_slots
+from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bias_slots, expert_bias_slots
 from bough.layers.weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class PackedExperts(ExpertWeights):
     has_shared = False
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement, quantization: str) -> None:
-        self._moe, self._ops, inner = moe, _packed_ops(placement), moe.intermediate_size
+        self._ops: PackedOps = _packed_ops(placement)
+        self._moe, inner = moe, moe.intermediate_size
         shapes = {"gate_proj": (inner, hidden_size), "up_proj": (inner, hidden_size), "down_proj": (hidden_size, inner)}
         self._weights = {
             f"{expert}.{part}": FillingWeight(*shape, quantization)
@@ -61,13 +62,7 @@ class PackedExperts(ExpertWeights):
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         weights = [weight.weight for weight in self._weights.values()]
         experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias)
-        return self._ops.packed_experts(x, *router, self._moe, experts, activation)
-
-    def after_norm(
-        self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        normed, stream = inputs.taken(self._ops)
-        return self(normed, router, activation, ctx), normed, stream
+        return self._ops.packed_experts(x, router, self._moe, experts, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, weight in self._weights.items():

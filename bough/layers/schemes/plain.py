@@ -12,8 +12,8 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
-from bough.kernels.ops import Activation, ExpertMatrices, Ops, Router
-from bough.layers.schemes.base import Gate, NormedSum, Part, Rows, bands, bias_slots, expert_bias_slots, expert_biases
+from bough.kernels.ops import Activation, ExpertMatrices, Experts, NormedSum, Ops, Router, WithNorm, WithSum
+from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots, expert_biases
 from bough.layers.spread import LayerExperts
 from bough.layers.weights import WeightSlot
 
@@ -46,13 +46,11 @@ class PlainWeight:
         assert isinstance(x, torch.Tensor), "quantised rows are for quantised weights"
         return self._ops.linear(x, self._weight, self._bias)
 
-    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._ops.norm_linear(*inputs, self._weight, self._bias)
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
+        return self._ops.norm_linear(inputs, self._weight, self._bias)
 
-    def gated_after_norm(
-        self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext
-    ) -> tuple[Rows, torch.Tensor]:
-        return self._ops.norm_gate_up(*inputs, self._weight, self._bias, activation)
+    def gated_after_norm(self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext) -> WithSum:
+        return self._ops.norm_gate_up(inputs, self._weight, self._bias, activation)
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
@@ -71,12 +69,10 @@ class MatrixExperts:
     _matrices: ExpertMatrices
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._ops.routed_experts(x, router, self._moe, self._matrices, activation)
+        return self._ops.routed_experts(x, router, Experts(self._moe, self._matrices, activation))
 
-    def after_norm(
-        self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._ops.normed_experts(*inputs, router, self._moe, self._matrices, activation)
+    def after_norm(self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext) -> WithNorm:
+        return self._ops.normed_experts(inputs, router, Experts(self._moe, self._matrices, activation))
 
     def by_logits(
         self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext

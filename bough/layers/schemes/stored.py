@@ -18,22 +18,12 @@ from bough.core.model_config import MoEConfig
 from bough.kernels.experts import fp4
 from bough.kernels.experts.fp4 import FloatRows, Fp4Rows
 from bough.kernels.experts.reference import Matrices
-from bough.kernels.ops import Activation
+from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.library import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
-from bough.layers.schemes.base import (
-    ExpertWeights,
-    Gate,
-    LinearWeight,
-    NormedSum,
-    Part,
-    Rows,
-    TellOnce,
-    bands,
-    bias_slots,
-)
+from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
@@ -139,7 +129,7 @@ class W4Weight(LinearWeight):
         assert isinstance(x, torch.Tensor), "quantised rows are for weights of 8 bits"
         return self._w4.linear(x, self._rows, self._bias)
 
-    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
         if self._w4.norm_linear is not None and len(inputs.x) == 1:
             return self._w4.norm_linear(*inputs, self._rows, self._bias)
         return super().after_norm(inputs, ctx)

@@ -41,14 +41,11 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-PromptLogprobs = list[
-    dict[str, PromptLogprob] | None
-]  # by position and token id; nothing stands before the first token
+# By position and token id; nothing stands before the first token.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer, or what is new in it."""
-
     index: int
     finish_reason: FinishWord | None = None
     matched_stop: int | str | UnsetType | None = UNSET
@@ -79,6 +76,8 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(Choice, frozen=True, kw_only=True):
+    """One answer, or what is new in it."""
+
     text: str
     logprobs: CompletionLogprobs | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -131,6 +130,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(Choice, frozen=True, kw_only=True):
+    """One answer."""
+
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET

@@ -27,6 +27,7 @@ from bough.bench.metrics import draw_png, headline, html_report, require_matplot
 from bough.bench.number_checks import flag_of, require_above_zero, require_counts
 from bough.bench.processes import OnProgress, run_parts
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import json_object
 from bough.tokenizer.tokenizer import Tokenizer
 
 COUNTS = (
@@ -108,16 +109,6 @@ def check(args: argparse.Namespace) -> None:
             raise SettingsError(f"{flag_of(name)}: there is no folder {Path(path).parent}.")
 
 
-def extra_body(args: argparse.Namespace) -> dict[str, Any]:
-    try:
-        extra = json.loads(args.extra_request_body)
-    except ValueError as error:
-        raise SettingsError(f"--extra-request-body is not valid JSON: {error}.") from None
-    if not isinstance(extra, dict):
-        raise SettingsError("--extra-request-body must be a JSON object.")
-    return extra
-
-
 def shown_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What is needed to repeat the run, without secrets."""
     hidden = {"api_key", "output_file", "output_details", "plot", "html", "disable_tqdm"}
@@ -161,7 +152,8 @@ async def _find_target(args: argparse.Namespace, api: Api) -> Target:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     with closing(HttpClient(url, headers)) as client, reaching(url):
         model = args.model or await _first_model(client, api, url)
-    template = RequestTemplate(api, model, not args.disable_ignore_eos, not args.disable_stream, extra_body(args))
+    extra = json_object(args.extra_request_body, "extra-request-body")
+    template = RequestTemplate(api, model, not args.disable_ignore_eos, not args.disable_stream, extra)
     return Target(url, headers, template)
 
 

@@ -90,9 +90,8 @@ def _server(url: str | None, settings: dict[str, Any]) -> Iterator[str]:
 
 def read_requests(path: Path) -> list[BatchRequest]:
     try:
-        lines = path.read_text(encoding="utf-8").split(
-            "\n"
-        )  # no other sign that ends lines of text, which JSON may hold
+        # By no other sign that ends lines of text: JSON may hold those.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"Cannot read {path}: {error}.") from None
     requests: dict[str, BatchRequest] = {}

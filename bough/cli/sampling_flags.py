@@ -15,6 +15,7 @@ from typing import Any
 from bough.cli.flags import add_flag, from_text
 from bough.core.errors import RequestError, SettingsError
 from bough.core.sampling_params import SamplingParams
+from bough.core.setting_checks import TYPE_WORDS
 
 HELP = {
     "max_new_tokens": "most tokens to generate",
@@ -35,7 +36,6 @@ HELP = {
 }
 ALIASES = {"sampling_seed": ["seed"]}
 METAVARS = {int: "N", float: "X", str: "TEXT"}
-TYPE_WORDS = {int: "a whole number", float: "a number"}
 
 
 def add_sampling_flags(

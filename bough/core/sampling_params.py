@@ -110,7 +110,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("stop", "stop_token_ids", "stop_regex", "choices"):
             if name in values:
                 values[name] = _as_tuple(values[name])
-                _require_few(values[name], name)
+                require_few(values[name], name)
         if "logit_bias" in values:
             values["logit_bias"] = _parse_logit_bias(values["logit_bias"])
         return _convert(cls, values).verified()
@@ -129,8 +129,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 field="min_new_tokens",
             )
         for name, texts in (("stop", self.stop), ("stop_regex", self.stop_regex)):
-            if len(texts) > MAX_STOPS:
-                raise RequestError(f"{name} has {len(texts)} entries; at most {MAX_STOPS} are taken.", field=name)
+            require_few(texts, name, MAX_STOPS)
             for text in texts:
                 if not text:
                     raise RequestError(f"{name} contains an empty string, which would match at once.", field=name)
@@ -140,10 +139,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"stop has {chars} characters; all its strings together may have {MAX_STOP_CHARS}.", field="stop"
             )
         _require_token_ids(self.stop_token_ids, "stop_token_ids", -INT64_MAX, INT64_MAX)
-        if (count := len(set(self.stop_token_ids))) > MAX_STOP_IDS:
-            raise RequestError(
-                f"stop_token_ids has {count} entries; at most {MAX_STOP_IDS} are taken.", field="stop_token_ids"
-            )
+        require_few(set(self.stop_token_ids), "stop_token_ids", MAX_STOP_IDS)
         _require_token_ids(self.logit_bias, "logit_bias")
         if self.stop_regex:
             check_patterns(self.stop_regex)
@@ -199,9 +195,9 @@ def require_utf8(text: str, name: str) -> None:
         ) from None
 
 
-def _require_few(listed: Sized, name: str) -> None:
-    if len(listed) > MAX_LISTED:
-        raise RequestError(f"{name} has {len(listed)} entries; at most {MAX_LISTED} are taken.", field=name)
+def require_few(listed: Sized, name: str, most: int = MAX_LISTED) -> None:
+    if len(listed) > most:
+        raise RequestError(f"{name} has {len(listed)} entries; at most {most} are taken.", field=name)
 
 
 def _require_token_ids(ids: Iterable[int], name: str, low: int = 0, high: int = INT32_MAX) -> None:
@@ -232,7 +228,7 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
     """JSON objects have string keys: `{"17": -100}` means token 17."""
     if not isinstance(given, Mapping):
         raise RequestError("logit_bias must map token ids to numbers.", field="logit_bias")
-    _require_few(given, "logit_bias")
+    require_few(given, "logit_bias")
     bias: dict[int, float] = {}
     for key, value in given.items():
         if not _is_token_key(key) or not _is_number(value):

@@ -13,6 +13,7 @@ from typing import Any
 
 from bough.core.errors import SettingsError
 
+TYPE_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 
@@ -55,7 +56,7 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
     if meta["many"] and isinstance(value, list | tuple):
         value = value[0] if len(value) == 1 else json.dumps(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
-        raise SettingsError(f"{f.name} must be {_type_word(plain)}, got {value!r}.")
+        raise SettingsError(f"{f.name} must be {TYPE_WORDS[plain]}, got {value!r}.")
     if f.name in SECRETS and not str(value).strip():
         raise SettingsError(f"{f.name} is empty, which would guard nothing; give a key, or leave it out.")
     if meta["choices"] is not None and value not in meta["choices"]:
@@ -76,6 +77,17 @@ def unknown_setting_text(name: str, known: list[str]) -> str:
     return f"There is no setting {name!r}.{hint}"
 
 
+def json_object(text: str, flag: str) -> dict[str, Any]:
+    """What a flag says in a JSON object."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"--{flag} is not valid JSON: {error}.") from None
+    if not isinstance(given, dict):
+        raise SettingsError(f"--{flag} must be a JSON object.")
+    return given
+
+
 def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
     """What a flag says of each kind of media, as JSON."""
     with contextlib.suppress(ValueError, AttributeError):
@@ -83,7 +95,3 @@ def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
         if given.keys() <= {"image", "video", "audio"} and all(type(each) is value for each in given.values()):
             return dict(given)
     raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')
-
-
-def _type_word(plain: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[plain]

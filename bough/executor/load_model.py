@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -15,6 +14,7 @@ import torch
 from bough.core.errors import ModelError, ResourceError, SettingsError
 from bough.core.model_config import MediaConfig, ModelConfig
 from bough.core.plan import Executor, MediaLimits
+from bough.core.setting_checks import json_object
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
@@ -92,12 +92,7 @@ class LoadedWeights:
 
 def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     """The model's own configuration with the user's changes."""
-    try:
-        overrides = json.loads(settings.model.json_model_override_args)
-    except ValueError as error:
-        raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
-    if not isinstance(overrides, dict):
-        raise SettingsError("--json-model-override-args must be a JSON object.")
+    overrides = json_object(settings.model.json_model_override_args, "json-model-override-args")
     config = read_config(files, overrides, settings.model.model_impl, embeds=settings.model.is_embedding)
     if config.draft is not None:
         raise SettingsError(

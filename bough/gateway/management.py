@@ -29,6 +29,10 @@ from bough.server.page import INDEX, page_file
 
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
+# What `/workers` shows of a worker as it is.
+SHOWN = (
+    "id", "url", "bootstrap_port", "state", "load", "reported_load", "limit", "source", "pid", "restarts", "last_error",
+)  # fmt: skip
 Restart = Callable[[Worker], Awaitable[None]]
 T = TypeVar("T")
 Handler = Callable[[str, bytes], Awaitable[Response]]  # of the path's parameter, empty if it has none, and the body
@@ -252,22 +256,12 @@ def worker_json(worker: Worker) -> dict[str, Any]:
     """A worker as `/workers` shows it, without its key."""
     known = worker.capabilities
     return {
-        "id": worker.id,
-        "url": worker.url,
+        **{name: getattr(worker, name) for name in SHOWN},
         "model_id": known.models[0] if known.models else None,
         "models": list(known.models),
         "worker_type": "regular" if worker.bootstrap_port is None else "prefill",
-        "bootstrap_port": worker.bootstrap_port,
         "is_healthy": worker.in_rotation,
-        "state": worker.state.value,
-        "load": worker.load,
-        "reported_load": worker.reported_load,
         "capacity": known.capacity,
-        "limit": worker.limit,
         "breaker": worker.breaker.state(time.monotonic()).name.lower(),
-        "source": worker.source,
         "version": known.version,
-        "pid": worker.pid,
-        "restarts": worker.restarts,
-        "last_error": worker.last_error,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
 from bough.core.seeds import seed_for_requests
-from bough.core.setting_checks import by_kind
+from bough.core.setting_checks import by_kind, json_object
 from bough.core.settings import MediaSettings, ModelSettings, Settings
 from bough.distributed.topology import Topology
 from bough.loader.locate import ModelFiles
@@ -135,12 +135,7 @@ def check_ranks(files: ModelFiles, settings: Settings) -> None:
 def _stated_config(files: ModelFiles, settings: ModelSettings) -> ModelConfig | None:
     from bough.loader.config import check_config
 
-    try:
-        overrides = json.loads(settings.json_model_override_args)
-    except ValueError as error:
-        raise SettingsError(f"--json-model-override-args is not valid JSON: {error}.") from None
-    if not isinstance(overrides, dict):
-        raise SettingsError("--json-model-override-args must be a JSON object.")
+    overrides = json_object(settings.json_model_override_args, "json-model-override-args")
     return check_config(files, overrides, settings.model_impl, embeds=settings.is_embedding)
 
 

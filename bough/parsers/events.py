@@ -5,7 +5,7 @@ Text that began like a call and turned out to be none comes as `CallFailed`, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -47,12 +47,33 @@ class CallFailed(msgspec.Struct, frozen=True):
 
 
 Event = Text | Reasoning | CallBegin | CallArguments | CallEnd | CallFailed
+Begun = dict[int, tuple[CallBegin, list[str]]]  # by index: calls, and their arguments so far
 
 
 class Call(msgspec.Struct):
     name: str
     arguments: str  # the JSON of an object
     id: str | None = None
+
+    @staticmethod
+    def join(events: Iterable[Event], begun: Begun | None = None) -> Iterator[Text | Reasoning | Call]:
+        """The events with each call in one piece; what failed to become one is text. `begun` holds the calls that later
+        events complete."""
+        begun = {} if begun is None else begun
+        for event in events:
+            match event:
+                case CallBegin():
+                    begun[event.index] = event, []
+                case CallArguments():
+                    begun[event.index][1].append(event.text)
+                case CallEnd():
+                    begin, pieces = begun.pop(event.index)
+                    yield Call(begin.name, "".join(pieces), begin.id)
+                case CallFailed():
+                    begun.pop(event.index)
+                    yield Text(event.text)
+                case _:
+                    yield event
 
 
 class Parsed(msgspec.Struct):
@@ -63,25 +84,7 @@ class Parsed(msgspec.Struct):
     @classmethod
     def of(cls, events: Iterable[Event]) -> Parsed:
         """What events amount to."""
-        parsed = cls()
-        text: list[str] = []
-        reasoning: list[str] = []
-        open_calls: dict[int, tuple[CallBegin, list[str]]] = {}
-        for event in events:
-            match event:
-                case Text():
-                    text.append(event.text)
-                case Reasoning():
-                    reasoning.append(event.text)
-                case CallBegin():
-                    open_calls[event.index] = event, []
-                case CallArguments():
-                    open_calls[event.index][1].append(event.text)
-                case CallEnd():
-                    begin, pieces = open_calls.pop(event.index)
-                    parsed.calls.append(Call(begin.name, "".join(pieces), begin.id))
-                case CallFailed():
-                    open_calls.pop(event.index)
-                    text.append(event.text)
-        parsed.text, parsed.reasoning = "".join(text), "".join(reasoning)
-        return parsed
+        found = list(Call.join(events))
+        text = "".join(each.text for each in found if isinstance(each, Text))
+        reasoning = "".join(each.text for each in found if isinstance(each, Reasoning))
+        return cls(text, reasoning, [each for each in found if isinstance(each, Call)])

@@ -25,7 +25,7 @@ import msgspec
 from starlette.requests import Request
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import INT32_MAX, MAX_STOPS
+from bough.core.sampling_params import INT32_MAX, MAX_STOPS, require_few
 from bough.core.server_settings import ServerSettings
 from bough.server.errors import HttpError
 
@@ -112,6 +112,12 @@ def unsupported(*harmless: Any) -> msgspec.Meta:
 UNSUPPORTED = unsupported()
 
 
+def fields_without_effect(name: str, idle: Iterable[str], refused: Iterable[str] = ()) -> type[msgspec.Struct]:
+    """A base of fields that change nothing, and of those whose feature this engine does not have."""
+    fields = [(field, typing.Annotated[Any, UNSUPPORTED], None) for field in refused]
+    return msgspec.defstruct(name, [*fields, *((field, Any, None) for field in idle)], kw_only=True)
+
+
 def between(low: float, high: float) -> msgspec.Meta:
     """The range of a number, for the OpenAPI page and for `check_ranges`, whose errors name both ends."""
     return msgspec.Meta(extra_json_schema={"minimum": low, "maximum": high})
@@ -132,8 +138,8 @@ def check_ranges(request: msgspec.Struct) -> None:
 
 
 def check_stops(stops: Any, name: str) -> None:
-    if isinstance(stops, list) and len(stops) > MAX_STOPS:
-        raise RequestError(f"{name} has {len(stops)} entries; at most {MAX_STOPS} are taken.", field=name)
+    if isinstance(stops, list):
+        require_few(stops, name, MAX_STOPS)
 
 
 def refuse_unsupported(request: msgspec.Struct) -> None:

@@ -58,12 +58,12 @@ def page_routes(context: ServerContext) -> list[Endpoint]:
         return []
     feed = TreeFeed(context)
 
-    async def index(request: Request) -> Response:
-        return _response(INDEX)
-
-    async def part(request: Request) -> Response:
-        name = request.path_params["name"]
-        return _response(name) if name else RedirectResponse("../ui")  # the page names its files from there
+    async def show(request: Request) -> Response:
+        name = request.path_params.get("name", INDEX)
+        if not name:
+            return RedirectResponse("../ui")  # the page names its files from there
+        file = page_file(name)
+        return Response(file.body, headers=file.headers)
 
     async def tree(request: Request) -> Response:
         return EventStream(feed.events(), lambda failure: json_event(native_shape(failure)))
@@ -74,16 +74,11 @@ def page_routes(context: ServerContext) -> list[Endpoint]:
     page: dict[str, Any] = {"methods": GET, "access": "open", "tag": "pages", "media_type": "text/html"}
     live: dict[str, Any] = {"methods": GET, "answer": dict[str, Any], "tag": "pages"}
     return [
-        Endpoint("/ui", index, "The page: chat, load and the live tree", **page),
-        Endpoint("/ui/{name:path}", part, "A file of the page", **page),
+        Endpoint("/ui", show, "The page: chat, load and the live tree", **page),
+        Endpoint("/ui/{name:path}", show, "A file of the page", **page),
         Endpoint("/ui/tree", tree, "The prefix cache, once a second for ten seconds", media_type=EVENTS, **live),
         Endpoint("/ui/tree/text", text, "How a node's text begins", access="admin_only", queries=(NODE,), **live),
     ]
-
-
-def _response(name: str) -> Response:
-    file = page_file(name)
-    return Response(file.body, headers=file.headers)
 
 
 async def node_text(context: ServerContext, node: str) -> str:

@@ -373,15 +373,13 @@ class StreamParser:
         return "".join(self._reasoning)
 
     def events(self, piece: Piece) -> list[parsers.Event]:
-        if self._parser is None:
-            return [parsers.Text(piece.text)] if piece.text else []
-        events = self._parser.feed(piece.text) if piece.text else []
-        if piece.finish is not None:
-            events += self._parser.finish()
-        return self._noted(events)
+        events = self.replay(piece.text)
+        if piece.finish is not None and self._parser is not None:
+            events += self._noted(self._parser.finish())
+        return events
 
     def replay(self, text: str) -> list[parsers.Event]:
-        """The events of text that was delivered before the stream was resumed; they are not sent again."""
+        """The events of text alone, such as what was delivered before the stream was resumed."""
         if self._parser is None:
             return [parsers.Text(text)] if text else []
         return self._noted(self._parser.feed(text) if text else [])

@@ -31,9 +31,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
     count: dict[str, Any] = {"body": requests.CountTokensRequest, "answer": TokensCount, **ANTHROPIC}
     return [
         Endpoint("/v1/messages", partial(messages, context), "Answer a conversation", **answer),
-        Endpoint(
-            "/v1/messages/count_tokens", partial(count_tokens, context), "How many tokens a conversation has", **count
-        ),
+        Endpoint("/v1/messages/count_tokens", partial(count_tokens, context), COUNT, **count),
     ]
 
 

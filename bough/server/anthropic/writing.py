@@ -79,11 +79,9 @@ def whole_blocks(events: Iterable[parsers.Event]) -> list[Block]:
     """A finished answer's blocks. There is at least one, be it an empty text."""
     blocks: list[Block] = []
     ids = CallIds(PREFIX)
-    arguments: list[str] = []
-    begun: parsers.CallBegin | None = None
-    for event in events:
+    for event in parsers.Call.join(events):
         match event:
-            case parsers.Text() | parsers.CallFailed() if event.text:
+            case parsers.Text() if event.text:
                 if blocks and isinstance(blocks[-1], TextBlock):
                     blocks[-1] = TextBlock(text=blocks[-1].text + event.text)
                 else:
@@ -93,14 +91,9 @@ def whole_blocks(events: Iterable[parsers.Event]) -> list[Block]:
                     blocks[-1] = ThinkingBlock(thinking=blocks[-1].thinking + event.text)
                 else:
                     blocks.append(ThinkingBlock(thinking=event.text))
-            case parsers.CallBegin():
-                begun, arguments = event, []
-            case parsers.CallArguments():
-                arguments.append(event.text)
-            case parsers.CallEnd():
-                assert begun is not None
-                given = msgspec.json.decode("".join(arguments))
-                blocks.append(ToolUseBlock(id=ids.name(begun), name=begun.name, input=given))
+            case parsers.Call():
+                given = msgspec.json.decode(event.arguments)
+                blocks.append(ToolUseBlock(id=ids.name(event), name=event.name, input=given))
     return blocks or [TextBlock(text="")]
 
 

@@ -107,11 +107,8 @@ async def loads(context: ServerContext, request: Request) -> Response:
             metrics_page(None, states, context.model.name, context.settings.server.metrics_names),
             headers={"content-type": CONTENT_TYPE},
         )
-    return json_response(Loads(time.time(), __version__, context.client.replica_count, list(map(_load_of, states))))
-
-
-def _load_of(state: State) -> Load:
-    return msgspec.convert({"dp_rank": 0, **state, **state_figures(state)}, Load)
+    shown = [msgspec.convert({"dp_rank": 0, **state, **state_figures(state)}, Load) for state in states]
+    return json_response(Loads(time.time(), __version__, context.client.replica_count, shown))
 
 
 async def brief_load(context: ServerContext, request: Request) -> Response:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from bough.client.outputs import Timings
 from bough.core import sampling_params as sampling
-from bough.server.bodies import UNSUPPORTED
+from bough.server.bodies import UNSUPPORTED, fields_without_effect
 from bough.server.streaming import Resume
 
 
@@ -61,8 +61,7 @@ IDLE = (
 if TYPE_CHECKING:
     OtherFields = msgspec.Struct
 else:
-    _NOT_HERE = [(name, Annotated[Any, UNSUPPORTED], None) for name in NOT_HERE]
-    OtherFields = msgspec.defstruct("OtherFields", [*_NOT_HERE, *((name, Any, None) for name in IDLE)], kw_only=True)
+    OtherFields = fields_without_effect("OtherFields", IDLE, NOT_HERE)
 
 
 Media = str | dict[str, Any] | list[Any]  # a URL, data URL, base64 or file; a list of them; a list for each prompt

@@ -39,15 +39,13 @@ READ_WEIGHT = "The first rows of a tensor by the checkpoint's name"
 
 
 def weight_routes(context: ServerContext) -> list[Endpoint]:
-    admin_only: dict[str, Any] = {"access": "admin_only"}
+    updating: dict[str, Any] = {"access": "admin_only", "answer": schemas.WeightsOutcome}
 
     def update(kind: str, summary: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
         async def handle(request: Request, given: Any) -> Response:
             return await update_weights(context, request, command(given), given)
 
-        return Endpoint(
-            f"/update_weights_from_{kind}", handle, summary, body=body, answer=schemas.WeightsOutcome, **admin_only
-        )
+        return Endpoint(f"/update_weights_from_{kind}", handle, summary, body=body, **updating)
 
     async def name_version(body: schemas.VersionBody) -> Reply:
         options: dict[str, Any] = {"flush_cache": False, "abort_all_requests": body.abort_all_requests}
@@ -58,13 +56,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
     return [
         update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
         update("ipc", FROM_IPC, schemas.IpcBody, lambda b: control.TakeTensors(tuple(b.files))),
-        Endpoint(
-            "/update_weights_from_tensor",
-            partial(update_from_tensor, context),
-            FROM_TENSOR,
-            answer=schemas.WeightsOutcome,
-            **admin_only,
-        ),
+        Endpoint("/update_weights_from_tensor", partial(update_from_tensor, context), FROM_TENSOR, **updating),
         Endpoint(
             "/get_weights_by_name",
             partial(read_weight, context),
@@ -72,7 +64,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
             methods=("GET", "POST"),
             body=schemas.ReadWeightBody,
             answer=list[Any],
-            **admin_only,
+            access="admin_only",
         ),
         command_route(
             "/update_weight_version",
@@ -80,7 +72,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
             name_version,
             schemas.VersionBody,
             answer=dict[str, Any],
-            **admin_only,
+            access="admin_only",
         ),
     ]
 

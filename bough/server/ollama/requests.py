@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from bough.server.bodies import (
     above,
     between,
     check_stops,
+    fields_without_effect,
     refuse_unsupported,
     unsupported,
     unsupported_fields,
@@ -25,8 +26,18 @@ from bough.server.bodies import (
 from bough.server.messages import Content, Message, as_content, decode_base64, media_part, read_messages
 from bough.server.parsing import unknown_thinking
 
+# Options of Mirostat, which is refused itself, and of how Ollama loads models.
+IDLE = (
+    "mirostat_tau", "mirostat_eta", "penalize_newline", "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu",
+    "num_thread", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only",
+)  # fmt: skip
+if TYPE_CHECKING:
+    IdleOptions = msgspec.Struct
+else:
+    IdleOptions = fields_without_effect("IdleOptions", IDLE)
 
-class Options(msgspec.Struct, kw_only=True):
+
+class Options(IdleOptions, kw_only=True):
     """How tokens are chosen. `num_predict` below zero, or left out, means all that is left of the context."""
 
     num_predict: int | None = None
@@ -43,23 +54,6 @@ class Options(msgspec.Struct, kw_only=True):
     typical_p: Annotated[float | None, unsupported(1.0)] = None
     tfs_z: Annotated[float | None, unsupported(1.0)] = None
     mirostat: Annotated[int | None, UNSUPPORTED] = None
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
-    penalize_newline: Any = None
-    num_ctx: Any = None
-    num_keep: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    main_gpu: Any = None
-    num_thread: Any = None
-    numa: Any = None
-    low_vram: Any = None
-    f16_kv: Any = None
-    use_mmap: Any = None
-    use_mlock: Any = None
-    vocab_only: Any = None
-    logits_all: Any = None
-    embedding_only: Any = None
 
 
 class AnswerFields(msgspec.Struct, kw_only=True):
@@ -74,9 +68,8 @@ class AnswerFields(msgspec.Struct, kw_only=True):
     top_logprobs: Annotated[int | None, UNSUPPORTED] = None
     keep_alive: str | float | None = None
     return_timings: bool | None = None
-    resume: Annotated[dict[str, Any] | None, UNSUPPORTED] = (
-        None  # a field of the other protocols, whose streams can be resumed
-    )
+    # A field of the other protocols, whose streams can be resumed.
+    resume: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
 
 
 class GenerateRequest(AnswerFields, kw_only=True):

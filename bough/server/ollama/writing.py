@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bough.client.outputs import Piece, RequestOutput
-from bough.parsers import AnswerFormat, Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
+from bough.parsers import AnswerFormat, Call, Reasoning, Text
+from bough.parsers.events import Begun
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, in_client_names, ollama_shape
 from bough.server.parsing import StreamParser
@@ -138,8 +139,7 @@ class LineWriter(Writer):
         self._form = form or AnswerFormat()
         self._clock = clock  # each object, and so each line of a stream, has its own time
         self._parser = StreamParser(self._form)
-        self._name = ""  # of the call that is being written
-        self._arguments: list[str] = []
+        self._begun: Begun = {}  # the call that is being written
 
     def whole(self, answers: list[RequestOutput]) -> ChatAnswer | GenerateAnswer:
         (answer,) = answers
@@ -152,7 +152,7 @@ class LineWriter(Writer):
 
     def chunk(self, piece: Piece) -> bytes:
         """A line for new text; with the last piece the figures, on a line of their own."""
-        news = b"".join(map(self._line, self._parser.events(piece)))
+        news = b"".join(map(self._line, Call.join(self._parser.events(piece), self._begun)))
         return news if piece.finish is None else news + line(self._finished(piece.answer, message_of("")))
 
     def failure(self, failure: Failure) -> bytes:
@@ -165,20 +165,15 @@ class LineWriter(Writer):
             return ChatAnswer(message=message, **common)
         return GenerateAnswer(response=message.content, thinking=message.thinking, **common)
 
-    def _line(self, event: Event) -> bytes:
+    def _line(self, event: Text | Reasoning | Call) -> bytes:
         """A call gets one line, when it is complete."""
         match event:
-            case Text() | CallFailed():
+            case Text():
                 return self._shown(event.text) if event.text else b""
             case Reasoning():
                 return self._shown("", event.text)
-            case CallBegin():
-                self._name, self._arguments = event.name, []
-            case CallArguments():
-                self._arguments.append(event.text)
-            case CallEnd():
-                return self._shown("", "", [Call(self._name, "".join(self._arguments))])
-        return b""
+            case Call():
+                return self._shown("", "", [event])
 
     def _shown(self, text: str, thinking: str = "", calls: Sequence[Call] = ()) -> bytes:
         return line(self.show(message_of(text, thinking, calls), done=False))

@@ -191,7 +191,7 @@ async def chat(context: ServerContext, request: Request, body: requests.ChatRequ
     given, budget = read_chat(body, identity, context.model.context_length), body.max_thinking_tokens
     plan = plan_answers(
         context.settings,
-        requests.chat_tools(body),
+        requests.tools_of(body),
         context.tokenizer,
         separate=body.separate_reasoning is not False,
         stream_reasoning=body.stream_reasoning is not False,

@@ -41,9 +41,26 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     decoded_token: str
 
 
-PromptLogprobs = list[
-    dict[str, PromptLogprob] | None
-]  # by position and token id; nothing stands before the first token
+# By position and token id; nothing stands before the first token.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    finish_reason: FinishWord | None = None
+    matched_stop: int | str | UnsetType | None = UNSET
+    meta_info: dict[str, Any] | UnsetType = UNSET
+    hidden_states: list[float] | UnsetType = UNSET  # of the last token
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands around the choices, of a whole answer and of each chunk."""
+
+    id: str
+    created: int
+    model: str
+    timings: Any = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 # Completions ----------------------------------------------------------------------------------------------------------
@@ -58,31 +75,21 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChoice(Choice, frozen=True, kw_only=True):
     """One answer, or what is new in it."""
 
-    index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
-    finish_reason: FinishWord | None = None
-    matched_stop: int | str | UnsetType | None = UNSET
-    meta_info: dict[str, Any] | UnsetType = UNSET
-    hidden_states: list[float] | UnsetType = UNSET  # of the last token
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(Answer, frozen=True, kw_only=True):
     """The answer of /v1/completions, and each chunk of its stream."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-    timings: Any = UNSET
-    warnings: list[str] | UnsetType = UNSET
 
 
 # Chats ----------------------------------------------------------------------------------------------------------------
@@ -122,31 +129,21 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChoice(Choice, frozen=True, kw_only=True):
     """One answer."""
 
-    index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
-    finish_reason: FinishWord | None = None
-    matched_stop: int | str | UnsetType | None = UNSET
-    meta_info: dict[str, Any] | UnsetType = UNSET
-    hidden_states: list[float] | UnsetType = UNSET  # of the last token
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletion(Answer, frozen=True, kw_only=True):
     """The answer of /v1/chat/completions."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    timings: Any = UNSET
-    warnings: list[str] | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,28 +170,18 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
+class ChatChunkChoice(Choice, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
-    finish_reason: FinishWord | None = None
-    matched_stop: int | str | UnsetType | None = UNSET
-    meta_info: dict[str, Any] | UnsetType = UNSET
-    hidden_states: list[float] | UnsetType = UNSET  # of the last token
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChunk(Answer, frozen=True, kw_only=True):
     """Each chunk of a chat's stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    timings: Any = UNSET
-    warnings: list[str] | UnsetType = UNSET
 
 
 # Models ---------------------------------------------------------------------------------------------------------------

@@ -236,13 +236,9 @@ CHOICES = "none, auto, required, allowed_tools, or a function by name"
 MODES = ("auto", "required")
 
 
-def chat_tools(request: ChatRequest) -> ToolUse:
-    return choose_tools(read_functions(request.tools), request.tool_choice, request.parallel_tool_calls)
-
-
-def response_tools(request: ResponsesRequest) -> ToolUse:
-    tools = read_functions(request.tools, nested=False)
-    return choose_tools(tools, request.tool_choice, request.parallel_tool_calls, None)
+def tools_of(request: ConversationFields, inside: str | None = "function") -> ToolUse:
+    tools = read_functions(request.tools, nested=inside is not None)
+    return choose_tools(tools, request.tool_choice, request.parallel_tool_calls, inside)
 
 
 def choose_tools(

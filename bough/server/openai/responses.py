@@ -116,9 +116,8 @@ class ResponseWriter(Writer):
         self.identity = identity
         self.inputs = inputs
         self.stored = stored
-        self.on_end: Callable[[items.ResponseObject], None] = lambda response: (
-            None
-        )  # gets the response before its client
+        # Gets the response before its client.
+        self.on_end: Callable[[items.ResponseObject], None] = lambda response: None
         self._speller = speller
         self._form = form or AnswerFormat()
         self._answer: RequestOutput | None = None
@@ -384,7 +383,7 @@ class Responses:
         names |= {name: "text.format" for name in text_format(body) if name in GRAMMAR_FIELDS}
         requests.use_openai_names(body, **names)
         messages = with_instructions(body.instructions, conversation)
-        plan = plan_answers(self._context.settings, requests.response_tools(body), self._context.tokenizer)
+        plan = plan_answers(self._context.settings, requests.tools_of(body, None), self._context.tokenizer)
         variables, budget = template_variables(body), body.max_thinking_tokens
         inputs, form = await self._context.converse(
             plan, messages, given, field="input", variables=variables, budget=budget

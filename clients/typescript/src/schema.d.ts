@@ -2234,17 +2234,17 @@ export interface components {
          */
         Completion: {
             id: string;
+            created: number;
+            model: string;
+            timings?: unknown;
+            warnings?: string[];
             /**
              * @default text_completion
              * @enum {unknown}
              */
             object?: "text_completion";
-            created: number;
-            model: string;
             choices: components["schemas"]["CompletionChoice"][];
             usage?: components["schemas"]["bough.server.openai.objects.Usage"] | null;
-            timings?: unknown;
-            warnings?: string[];
         };
         /**
          * CompletionChoice
@@ -2252,6 +2252,11 @@ export interface components {
          */
         CompletionChoice: {
             index: number;
+            /** @default null */
+            finish_reason?: ("abort" | "length" | "stop" | "tool_calls") | null;
+            matched_stop?: number | string | null;
+            meta_info?: Record<string, unknown>;
+            hidden_states?: number[];
             text: string;
             /** @default null */
             logprobs?: components["schemas"]["CompletionLogprobs"] | null;
@@ -2259,11 +2264,6 @@ export interface components {
                 [key: string]: components["schemas"]["PromptLogprob"];
             } | null)[];
             token_ids?: number[];
-            /** @default null */
-            finish_reason?: ("abort" | "length" | "stop" | "tool_calls") | null;
-            matched_stop?: number | string | null;
-            meta_info?: Record<string, unknown>;
-            hidden_states?: number[];
         };
         /**
          * CompletionLogprobs
@@ -2549,20 +2549,20 @@ export interface components {
          */
         ChatCompletion: {
             id: string;
+            created: number;
+            model: string;
+            timings?: unknown;
+            warnings?: string[];
             /**
              * @default chat.completion
              * @enum {unknown}
              */
             object?: "chat.completion";
-            created: number;
-            model: string;
             choices: components["schemas"]["ChatChoice"][];
             usage: components["schemas"]["bough.server.openai.objects.Usage"];
             prompt_logprobs?: ({
                 [key: string]: components["schemas"]["PromptLogprob"];
             } | null)[];
-            timings?: unknown;
-            warnings?: string[];
         };
         /**
          * ChatChoice
@@ -2570,15 +2570,15 @@ export interface components {
          */
         ChatChoice: {
             index: number;
-            message: components["schemas"]["bough.server.openai.objects.ChatMessage"];
-            /** @default null */
-            logprobs?: components["schemas"]["ChatLogprobs"] | null;
-            token_ids?: number[];
             /** @default null */
             finish_reason?: ("abort" | "length" | "stop" | "tool_calls") | null;
             matched_stop?: number | string | null;
             meta_info?: Record<string, unknown>;
             hidden_states?: number[];
+            message: components["schemas"]["bough.server.openai.objects.ChatMessage"];
+            /** @default null */
+            logprobs?: components["schemas"]["ChatLogprobs"] | null;
+            token_ids?: number[];
         };
         /** ChatMessage */
         "bough.server.openai.objects.ChatMessage": {
@@ -2635,30 +2635,30 @@ export interface components {
          */
         ChatChunk: {
             id: string;
+            created: number;
+            model: string;
+            timings?: unknown;
+            warnings?: string[];
             /**
              * @default chat.completion.chunk
              * @enum {unknown}
              */
             object?: "chat.completion.chunk";
-            created: number;
-            model: string;
             choices: components["schemas"]["ChatChunkChoice"][];
             usage?: components["schemas"]["bough.server.openai.objects.Usage"] | null;
-            timings?: unknown;
-            warnings?: string[];
         };
         /** ChatChunkChoice */
         ChatChunkChoice: {
             index: number;
-            delta: components["schemas"]["ChatDelta"];
-            /** @default null */
-            logprobs?: components["schemas"]["ChatLogprobs"] | null;
-            token_ids?: number[];
             /** @default null */
             finish_reason?: ("abort" | "length" | "stop" | "tool_calls") | null;
             matched_stop?: number | string | null;
             meta_info?: Record<string, unknown>;
             hidden_states?: number[];
+            delta: components["schemas"]["ChatDelta"];
+            /** @default null */
+            logprobs?: components["schemas"]["ChatLogprobs"] | null;
+            token_ids?: number[];
         };
         /**
          * ChatDelta
@@ -3384,34 +3384,6 @@ export interface components {
          */
         Options: {
             /** @default null */
-            num_predict?: number | null;
-            /** @default null */
-            temperature?: number | null;
-            /** @default null */
-            top_k?: number | null;
-            /** @default null */
-            top_p?: number | null;
-            /** @default null */
-            min_p?: number | null;
-            /** @default null */
-            seed?: number | null;
-            /** @default null */
-            stop?: string | string[] | null;
-            /** @default null */
-            repeat_penalty?: number | null;
-            /** @default null */
-            repeat_last_n?: number | null;
-            /** @default null */
-            presence_penalty?: number | null;
-            /** @default null */
-            frequency_penalty?: number | null;
-            /** @default null */
-            typical_p?: number | null;
-            /** @default null */
-            tfs_z?: number | null;
-            /** @default null */
-            mirostat?: number | null;
-            /** @default null */
             mirostat_tau?: unknown;
             /** @default null */
             mirostat_eta?: unknown;
@@ -3445,6 +3417,34 @@ export interface components {
             logits_all?: unknown;
             /** @default null */
             embedding_only?: unknown;
+            /** @default null */
+            num_predict?: number | null;
+            /** @default null */
+            temperature?: number | null;
+            /** @default null */
+            top_k?: number | null;
+            /** @default null */
+            top_p?: number | null;
+            /** @default null */
+            min_p?: number | null;
+            /** @default null */
+            seed?: number | null;
+            /** @default null */
+            stop?: string | string[] | null;
+            /** @default null */
+            repeat_penalty?: number | null;
+            /** @default null */
+            repeat_last_n?: number | null;
+            /** @default null */
+            presence_penalty?: number | null;
+            /** @default null */
+            frequency_penalty?: number | null;
+            /** @default null */
+            typical_p?: number | null;
+            /** @default null */
+            tfs_z?: number | null;
+            /** @default null */
+            mirostat?: number | null;
         };
         /**
          * ChatAnswer

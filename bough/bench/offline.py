@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from bough.bench.metrics import shown
-from bough.bench.number_checks import require_counts
 from bough.core.errors import RequestError
+from bough.core.setting_checks import require_counts
 
 WORKLOADS = ("W1", "W2", "W3", "W4")
 START_FIELD = 22 - 3  # of /proc/self/stat, counted behind the name, which may hold anything

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from bough.bench.number_checks import require_counts
 from bough.core.errors import SettingsError
 from bough.core.plan import Executor, Limits
+from bough.core.setting_checks import require_counts
 from bough.core.settings import Settings
 from bough.executor.plain_plans import decode_plan, prompt_plan
 

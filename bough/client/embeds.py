@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bough.core.errors import RequestError
+from bough.core.files import SHARED
 from bough.core.media import Feature, MediaItem, MediaPrompt, media_ids
-from bough.core.shared_files import SHARED
 
 
 def embedded(vectors: Any) -> dict[str, Any]:

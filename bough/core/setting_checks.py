@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import PurePath
 from typing import Any
@@ -95,3 +96,23 @@ def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
         if given.keys() <= {"image", "video", "audio"} and all(type(each) is value for each in given.values()):
             return dict(given)
     raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')
+
+
+def require_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
+    """Each, or each of a list, is at least 1; None is skipped."""
+    for name in names:
+        given = getattr(args, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and value < 1:
+                raise SettingsError(f"{flag_of(name)} must be at least 1, got {value}.")
+
+
+def require_above_zero(args: argparse.Namespace, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(args, name)
+        if not value > 0:
+            raise SettingsError(f"{flag_of(name)} must be above 0, got {value:g}.")
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")

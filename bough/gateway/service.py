@@ -16,9 +16,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from bough.core.child_environment import leave_with_parent
+from bough.core.child_environment import leave_with_parent, settle_garbage
 from bough.core.errors import BoughError, SettingsError
-from bough.core.garbage import settle_garbage
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import processes
 from bough.gateway.app import GatewayApp

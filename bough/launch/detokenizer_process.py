@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from bough.core.garbage import settle_garbage
+from bough.core.child_environment import settle_garbage
 from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import ClientSenders, Receiver, Sender, client_of

@@ -20,8 +20,8 @@ import psutil
 
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, EngineDeadError, SettingsError
+from bough.core.files import SHARED
 from bough.core.settings import Settings
-from bough.core.shared_files import SHARED
 from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes

@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from bough.core.garbage import settle_garbage
+from bough.core.child_environment import settle_garbage
 from bough.core.plan import StepResult
 from bough.core.settings import Settings
 from bough.executor.load_model import LoadedModel

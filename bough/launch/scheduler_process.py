@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
-from bough.core.garbage import settle_garbage
+from bough.core.child_environment import settle_garbage
 from bough.core.plan import Limits
 from bough.core.settings import ProcessSettings, Settings
 from bough.launch.disaggregation import open_handover

@@ -23,9 +23,9 @@ from typing import TypeVar
 import uvloop
 
 from bough.client.handle import RequestWatcher
+from bough.core.child_environment import settle_garbage
 from bough.core.custom_code import check_server_code
 from bough.core.errors import EngineDeadError
-from bough.core.garbage import settle_garbage
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
 from bough.launch.engine_processes import EngineProcesses

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from bough.core.errors import ResourceError
-from bough.core.home import home as home  # callers ask for it here
-from bough.core.tables import table_beside
+from bough.core.files import home as home  # callers ask for it here
+from bough.core.files import table_beside
 from bough.loader import fetch
 
 

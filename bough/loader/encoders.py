@@ -50,7 +50,8 @@ def load_encoder(
         state = {name: source.read(name) for name in names}
         options = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
         model, told = kind.from_pretrained(None, **options)
-        missing = [name for name in told["missing_keys"] if not _of_text(name)]
+        missing = [name for name in told["missing_keys"] if not name.startswith((*TEXT, *EMBEDDINGS))]
+        missing = [name for name in missing if "language_model." not in name]
         if missing:
             raise ModelError(f"{files.folder}: tensors of its encoder are missing, such as {sorted(missing)[0]}.")
     model.lm_head = None
@@ -96,7 +97,3 @@ def packed_attention(
     longest = int(max_length_q)
     found: torch.Tensor = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest)  # type: ignore[assignment]
     return found[None], None
-
-
-def _of_text(name: str) -> bool:
-    return "language_model." in name or name.startswith((*TEXT, *EMBEDDINGS))

@@ -12,7 +12,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from bough.core.errors import ModelError
-from bough.core.tables import table_beside
+from bough.core.files import table_beside
 from bough.loader.gguf_file import GgufArray, GgufFile
 from bough.models.registry import find_gguf_family
 

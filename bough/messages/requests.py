@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bough.core.child_environment import settle_garbage
 from bough.core.control import ClientCommand, ProfileStart
-from bough.core.garbage import settle_garbage
 from bough.core.media import MediaPrompt
 from bough.core.pooling import Pooling
 from bough.core.sampling_params import SamplingParams

@@ -1,4 +1,5 @@
-"""GLM-4.5 MoE: experts chosen by corrected sigmoid scores, behind some dense layers; half of each head rotates."""
+"""GLM-4.5 MoE: experts chosen by corrected sigmoid scores, behind some dense layers; half of each head rotates.
+dots.llm1 has Qwen 3's attention and Solar Open Llama's, with experts that are chosen so."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
-from bough.models.family import ModelFamily, read_moe
+from bough.models.family import ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, pairs_apart
 
@@ -43,3 +44,14 @@ def corrected_experts(config: Fields) -> MoEConfig:
         dense_layers=dense_layers(config),
         **expert_groups(config),
     )
+
+
+class Dots1(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        windows = window_fields(config, lambda layer: layer >= config.count("max_window_layers"))
+        return {"moe": corrected_experts(config), "qk_norm": True, **windows}
+
+
+class SolarOpen(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"moe": corrected_experts(config), "output_bias": False}

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bough.core.files import table_beside
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.core.tables import table_beside
 
 Rows = slice | tuple[int, ...]  # which rows, in which order
 

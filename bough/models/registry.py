@@ -15,8 +15,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError
+from bough.core.files import table_beside
 from bough.core.model_config import ModelConfig
-from bough.core.tables import table_beside
 from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
 from bough.models.transformers_family import ARCHITECTURE, TransformersFamily

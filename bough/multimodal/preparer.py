@@ -25,12 +25,12 @@ from typing import NamedTuple
 import msgspec
 
 from bough.core.errors import RequestError
+from bough.core.files import SHARED
 from bough.core.media import MediaKind, MediaPrompt, MediaSource
 from bough.core.pipe_process import ProcessPool
 from bough.core.plan import IntArray
 from bough.core.setting_checks import by_kind
 from bough.core.settings import MediaSettings
-from bough.core.shared_files import SHARED
 from bough.multimodal.decoding import Limits
 from bough.multimodal.expansion import expand
 from bough.multimodal.families import Hello, Prepared, Task

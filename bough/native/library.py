@@ -14,7 +14,7 @@ import platform
 from pathlib import Path
 
 from bough.core.errors import SettingsError
-from bough.core.home import home
+from bough.core.files import home
 from bough.native.build import build, library_name
 
 PACKAGE = Path(__file__).parent

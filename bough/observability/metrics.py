@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bough.core.tables import table_beside
+from bough.core.files import table_beside
 
 PREFIX = "bough:"
 State = Mapping[str, Any]  # the scheduler's reply to `GetState`

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save, save_file
 
-from bough.core.shared_files import shared_file
+from bough.core.files import shared_file
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 

@@ -22,8 +22,8 @@ from bough.client.inputs import Inputs
 from bough.client.outputs import RequestOutput
 from bough.core import speech as tokens
 from bough.core.errors import RequestError
+from bough.core.files import shared_file
 from bough.core.media import Feature, MediaItem, MediaPrompt
-from bough.core.shared_files import shared_file
 from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
 from bough.speech.sound import FloatArray, Loudness, features
 from bough.tokenizer.tokenizer import Tokenizer

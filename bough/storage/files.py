@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bough.core.home import home
+from bough.core.files import home
 from bough.storage.store import HEADER, Buffer, log
 
 FOLDER_VARIABLES = ("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR")

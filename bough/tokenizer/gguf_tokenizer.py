@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bough.core.errors import ModelError
-from bough.core.tables import table_beside
+from bough.core.files import table_beside
 from bough.tokenizer.incremental import SPACE_MARK
 
 

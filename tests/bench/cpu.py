@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from bough.bench.number_checks import require_counts
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
+from bough.core.setting_checks import require_counts
 from bough.core.settings import Settings
 from bough.loader.locate import locate
 from bough.version import __version__

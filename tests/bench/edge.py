@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-from bough.bench.number_checks import require_above_zero, require_counts
 from bough.bench.processes import run_parts
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
+from bough.core.setting_checks import require_above_zero, require_counts
 from tests.bench.edge_client import Request, Tally, send_for
 from tests.bench.null_executor import STEP_VARIABLE
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bough.bench.metrics import shown
-from bough.bench.number_checks import require_counts
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import require_counts
 
 SHORTEST, LONGEST = 2, 100  # words
 WORDS = re.findall(

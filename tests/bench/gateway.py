@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bough.bench.number_checks import require_above_zero, require_counts
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import require_above_zero, require_counts
 from bough.gateway.policies import POLICIES
 from tests.bench import gateway_overhead, gateway_scale
 from tests.bench.gateway_overhead import OverheadOptions

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import bough as sgl
-from bough.bench.number_checks import require_counts
 from bough.bench.offline import as_text
+from bough.core.setting_checks import require_counts
 from bough.lang import loop
 from bough.lang.backends.base import Backend, GenOutput, GenRequest, Usage
 from bough.lang.backends.in_process import EngineBackend

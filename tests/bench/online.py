@@ -23,8 +23,8 @@ import msgspec
 import uvloop
 
 from bough.bench.http_client import EventReader, HttpClient, HttpFailure, ServerError, reaching
-from bough.bench.number_checks import require_above_zero, require_counts
 from bough.bench.processes import OnProgress, run_parts
+from bough.core.setting_checks import require_above_zero, require_counts
 
 REQUESTS = 1024  # W5
 USERS, TURNS, SYSTEM_TOKENS, TURN_TOKENS = 128, 5, 512, 64  # W6

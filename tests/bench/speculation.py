@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import bough
-from bough.bench.number_checks import require_counts
+from bough.core.setting_checks import require_counts
 
 CODE = """import json
 

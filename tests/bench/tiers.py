@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import bough
-from bough.bench.number_checks import require_counts
+from bough.core.setting_checks import require_counts
 
 FIGURES = ("load_back_tokens_total", "hicache_bytes_in_total", "hicache_bytes_out_total")
 

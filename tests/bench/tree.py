@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bough.bench.number_checks import require_counts
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import require_counts
 from bough.memory.tree.pool import PagePool
 from bough.memory.tree.tree import RadixTree
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bough.core.garbage import settle_garbage
+from bough.core.child_environment import settle_garbage
 
 
 @pytest.mark.parametrize(

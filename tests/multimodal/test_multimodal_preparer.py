@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from bough.core.errors import RequestError, SettingsError
+from bough.core.files import SHARED
 from bough.core.media import Feature, MediaSource
 from bough.core.settings import MediaSettings, Settings
-from bough.core.shared_files import SHARED
 from bough.launch.engine_processes import sweep_dead_owners
 from bough.launch.parts import attach_media, check_media
 from bough.loader.locate import ModelFiles

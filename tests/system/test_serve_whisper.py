@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from bough.core.home import home
+from bough.core.files import home
 from bough.loader import fetch
 from tests.bench.speech import BECKETT, errors
 from tests.system.serving import running

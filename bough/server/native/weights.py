@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from bough.core import control
 from bough.core.errors import RequestError
-from bough.core.shared_files import shared_file
+from bough.core.files import shared_file
 from bough.messages.outputs import Reply
 from bough.server.bodies import decode_body, read_bytes
 from bough.server.context import ServerContext

@@ -1,0 +1,36 @@
+"""Files: where Bough keeps what it has fetched or made, what processes hand over, and tables of constants."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SHARED = Path("/dev/shm")
+
+
+def home() -> Path:
+    """`BOUGH_HOME`, or `bough` in the user's cache folder: models, packed weights, compiled kernels, traces."""
+    chosen = os.environ.get("BOUGH_HOME")
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "bough"
+
+
+@contextlib.contextmanager
+def shared_file(nbytes: int) -> Iterator[str]:
+    """An empty file that no other user can read, in shared memory where that has room; it is removed afterwards."""
+    roomy = SHARED.is_dir() and shutil.disk_usage(SHARED).free > nbytes + (1 << 20)
+    with tempfile.NamedTemporaryFile(prefix="bough-", dir=SHARED if roomy else None) as file:
+        yield file.name
+
+
+def table_beside(module: str, name: str) -> dict[str, Any]:
+    """The TOML table `name` in the folder of the module, which gives its `__file__`."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ import zmq.asyncio
 from bough.core.plan import StepResult
 from bough.disaggregation.link import Link
 from bough.disaggregation.wire import Cancel, ToDecode, ToPrefill
-from bough.gateway.kv_feed import Subscription
+from bough.gateway.kv_feed import Publisher, Subscription
 from bough.launch import nodes
 from bough.launch.kv_events import KVEventPublisher
 from bough.memory.tree.events import END_OF_REPLAY, BlockStored, parse_config
@@ -212,7 +212,7 @@ def test_a_worker_that_publishes_noise_is_dropped_and_nothing_else(tmp_path: Pat
 
         observer: Any = Observer()
         answering = asyncio.create_task(no_replay())
-        following = asyncio.create_task(Subscription(ours, "w", *ends, "", observer, None).run())
+        following = asyncio.create_task(Subscription(ours, "w", "", Publisher("zmq", *ends), observer, None).run())
         try:
             async with asyncio.timeout(20.0):
                 await publisher.recv()  # it has subscribed

@@ -28,7 +28,7 @@ from bough import (
     SettingsError,
 )
 from bough.client.inputs import Inputs
-from bough.launch.client_end import Link
+from bough.launch.client_end import ClientEnd
 from tests.conftest import TINY_LLAMA
 from tests.system.serving import until_idle
 
@@ -243,9 +243,9 @@ def test_a_childs_own_error_is_preferred_to_a_missing_tokenizer(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died = threading.Event()
-    die = Link.die
+    die = ClientEnd.die
 
-    def note(self: Link, error: EngineDeadError) -> None:
+    def note(self: ClientEnd, error: EngineDeadError) -> None:
         died.set()
         die(self, error)
 
@@ -253,7 +253,7 @@ def test_a_childs_own_error_is_preferred_to_a_missing_tokenizer(
         assert died.wait(PATIENCE_S)
         raise ModelError("has no tokenizer")
 
-    monkeypatch.setattr(Link, "die", note)
+    monkeypatch.setattr(ClientEnd, "die", note)
     monkeypatch.setattr("bough.launch.engine_processes.open_tokenizer", no_tokenizer)
     with pytest.raises(ResourceError, match="max-total-tokens"):
         tiny_engine(tiny_model, max_total_tokens=10**12)

@@ -40,7 +40,7 @@ def test_a_gateway_and_its_engine_listen_on_loopback_and_in_private_folders_alon
         assert inet_listeners(processes) == {(LOOPBACK, port) for port in ports}
         assert not reached_from_outside(ports)
         engine_names = {"scheduler", "detokenizer", "client0", "0.events", "0.replays"}
-        assert private_names(processes) == {"0.sock", "1.sock"} | engine_names
+        assert private_names(processes) == {"0.sock", "1.sock", "http.sock"} | engine_names
         body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
         assert httpx.post(f"{engine}/generate", json=body).status_code == 401
         assert all(httpx.post(f"{gateway.url}/generate", json=body).status_code == 200 for _ in range(8))

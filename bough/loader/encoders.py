@@ -10,7 +10,7 @@ one, which takes the host longer than the device; on a GPU one kernel computes a
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
@@ -95,5 +95,5 @@ def packed_attention(
     """Attention of each token to all of its item."""
     q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
     longest = int(max_length_q)
-    found: torch.Tensor = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest)  # type: ignore[assignment]
+    found = cast(torch.Tensor, varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest))
     return found[None], None

@@ -303,7 +303,8 @@ CASES["qwen3_5_moe"] = replace(
         **CASES["qwen3_5"].fields,
         "text_config": {
             **CASES["qwen3_5"].fields["text_config"],
-            **{**EXPERTS, "shared_expert_intermediate_size": 24},
+            **EXPERTS,
+            "shared_expert_intermediate_size": 24,
         },
     },
     text_type="qwen3_5_moe_text",

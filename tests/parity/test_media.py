@@ -14,12 +14,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
-from bough.core.errors import ModelError
 from bough.core.media import Feature, MediaItem, MediaKind, MediaPrompt, media_ids
 from bough.messages.requests import LogprobRequest
-from bough.native.library import load_library
 from tests.parity.engines import LocalEngine
 
 VOCAB, NEW, TOLERANCE = 97, 5, 1e-4
@@ -130,6 +127,7 @@ GEMMA4 = {
 }
 POOLED = {**CLIP, "model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2}
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+PLACED = {**QWEN, **GLM, "num_position_embeddings": 64}
 CROPS = [
     Image({"pixel_values": pixels(1, 2, 3, 16, 16, seed=1)}, parts=2),
     Image({"pixel_values": pixels(1, 3, 3, 16, 16, seed=2)}, parts=3),
@@ -161,28 +159,14 @@ CASES: dict[str, Case] = {
     "qwen3_vl": Case(
         {
             "text_config": {**MROPE, "head_dim": 16},
-            "vision_config": {
-                **QWEN,
-                "hidden_size": 32,
-                "out_hidden_size": 64,
-                "intermediate_size": 48,
-                "num_position_embeddings": 64,
-                "deepstack_visual_indexes": [0, 1],
-            },
+            "vision_config": {**PLACED, "deepstack_visual_indexes": [0, 1]},
         },
         *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_text"),
     ),
     "qwen3_vl_moe": Case(
         {
             "text_config": {**MROPE, **EXPERTS, "head_dim": 16, "mlp_only_layers": [1]},
-            "vision_config": {
-                **QWEN,
-                "hidden_size": 32,
-                "out_hidden_size": 64,
-                "intermediate_size": 48,
-                "num_position_embeddings": 64,
-                "deepstack_visual_indexes": [0, 1],
-            },
+            "vision_config": {**PLACED, "deepstack_visual_indexes": [0, 1]},
         },
         *(GRIDS, "mm_token_type_ids", True, "qwen3_vl_moe_text"),
     ),
@@ -221,13 +205,7 @@ CASES: dict[str, Case] = {
                 "linear_key_head_dim": 8,
                 "linear_value_head_dim": 12,
             },
-            "vision_config": {
-                **QWEN,
-                "hidden_size": 32,
-                "out_hidden_size": 64,
-                "intermediate_size": 48,
-                "num_position_embeddings": 64,
-            },
+            "vision_config": PLACED,
         },
         *(GRIDS, "mm_token_type_ids", True, "qwen3_5_text"),
     ),
@@ -246,11 +224,7 @@ CASES: dict[str, Case] = {
     ),
     "gemma4-both-ways": Case(
         {
-            "text_config": {
-                **GEMMA4,
-                "hidden_size_per_layer_input": 0,
-                "use_bidirectional_attention": "vision",
-            },
+            "text_config": {**GEMMA4, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
             "vision_config": {**POOLED, "standardize": True},
             "audio_config": None,
         },
@@ -461,13 +435,7 @@ def text(length: int, seed: int) -> list[int]:
 
 def engine_of(model: Model, **flags: object) -> LocalEngine:
     room = {"context_length": 1024, "max_total_tokens": 3000} if model.case.text_type == "deepseek_ocr2_text" else {}
-    sizes = {
-        "max_total_tokens": 1200,
-        **room,
-        "max_running_requests": 4,
-        "cpu_threads": 1,
-        "device": "cpu",
-    }
+    sizes = {"max_total_tokens": 1200, "max_running_requests": 4, "cpu_threads": 1, "device": "cpu", **room}
     return LocalEngine(model.folder, new=NEW, dtype="float32", **{**sizes, **flags})
 
 
@@ -499,16 +467,6 @@ def test_tokens_are_those_of_transformers(model: Model, tmp_path: Path, device: 
     assert engine.scheduler._planner.media.figures["mm_encoded_items_total"] == len(images)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
-def test_native_kernels_rotate_a_text_as_transformers(tmp_path: Path, name: str) -> None:
-    if load_library() is None:
-        pytest.skip("the CPU kernels are not compiled")
-    model, words = make(name, tmp_path), text(12, 3)
-    engine = engine_of(model, enable_multimodal=False, attention_backend="native", quantization="none")
-    assert engine.ask(words)[0][0] == model.continued(words, [])[0]
-
-
 def clip(*grid: int, parts: int) -> Image:
     arrays = patches(*grid, seed=7).arrays
     names = {"pixel_values": "pixel_values_videos", "image_grid_thw": "video_grid_thw"}
@@ -536,57 +494,3 @@ def test_clips_beside_images_give_the_tokens_of_transformers(tmp_path: Path, nam
     engine = engine_of(model)
     assert engine.ask(tokens, media=[media], logprobs=LogprobRequest())[0][0] == output
     torch.testing.assert_close(torch.tensor(engine.out.scores[0]), scores, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-LAYOUT = {
-    "language_model.model.": "model.language_model.",
-    "language_model.lm_head.": "lm_head.",
-    "vision_tower.": "model.vision_tower.vision_model.",
-    "multi_modal_projector.": "model.multi_modal_projector.",
-}
-
-
-@pytest.mark.slow
-def test_experts_are_read_either_way_round(tmp_path: Path) -> None:
-    model = make("qwen3_vl_moe", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    fused = [name for name in weights if ".experts." in name]
-    assert len(fused) == 4
-    save_file({**weights, **{name: weights[name].mT.contiguous() for name in fused}}, tmp_path / "model.safetensors")
-    words = text(12, 3)
-    assert engine_of(model).ask(words)[0][0] == model.continued(words, [])[0]
-
-
-@pytest.mark.slow
-def test_the_first_layout_of_paddleocr_is_read(tmp_path: Path) -> None:
-    model = make("paddleocr_vl", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    older = {"model.language_model.": "model.", "model.visual.": "visual.", "model.projector.": "mlp_AR."}
-    begins = {name: next((new for new in older if name.startswith(new)), "") for name in weights}
-    moved = {older.get(new, "") + name.removeprefix(new): weights[name] for name, new in begins.items()}
-    assert moved.keys().isdisjoint(name for name, new in begins.items() if new)
-    save_file(moved, tmp_path / "model.safetensors")
-    ids, spans = model.prompt(text(9, 1), model.case.images)
-    tokens, media = model.media(tmp_path, ids, spans, model.case.images)
-    assert engine_of(model).ask(tokens, media=[media])[0][0] == model.continued(ids, model.case.images)[0]
-
-
-@pytest.mark.slow
-def test_layouts_of_other_transformers_are_read_and_what_is_missing_is_told(tmp_path: Path) -> None:
-    model = make("llava", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    begins = {name: next(old for old in LAYOUT if name.startswith(old)) for name in weights}
-    moved = {LAYOUT[old] + name.removeprefix(old): weights[name] for name, old in begins.items()}
-    save_file(moved, tmp_path / "model.safetensors")
-    ids, spans = model.prompt(text(9, 1), model.case.images)
-    tokens, media = model.media(tmp_path, ids, spans, model.case.images)
-    assert engine_of(model).ask(tokens, media=[media])[0][0] == model.continued(ids, model.case.images)[0]
-    del moved["model.multi_modal_projector.linear_2.bias"]
-    save_file(moved, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"encoder are missing, such as model.multi_modal_projector.linear_2.bias"):
-        engine_of(model)
-    save_file(
-        {name: value for name, value in moved.items() if "language" in name or "lm_head" in name},
-        tmp_path / "model.safetensors",
-    )
-    assert engine_of(model, enable_multimodal=False).limits.media is None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import bough as sgl
 from bough.core.errors import EngineDeadError, RequestError
+from bough.lang import running
 from bough.lang.backends.base import GenRequest
 from tests.fakes.lang_backend import ScriptedBackend
 
@@ -75,8 +78,19 @@ def test_long_texts_are_cut_in_the_message_but_kept_in_the_error() -> None:
     assert len(caught.value.text) == 5000 and len(str(caught.value)) < 700
 
 
-def test_a_time_out_aborts_the_request_and_the_branches() -> None:
+def expire_when(ready: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's time limit is over when `ready`, however slow the machine is."""
+
+    async def sleep(_seconds: float) -> None:
+        while not ready():
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(running, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+
+
+def test_a_time_out_aborts_the_request_and_the_branches(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = ScriptedBackend(gate=threading.Event())
+    expire_when(lambda: len(backend.requests) == 4, monkeypatch)
 
     @sgl.function
     def slow(s: Any) -> None:
@@ -91,7 +105,7 @@ def test_a_time_out_aborts_the_request_and_the_branches() -> None:
     assert caught.value.line == f"test_lang_failures.py:{line} in slow"  # what was being waited for
     while backend.open:
         threading.Event().wait(0.001)
-    assert backend.cancelled == len(backend.requests)  # all that had been sent by then
+    assert backend.cancelled == 4
 
 
 def test_a_stream_can_be_cancelled() -> None:
@@ -111,7 +125,10 @@ def test_a_stream_can_be_cancelled() -> None:
     assert state.error() is not None
 
 
-def test_a_time_out_names_the_line_of_the_branch_that_it_waits_for() -> None:
+def test_a_time_out_names_the_line_of_the_branch_that_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend(gate=threading.Event())
+    expire_when(lambda: len(backend.requests) == 1, monkeypatch)
+
     @sgl.function
     def slow(s: Any) -> None:
         (branch,) = s.fork()
@@ -119,13 +136,17 @@ def test_a_time_out_names_the_line_of_the_branch_that_it_waits_for() -> None:
         branch.sync()
 
     with pytest.raises(sgl.ProgramError, match="TimeoutError") as caught:
-        slow.run(backend=ScriptedBackend(gate=threading.Event()), timeout_s=0.05)
+        slow.run(backend=backend, timeout_s=0.05)
     assert caught.value.line == f"test_lang_failures.py:{slow.func.__code__.co_firstlineno + 3} in slow"
 
 
-def test_a_time_out_names_the_line_of_a_body_that_is_busy_itself() -> None:
+def test_a_time_out_names_the_line_of_a_body_that_is_busy_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = threading.Event()
+    expire_when(entered.is_set, monkeypatch)
+
     @sgl.function
     def busy(s: Any) -> None:
+        entered.set()
         while True:
             threading.Event().wait(0.001)
             if s.error() is not None:

@@ -107,7 +107,7 @@ def test_a_listening_engine_finds_out_when_it_sends(ends: Ends) -> None:
 
 @pytest.mark.parametrize(("keys", "heard"), [((KEY, KEY), True), ((KEY, None), False), ((KEY, "x" * 32), False)])
 def test_nobody_gets_through_without_the_key(keys: tuple[str | None, str | None], heard: bool) -> None:
-    ends = Ends(keys, silence_s=0.6)
+    ends = Ends(keys, silence_s=PATIENCE_S if heard else 0.6)
     prefill, decode = ends.sides
     ends.decode.send(ends.where, Cancel(1))
     ends.until(lambda: prefill.heard or decode.missing)

@@ -139,11 +139,7 @@ def test_a_foreign_stream_whose_worker_hangs_ends_with_an_error() -> None:
     asyncio.run(main())
 
 
-def test_a_foreign_stream_that_goes_on_is_left_to_a_worker_that_fails_its_checks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bough.gateway.worker.SILENCE_LIMIT_S", 0.5)
-
+def test_a_foreign_stream_that_goes_on_is_left_to_a_worker_that_fails_its_checks() -> None:
     async def main() -> None:
         pieces = tuple(b'data: {"n": %d}\n\n' % n for n in range(20))
         foreign = Scripted(pieces=pieces, pause_s=0.15, fails_checks=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import bough as sgl
+from bough.lang import running
 from tests.fakes.lang_backend import ScriptedBackend
 
 LONG = "Answer in the style that is asked for, in one word, and be honest about what you do not know. "
@@ -113,7 +115,9 @@ def test_an_argument_is_constant_only_if_it_is_the_same_for_all() -> None:
     assert backend.cached == [f"{LONG}Style: "]
 
 
-def test_a_batchs_time_out_covers_its_caching() -> None:
+def test_a_batchs_time_out_covers_its_caching(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = SimpleNamespace(**{**vars(asyncio), "sleep": lambda _seconds: asyncio.Event().wait()})
+    monkeypatch.setattr(running, "asyncio", endless)  # the programs' own limits are another matter
     backend = Stuck()
     states = styled.run_batch([("1",), ("2",)], backend=backend, timeout_s=0.2)
     assert states.errors == {} and len(backend.requests) == 2 and backend.waits == 0

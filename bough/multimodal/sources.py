@@ -26,6 +26,8 @@ def read_columns(given: Mapping[MediaKind, Any], count: int, many: bool) -> list
     """The items of each prompt, from one, a list, or a list for each prompt."""
     prompts: list[list[MediaSource]] = [[] for _ in range(count)]
     for kind, value in given.items():
+        if value is None:
+            continue
         shared = not many or not isinstance(value, list | tuple) or not value
         if not shared and len(value) != count:
             raise RequestError(f"{FIELDS[kind]} has {len(value)} entries for {count} prompts.", field=FIELDS[kind])

@@ -140,10 +140,10 @@ class Committer:
         for request, reason in ended:
             of_request = request.handle, reason, request.retractions, request.drafts
             message.ended.append(Ended(*of_request, vectors.get(request.handle, b"")))
-            self._batch.leave(request)
-            self._forget(request)
         if len(rows) or started or ended or message.states:
             self._outbox.tokens(message)
+        for request, _ in ended:  # whose callers need not wait for this
+            self.drop(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """Ends a request outside of a step; its row, if it has one, is freed at once."""

@@ -227,7 +227,7 @@ def look_at_use(settings: Settings) -> Facts:
 
 def look_at_fit(settings: Settings) -> tuple[Fit, list[Finding]]:
     """How many tokens the KV cache would hold; nothing is fetched to find out."""
-    asked = settings.model.model_path
+    asked = settings.model.model_shape or settings.model.model_path
     entry = catalogue.DEFAULT if asked is None else catalogue.find(asked)
     name = entry.name if entry is not None else str(asked)
     files = _files_on_disk(settings, entry)

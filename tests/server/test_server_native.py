@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,6 +196,25 @@ def test_a_top_level_ignore_eos_holds_where_the_sampling_does_not_say() -> None:
         return [message.sampling.ignore_eos for message in engine.requests]
 
     assert asyncio.run(go()) == [True, False, True, True]
+
+
+def test_vllms_fields_that_change_an_answer_do_so_beside_the_sampling_parameters() -> None:
+    async def go() -> list[Any]:
+        engine = NativeEngine(lambda message: HELLO)
+        async with open_server(engine) as http:
+            named = {"min_tokens": 2, "skip_special_tokens": False, "include_stop_str_in_output": True}
+            more = {"allowed_token_ids": [5, 7], "truncate_prompt_tokens": 2}
+            body = {"input_ids": [1, 2, 3], **named, **more, "sampling_params": {"min_new_tokens": None}}
+            assert (await http.post("/generate", json=body)).status_code == 200
+            refused = await http.post("/generate", json={"text": "a", "prompt_logprobs": 3})
+            assert refused.status_code == 400 and "prompt_logprobs is not supported" in refused.text
+        return engine.requests
+
+    (message,) = asyncio.run(go())
+    sampling = message.sampling
+    assert (sampling.min_new_tokens, sampling.skip_special_tokens, sampling.no_stop_trim) == (2, False, True)
+    assert np.frombuffer(message.input_ids, dtype=np.int32).tolist() == [2, 3]
+    assert sampling.logit_bias.keys() == {5, 7}
 
 
 def test_requests_that_want_no_logs_or_metrics_get_none() -> None:

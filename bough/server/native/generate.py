@@ -25,6 +25,13 @@ from bough.server.streaming import DONE, Writer, json_event, read_resumption, re
 
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
+# What may stand beside the sampling parameters, too, in vLLM's words.
+SAMPLING_NAMES = {
+    "ignore_eos": "ignore_eos",
+    "skip_special_tokens": "skip_special_tokens",
+    "min_tokens": "min_new_tokens",
+    "include_stop_str_in_output": "no_stop_trim",
+}
 OPTIONS = tuple(name for name in GenerateBody.__struct_fields__ if name in READ_FIELDS)
 
 
@@ -81,17 +88,17 @@ async def generate(context: ServerContext, request: Request, body: GenerateBody)
 
 async def read_inputs(context: ServerContext, body: GenerateBody) -> Inputs:
     options = given_fields(body, OPTIONS) | read_resumption(body.resume, body.stream)
-    if body.ignore_eos is not None:
-        options["sampling_params"] = _with_ignore_eos(body.sampling_params, body.ignore_eos)
+    if sampling := {ours: given for name, ours in SAMPLING_NAMES.items() if (given := getattr(body, name)) is not None}:
+        options["sampling_params"] = _with_defaults(body.sampling_params, sampling)
     if body.resume is not None and body.resume.id is not None:
         options["rid"] = body.resume.id
     return await context.read_inputs(prompt=body.text, thinking=_marks(context, body), **options)
 
 
-def _with_ignore_eos(given: Any, ignore_eos: bool) -> Any:
+def _with_defaults(given: Any, defaults: dict[str, Any]) -> Any:
     if isinstance(given, list):
-        return [_with_ignore_eos(each, ignore_eos) for each in given]
-    return {**(given or {}), "ignore_eos": ignore_eos} if (given or {}).get("ignore_eos") is None else given
+        return [_with_defaults(each, defaults) for each in given]
+    return defaults | {name: value for name, value in (given or {}).items() if value is not None}
 
 
 def _marks(context: ServerContext, body: GenerateBody) -> ThinkingMarks | None:

@@ -48,7 +48,7 @@ NOT_HERE = (
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
     "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
     "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
-    "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size",
+    "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size", "prompt_logprobs",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
 # other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
@@ -101,7 +101,13 @@ class GenerateBody(OtherFields, kw_only=True):
     bootstrap_host: str | list[str | None] | None = None  # the prefill engine, for a decode engine
     bootstrap_port: int | list[int | None] | None = None
     bootstrap_room: int | list[int | None] | None = None  # None: the decode engine brings the request there itself
-    ignore_eos: bool | None = None  # of every prompt whose sampling_params do not say
+    ignore_eos: bool | None = None  # this and the next three: of every prompt whose sampling_params do not say
+    skip_special_tokens: bool | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None  # the last ones are kept
     log_metrics: bool | None = None  # false: the request does not count in the metrics
     no_logs: bool | None = None  # true: the request is neither logged nor traced
 

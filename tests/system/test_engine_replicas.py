@@ -42,12 +42,21 @@ def own_replicas() -> dict[str, psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.long)])  # ranks: in the test below
-def test_two_replicas_give_the_tokens_of_one_engine(model: Path, expected: list[list[int]], tp_size: int) -> None:
-    with engine_of(model, attention_backend="torch", dp_size=2, tp_size=tp_size, **SMALL) as engine:
+@pytest.mark.parametrize(
+    ("split", "rank_title"),
+    [
+        ({}, None),  # ranks: in the test below
+        pytest.param({"tp_size": 2}, "TP1", marks=pytest.mark.long),
+        pytest.param({"pp_size": 2}, "PP1 TP0", marks=pytest.mark.long),
+    ],
+)
+def test_two_replicas_give_the_tokens_of_one_engine(
+    model: Path, expected: list[list[int]], split: dict[str, int], rank_title: str | None
+) -> None:
+    with engine_of(model, attention_backend="torch", dp_size=2, **{"tp_size": 1, **split}, **SMALL) as engine:
         processes = own_replicas()
         titles = {f"{role} DP{rank}" for role in ("scheduler", "detokenizer") for rank in (0, 1)}
-        titles |= {f"executor DP{rank} TP1" for rank in (0, 1) if tp_size == 2}
+        titles |= {f"executor DP{rank} {rank_title}" for rank in (0, 1) if rank_title is not None}
         assert set(processes) == titles
         assert mixed_load(engine) == expected
         batch = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)

@@ -121,13 +121,14 @@ class CachingCompiler:
             prepared = msgspec.msgpack.decode(self._preparers.ask(spec), type=Prepared)
             backend = self._get_backend(prepared.backend)
             if prepared.light:
-                future.set_result(Compiled(prepared.warnings, backend.matchers(prepared.spec)))
+                future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec)))
             else:
                 self._waiters.submit(self._compile, spec, prepared, backend, future)
 
     def _compile(self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[Compiled]) -> None:
         with self._answering(spec, future):
-            future.set_result(Compiled(prepared.warnings, backend.load(self._compilers.ask(prepared.spec))))
+            compiled = self._compilers.ask(prepared.spec)
+            future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec, compiled)))
 
     @contextmanager
     def _answering(self, spec: GrammarSpec, future: Future[Compiled]) -> Iterator[None]:

@@ -24,8 +24,8 @@ from bough.attention.batch import AttentionBatch, ChunkPlaces
 from bough.attention.reading import ToDevice
 from bough.core.model_config import LatentConfig
 from bough.kernels.invariant_attention.triton import ITEM_FIELDS, InvariantConfig, Partials, invariant_attention
-from bough.kernels.latent_attention.triton import ExpandedConfig, expanded_attention
-from bough.kernels.prefill_attention.triton import ends_of, query_blocks
+from bough.kernels.latent_attention.triton import expanded_attention
+from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, query_blocks
 from bough.kernels.sparse_index.triton import MAX_SCORES, choose_slots
 from bough.memory.pools.kv_pool import KVPool
 
@@ -45,7 +45,7 @@ def scratch_bytes(latent: LatentConfig, context: int, itemsize: int) -> int:
 class Part:
     """Some rows of a step, and what they read."""
 
-    config: ExpandedConfig
+    config: PrefillConfig
     slots: torch.Tensor | None  # [keys] of their latents; None: they read the step's own from `first` on
     first: int
     key_starts: torch.Tensor  # [batch] int32, where each row's keys begin among those
@@ -56,7 +56,7 @@ class Part:
 class LatentPrompts:
     """The rows of a step behind its decodes."""
 
-    def __init__(self, to_device: ToDevice, config: ExpandedConfig, absorbed: InvariantConfig) -> None:
+    def __init__(self, to_device: ToDevice, config: PrefillConfig, absorbed: InvariantConfig) -> None:
         self._to_device, self._config, self._absorbed = to_device, config, absorbed
         self._short = replace(config, block_m=config.block_m // 2, num_warps=max(4, config.num_warps // 2))
         self._plans: dict[int, list[Part]] = {}  # by KV group

@@ -22,13 +22,11 @@ class Backend(Protocol):
     """One library over one vocabulary. Safe to call from several threads."""
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """The work of compiling, in a form that crosses processes; a `RequestError` when the library refuses."""
+        """The work of compiling, in a form that crosses processes; empty where `load` does it again as quickly. A
+        `RequestError` when the library refuses."""
 
-    def load(self, payload: bytes) -> Callable[[], Matcher]:
-        """What makes a matcher for each request, from what `compile` gave."""
-
-    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
-        """Both at once, where nothing has to cross."""
+    def load(self, spec: GrammarSpec, compiled: bytes = b"") -> Callable[[], Matcher]:
+        """What makes a matcher for each request, from what `compile` gave or, without that, from the spec."""
 
 
 def resolve_backend(name: str) -> str:

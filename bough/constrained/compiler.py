@@ -19,15 +19,14 @@ import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
 from bough.constrained.compiler_process import CompilerPool, Hello
-from bough.constrained.interface import Compiled, GrammarSpec, Ticket
-from bough.constrained.prepare import Prepared
+from bough.constrained.interface import Compiled, GrammarSpec, Prepared, Ticket
 from bough.constrained.vocabulary import Vocabulary
-from bough.core.errors import RequestError, SettingsError
+from bough.core.errors import RequestError
 
 log = logging.getLogger(__name__)
 
 SETTING = "--grammar-timeout-s"
-PREPARERS = 2
+PREPARERS = COMPILERS = 2
 LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
 NICE = 5
@@ -59,22 +58,23 @@ class _Entry:
 
 
 class CachingCompiler:
-    """A compiler over one vocabulary. Nothing is loaded or started before the first grammar is asked for."""
+    """A compiler over one vocabulary, which a thread reads when the first grammar needs it. Nothing is loaded or
+    started before a grammar is asked for."""
 
     def __init__(
-        self, backend: str, vocabulary: Vocabulary, timeout_s: float = 10, *, workers: int = 2, cache_entries: int = 512
+        self, backend: str, read_vocabulary: Callable[[], Vocabulary], timeout_s: float = 10, cache_entries: int = 512
     ) -> None:
-        if not vocabulary.stop_ids:
-            raise SettingsError("Structured output needs a tokenizer that names the token which ends a text.")
         self._name = resolve_backend(backend)
-        self._vocabulary = vocabulary
+        self._timeout_s = timeout_s
+        self._read_vocabulary = read_vocabulary
+        self._vocabulary: Vocabulary | None = None
+        self._compilers: CompilerPool | None = None
         self._backends: dict[str, Backend] = {}
         self._backend_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(PREPARERS + LIGHT_THREADS, "grammar", _stand_back)
-        self._waiters = ThreadPoolExecutor(workers, "grammar", _stand_back)
+        self._waiters = ThreadPoolExecutor(COMPILERS, "grammar", _stand_back)
         patience = min(timeout_s, PREPARE_TIMEOUT_S)
         self._preparers = CompilerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
-        self._compilers = CompilerPool(Hello(self._name, vocabulary, timeout_s), workers, "compiling", SETTING)
         self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
         self._capacity = cache_entries
         self._lock = threading.Lock()
@@ -93,7 +93,8 @@ class CachingCompiler:
 
     def close(self) -> None:
         self._preparers.close()
-        self._compilers.close()
+        if self._compilers is not None:
+            self._compilers.close()
         for threads in (self._threads, self._waiters):
             threads.shutdown(wait=True, cancel_futures=True)
 
@@ -121,13 +122,15 @@ class CachingCompiler:
             prepared = msgspec.msgpack.decode(self._preparers.ask(spec), type=Prepared)
             backend = self._get_backend(prepared.backend)
             if prepared.light:
-                future.set_result(Compiled(prepared.warnings, backend.matchers(prepared.spec)))
+                future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec)))
             else:
                 self._waiters.submit(self._compile, spec, prepared, backend, future)
 
     def _compile(self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[Compiled]) -> None:
+        assert self._compilers is not None, "the back end came with it"
         with self._answering(spec, future):
-            future.set_result(Compiled(prepared.warnings, backend.load(self._compilers.ask(prepared.spec))))
+            compiled = self._compilers.ask(prepared.spec)
+            future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec, compiled)))
 
     @contextmanager
     def _answering(self, spec: GrammarSpec, future: Future[Compiled]) -> Iterator[None]:
@@ -145,6 +148,10 @@ class CachingCompiler:
 
     def _get_backend(self, name: str) -> Backend:
         with self._backend_lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary()
+                hello = Hello(self._name, self._vocabulary, self._timeout_s)
+                self._compilers = CompilerPool(hello, COMPILERS, "compiling", SETTING)
             if name not in self._backends:
                 self._backends[name] = load_backend(name, self._vocabulary)
             return self._backends[name]

@@ -19,7 +19,6 @@ import msgspec
 
 from bough.constrained.backends import load_backend
 from bough.constrained.interface import GrammarSpec
-from bough.constrained.prepare import Prepared, prepare
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import BoughError, RequestError
 from bough.core.pipe_process import ProcessPool
@@ -80,19 +79,20 @@ def _answer(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec, timeout_s: 
 
 
 def _work_for(hello: Hello) -> Callable[[GrammarSpec], bytes]:
-    if hello.vocabulary is None:
-        return lambda spec: msgspec.msgpack.encode(_prepare(spec, hello.backend))
-    os.nice(5)  # the model goes first
-    return load_backend(hello.backend, hello.vocabulary).compile
+    """Imports what the work needs, which the engine, whose module this is too, does not."""
+    if hello.vocabulary is not None:
+        os.nice(5)  # the model goes first
+        return load_backend(hello.backend, hello.vocabulary).compile
+    from bough.constrained.llguidance_backend import check_grammar
+    from bough.constrained.prepare import prepare
 
+    def work(spec: GrammarSpec) -> bytes:
+        prepared = prepare(spec, hello.backend)
+        if prepared.backend == "llguidance":
+            check_grammar(prepared.spec)
+        return msgspec.msgpack.encode(prepared)
 
-def _prepare(spec: GrammarSpec, backend: str) -> Prepared:
-    prepared = prepare(spec, backend)
-    if prepared.backend == "llguidance":
-        from bough.constrained.llguidance_backend import check_grammar
-
-        check_grammar(prepared.spec)
-    return prepared
+    return work
 
 
 def _outcome(work: Callable[[GrammarSpec], bytes], spec: GrammarSpec) -> Outcome:

@@ -30,6 +30,16 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     any_whitespace: bool = False
 
 
+class Prepared(msgspec.Struct, frozen=True):
+    """A spec as a back end gets it; it crosses processes. For llguidance it is a grammar in its own language (kind
+    `ebnf`), for xgrammar a `regex`, a grammar (`ebnf`) or a `structural_tag`, for outlines-core a `regex`."""
+
+    spec: GrammarSpec
+    backend: str  # that follows it
+    warnings: tuple[str, ...] = ()
+    light: bool = False
+
+
 class Matcher(Protocol):
     """Where one request stands in its grammar. It has one owner and is not safe to share between threads."""
 

@@ -25,16 +25,13 @@ class LLGuidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> bytes:
         check_grammar(spec)
-        return spec.text.encode()
+        return b""
 
-    def load(self, payload: bytes) -> Callable[[], Matcher]:
-        first = llguidance.LLMatcher(self._tokenizer, _grammar(payload.decode()), log_level=0)
+    def load(self, spec: GrammarSpec, compiled: bytes = b"") -> Callable[[], Matcher]:
+        first = llguidance.LLMatcher(self._tokenizer, _grammar(spec.text), log_level=0)
         if first.is_error():
             raise refusal(first.get_error())
         return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
-
-    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
-        return self.load(spec.text.encode())
 
 
 def check_grammar(spec: GrammarSpec) -> None:

@@ -42,12 +42,9 @@ class OutlinesBackend:
             raise refusal(error) from None
         return bytes(index.__reduce__()[1][0])
 
-    def load(self, payload: bytes) -> Callable[[], Matcher]:
-        states = States(outlines_core.Index.from_binary(payload), self._vocabulary)
+    def load(self, spec: GrammarSpec, compiled: bytes = b"") -> Callable[[], Matcher]:
+        states = States(outlines_core.Index.from_binary(compiled or self.compile(spec)), self._vocabulary)
         return lambda: OutlinesMatcher(states)
-
-    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
-        return self.load(self.compile(spec))
 
 
 class States:

@@ -10,15 +10,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from bough.constrained import limits
 from bough.constrained import pattern_tree as pt
 from bough.constrained.automata import TooLarge, deterministic
 from bough.constrained.backends import resolve_backend
 from bough.constrained.ebnf import Rules, inline, parse_ebnf
 from bough.constrained.ebnf_writer import Unwritable, ebnf_text
-from bough.constrained.interface import GrammarKind, GrammarSpec
+from bough.constrained.interface import GrammarKind, GrammarSpec, Prepared
 from bough.constrained.lark import lark_regex, lark_text, tag_to_lark
 from bough.constrained.pattern_tree import Choice, JsonNumber, Node, Text, Token, parts_of, pattern_text, positions
 from bough.constrained.readings import grammar_has_many_readings, many_readings
@@ -35,16 +33,6 @@ ADVICE = (
     "Remove these keywords, or have only the rest enforced: with strict: false for a schema in response_format, "
     "text.format or tools, with grammar_strict: false in native sampling_params."
 )
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """A spec as a back end gets it; it crosses processes. For llguidance it is a grammar in its own language (kind
-    `ebnf`), for xgrammar a `regex`, a grammar (`ebnf`) or a `structural_tag`, for outlines-core a `regex`."""
-
-    spec: GrammarSpec
-    backend: str  # that follows it
-    warnings: tuple[str, ...] = ()
-    light: bool = False
 
 
 def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepared:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import xgrammar
@@ -20,9 +19,6 @@ from bough.constrained.vocabulary import Vocabulary, allow_only, tail_bits
 
 COMPILE_THREADS = 2  # a compile shares the machine with the model
 QUICK_S = 4.0  # of computing, on all threads: what took no longer may be compiled once more
-
-
-Crossing = tuple[GrammarSpec, str | None]  # the compiled grammar, where it took long
 
 
 class XGrammarBackend:
@@ -38,19 +34,14 @@ class XGrammarBackend:
     def compile(self, spec: GrammarSpec) -> bytes:
         began = time.process_time()
         compiled = self._compile(spec)
-        quick = time.process_time() - began < QUICK_S
-        return msgspec.msgpack.encode((spec, None if quick else compiled.serialize_json()))
+        return b"" if time.process_time() - began < QUICK_S else compiled.serialize_json().encode()
 
-    def load(self, payload: bytes) -> Callable[[], Matcher]:
-        spec, serialised = msgspec.msgpack.decode(payload, type=Crossing)
-        if serialised is None:
-            return self.matchers(spec)
-        compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, self._info)
-        return lambda: XGrammarMatcher(compiled, self._vocabulary)
-
-    def matchers(self, spec: GrammarSpec) -> Callable[[], Matcher]:
-        compiled = self._compile(spec)
-        return lambda: XGrammarMatcher(compiled, self._vocabulary)
+    def load(self, spec: GrammarSpec, compiled: bytes = b"") -> Callable[[], Matcher]:
+        if compiled:
+            grammar = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._info)
+        else:
+            grammar = self._compile(spec)
+        return lambda: XGrammarMatcher(grammar, self._vocabulary)
 
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         try:

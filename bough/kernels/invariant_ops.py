@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bough.kernels.activation import triton as activation
+from bough.kernels.activation import triton as gate_kernel
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.triton import routed_experts
 from bough.kernels.invariant_linear.triton import invariant_linear
@@ -39,14 +39,9 @@ def norm_rope_store_(qkv: torch.Tensor, heads: int, kv_heads: int, *rest: Any) -
     heads_kernel.norm_rope_store_(qkv, heads, kv_heads, *rest, config=tiling)
 
 
-def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up` of x = [..., gate | up]."""
-    return activation.silu_mul(x, config=activation.config_for(ANY_ROWS, x.shape[-1] // 2))
-
-
-def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
-    """`gelu(gate) * up` of x = [..., gate | up]."""
-    return activation.gelu_tanh_mul(x, config=activation.config_for(ANY_ROWS, x.shape[-1] // 2))
+def gated_mul(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """`activation(gate) * up` of x = [..., gate | up]."""
+    return gate_kernel.gated_mul(x, activation, config=gate_kernel.config_for(ANY_ROWS, x.shape[-1] // 2))
 
 
 class InvariantOps(Ops):
@@ -65,8 +60,7 @@ INVARIANT = InvariantOps(
     embedding=embedding,
     linear=invariant_linear,
     rms_norm=rms_norm,
-    silu_mul=silu_mul,
-    gelu_tanh_mul=gelu_tanh_mul,
+    gated_mul=gated_mul,
     norm_rope_store_=norm_rope_store_,
     latent_store_=latent_store_,
     index_store_=index_store_,

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from bough.core.model_config import MoEConfig
-from bough.kernels.activation import reference as activation
+from bough.kernels.activation.reference import gated_mul
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
@@ -142,8 +142,7 @@ class Ops:
     embedding: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     linear: Linear
     rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    silu_mul: Callable[[torch.Tensor], torch.Tensor]
-    gelu_tanh_mul: Callable[[torch.Tensor], torch.Tensor]
+    gated_mul: Callable[[torch.Tensor, Activation], torch.Tensor]
     norm_rope_store_: Callable[..., None]
     any_heads: bool = False  # whether that does all that its reference does, or only what is usual
     grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int, int], None] = grow_queries_
@@ -167,7 +166,7 @@ class Ops:
     ) -> WithSum:
         """`activation(gate) * up` of the norm; the weight has the gate's rows, then up's."""
         gate_up, stream = self.norm_linear(inputs, weight, bias)
-        return (self.silu_mul if activation == "silu" else self.gelu_tanh_mul)(gate_up), stream
+        return self.gated_mul(gate_up, activation), stream
 
     def routed_experts(self, x: torch.Tensor, router: Router, experts: Experts) -> torch.Tensor:
         """The weighted sum of the experts that the router chooses for each row."""
@@ -195,8 +194,7 @@ REFERENCE = Ops(
     embedding=embedding,
     linear=torch.nn.functional.linear,
     rms_norm=rms_norm,
-    silu_mul=activation.silu_mul,
-    gelu_tanh_mul=activation.gelu_tanh_mul,
+    gated_mul=gated_mul,
     norm_rope_store_=norm_rope_store_,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -39,29 +40,19 @@ class Fp8Ops:
     weight_linear: Callable[[torch.Tensor, QuantizedRows, torch.Tensor | None], torch.Tensor]
 
 
-REFERENCE_FP8 = Fp8Ops(
-    quantize.quantize_rows,
-    quantize.norm_quantize_rows,
-    quantize.gated_quantize_rows,
-    scaled.scaled_linear,
-    scaled.weight_linear,
-)
-
-
 def fp8_ops_for(device: torch.device) -> Fp8Ops:
     """The fastest implementations that this device has."""
     if device.type != "cuda":
-        return REFERENCE_FP8
+        return _fp8_ops(quantize, scaled)
     from bough.kernels.quantize_rows import triton as fast  # needs triton, which only machines with a GPU must have
     from bough.kernels.scaled_linear import triton as products
 
-    return Fp8Ops(
-        fast.quantize_rows,
-        fast.norm_quantize_rows,
-        fast.gated_quantize_rows,
-        products.scaled_linear,
-        products.weight_linear,
-    )
+    return _fp8_ops(fast, products)
+
+
+def _fp8_ops(rows: ModuleType, products: ModuleType) -> Fp8Ops:
+    quantising = (rows.quantize_rows, rows.norm_quantize_rows, rows.gated_quantize_rows)
+    return Fp8Ops(*quantising, products.scaled_linear, products.weight_linear)
 
 
 @dataclass(frozen=True, slots=True)

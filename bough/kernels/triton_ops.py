@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.activation import triton as activation
+from bough.kernels.activation.triton import gated_mul
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.triton import MAX_TOKENS_NORMED, normed_experts, routed_experts
 from bough.kernels.latent_attention.triton import latent_store_
@@ -59,8 +59,7 @@ TRITON = TritonOps(
     embedding=embedding,
     linear=linear,
     rms_norm=rms_norm,
-    silu_mul=activation.silu_mul,
-    gelu_tanh_mul=activation.gelu_tanh_mul,
+    gated_mul=gated_mul,
     norm_rope_store_=norm_rope_store_,
     latent_store_=latent_store_,
     index_store_=index_store_,

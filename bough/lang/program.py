@@ -110,36 +110,19 @@ class Program(Body):
     def run_batch(
         self, batch_kwargs: Sequence[Any], *, generator_style: bool, **rest: Any
     ) -> BatchResults | Iterator[ProgramState]: ...
-    def run_batch(  # type: ignore[misc]  # the overloads say `rest` for what they do not depend on
+    def run_batch(
         self,
         batch_kwargs: Sequence[Any],
         *,
-        max_new_tokens: int = 128,
-        n: int = 1,
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        stop_regex: str | Sequence[str] | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        min_p: float = 0.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        ignore_eos: bool = False,
-        return_logprob: bool | None = None,
-        logprob_start_len: int | None = None,
-        top_logprobs_num: int | None = None,
-        return_text_in_logprobs: bool | None = None,
-        backend: Any = None,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         generator_style: bool = False,
-        timeout_s: float | None = None,
+        **options: Any,
     ) -> BatchResults | Iterator[ProgramState]:
         """Runs the program for each set of arguments (a dict, or a tuple in the order of the parameters), in parallel.
         A failing one keeps the others' results: its state says why, and `errors` of the result has them by index. With
-        `generator_style` the states are given one by one, in order."""
-        batch = self._new_batch(batch_kwargs, locals())
+        `generator_style` the states are given one by one, in order. `options` are those of `run`."""
+        batch = self._new_batch(batch_kwargs, num_threads, options)
         batch.start()
         return batch.in_turn(progress_bar) if generator_style else checked(list(batch.in_turn(progress_bar)))
 
@@ -148,18 +131,26 @@ class Program(Body):
         states = [state async for state in self.async_iter_batch(batch_kwargs, **kwargs)]
         return checked(states)
 
-    async def async_iter_batch(self, batch_kwargs: Sequence[Any], **kwargs: Any) -> AsyncIterator[ProgramState]:
-        unknown = kwargs.keys() - BATCH_NAMES
-        if unknown:
-            raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
-        batch = self._new_batch(batch_kwargs, kwargs)
+    async def async_iter_batch(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        **options: Any,
+    ) -> AsyncIterator[ProgramState]:
+        batch = self._new_batch(batch_kwargs, num_threads, options)
         await batch.async_start()
-        async for state in batch.async_in_turn(kwargs.get("progress_bar", False)):
+        async for state in batch.async_in_turn(progress_bar):
             yield state
 
-    def _new_batch(self, batch_kwargs: Sequence[Any], given: Mapping[str, Any]) -> Batch:
-        options = self._options(given, False, True)
-        return Batch(self, options, batch_kwargs, given.get("num_threads", "auto"), given.get("timeout_s"))
+    def _new_batch(
+        self, batch_kwargs: Sequence[Any], num_threads: int | Literal["auto"], given: Mapping[str, Any]
+    ) -> Batch:
+        unknown = given.keys() - BATCH_OPTIONS.keys()
+        if unknown:
+            raise TypeError(f"run_batch() has no argument {min(unknown)!r}.")
+        return Batch(self, self._options(given, False, True), batch_kwargs, num_threads, given.get("timeout_s"))
 
     # Looking ahead ----------------------------------------------------------------------------------------------------
 
@@ -190,14 +181,13 @@ class Program(Body):
         return f"<program {self.name}({', '.join(parameter.name for parameter in self.parameters)})>"
 
 
-def _keywords(method: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(method).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-
-
 RUN_OPTIONS = ("stream", "backend", "use_thread", "timeout_s")
-RUN_DEFAULTS = _keywords(Program.run)  # of its options, and of all generations that say nothing themselves
-BATCH_NAMES = _keywords(Program.run_batch).keys() - {"generator_style"}
+_of_run = {p.name: p for p in inspect.signature(Program.run).parameters.values() if p.kind is p.KEYWORD_ONLY}
+RUN_DEFAULTS = {name: p.default for name, p in _of_run.items()}  # and of all generations that say nothing themselves
+BATCH_OPTIONS = {name: p for name, p in _of_run.items() if name not in ("stream", "use_thread")}
+_own = [p for p in inspect.signature(Program.run_batch).parameters.values() if p.kind is not p.VAR_KEYWORD]
+# What `help` and editors show: the options by name.
+vars(Program.run_batch)["__signature__"] = inspect.Signature([*_own, *BATCH_OPTIONS.values()])
 
 
 @overload

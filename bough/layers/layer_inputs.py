@@ -61,7 +61,7 @@ class LayerEnd:
             if ctx.logits_indices is not None:
                 inputs = self._ops.take_rows(inputs, ctx.logits_indices)
             gate, residual = self._gate.after(Inputs(x, residual), ctx)
-            gated = self._ops.gelu_tanh_mul(torch.cat((gate, inputs), dim=-1))
+            gated = self._ops.gated_mul(torch.cat((gate, inputs), dim=-1), "gelu_tanh")
             x = self._norm(self._product(gated, ctx), None, ctx)[0]
         return (x, residual) if self._scale is None else (x * self._scale, residual * self._scale)
 

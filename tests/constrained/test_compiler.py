@@ -29,7 +29,7 @@ HEAVY = regex_spec("[a-z]{1,80}[0-9]")  # beyond what is compiled in a thread
 
 @pytest.fixture(scope="module", params=["llguidance", "outlines-core", "xgrammar"])
 def compiler(request: pytest.FixtureRequest) -> Iterator[CachingCompiler]:
-    built = CachingCompiler(request.param, BYTES, timeout_s=30.0)
+    built = CachingCompiler(request.param, lambda: BYTES, timeout_s=30.0)
     yield built
     built.close()
 
@@ -82,7 +82,7 @@ def test_a_cancelled_request_may_be_asked_again(compiler: CachingCompiler) -> No
 
 def test_what_takes_too_long_ends_alone() -> None:
     """outlines-core writes out an automaton with two to the twenty-second states here, which takes it minutes."""
-    compiler = CachingCompiler("outlines-core", BYTES, timeout_s=1.0)
+    compiler = CachingCompiler("outlines-core", lambda: BYTES, timeout_s=1.0)
     bomb = regex_spec("(a|b)*a(a|b){22}")
     try:
         slow, quick = compiler.request(bomb), compiler.request(regex_spec("ok"))
@@ -95,7 +95,7 @@ def test_what_takes_too_long_ends_alone() -> None:
 
 
 def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
-    compiler = CachingCompiler("llguidance", BYTES, cache_entries=2)
+    compiler = CachingCompiler("llguidance", lambda: BYTES, cache_entries=2)
     try:
         specs = [regex_spec(f"y{index}") for index in range(3)]
         first = wait(compiler.request(specs[0]))
@@ -144,15 +144,17 @@ def test_masks_that_states_share_are_not_written_out_for_each_to_cross_processes
     spec = prepare(COUNTED, "xgrammar").spec
     payload = backend.compile(spec)
     assert len(payload) < 2 * len(spec.text)
-    assert accepts(backend.load(payload)(), '["a", "b"]') and not accepts(backend.load(payload)(), f'["{"a" * 101}"]')
+    make = backend.load(spec, payload)
+    assert accepts(make(), '["a", "b"]') and not accepts(make(), f'["{"a" * 101}"]')
 
 
 def test_what_took_long_to_compile_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xgrammar_backend, "QUICK_S", 0.0)
     backend = backend_of("xgrammar")
-    payload = backend.compile(regex_spec("a+b"))
+    spec = regex_spec("a+b")
+    payload = backend.compile(spec)
     monkeypatch.setattr(backend, "_compile", None)  # which would compile
-    assert accepts(backend.load(payload)(), "aab")
+    assert accepts(backend.load(spec, payload)(), "aab")
 
 
 def no_more_processes(*_: object, **__: object) -> None:
@@ -160,7 +162,7 @@ def no_more_processes(*_: object, **__: object) -> None:
 
 
 def test_what_is_no_fault_of_the_grammar_fails_its_request_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = CachingCompiler("llguidance", BYTES)
+    compiler = CachingCompiler("llguidance", lambda: BYTES)
     try:
         with monkeypatch.context() as broken:
             broken.setattr("subprocess.Popen", no_more_processes)
@@ -249,7 +251,7 @@ def test_what_nobody_follows_in_bounded_time_says_so(preparers: CompilerPool) ->
 
 
 def test_an_ambiguous_grammar_is_followed_by_the_back_end_that_bounds_its_masks() -> None:
-    compiler = CachingCompiler("xgrammar", BYTES)
+    compiler = CachingCompiler("xgrammar", lambda: BYTES)
     try:
         matcher = wait(compiler.request(regex_spec(r"(\w+\s?)*\."))).matcher()
         assert isinstance(matcher, LLGuidanceMatcher) and accepts(matcher, "one two.") and not accepts(matcher, "one")
@@ -304,8 +306,8 @@ def test_a_limit_of_the_library_is_told_when_it_was_met_on_the_way() -> None:
 
 def test_names_of_back_ends() -> None:
     with pytest.raises(SettingsError, match=r"xgrammar, llguidance, outlines-core, outlines"):
-        CachingCompiler("antlr", BYTES)
-    CachingCompiler("outlines", BYTES).close()
+        CachingCompiler("antlr", lambda: BYTES)
+    CachingCompiler("outlines", lambda: BYTES).close()
 
 
 def test_a_spec_crosses_processes_unchanged() -> None:

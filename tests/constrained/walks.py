@@ -44,7 +44,7 @@ def backend_of(name: str) -> Backend:
 def compiled(spec: GrammarSpec, name: str) -> Callable[[], Matcher]:
     prepared = prepare(spec, name)
     backend = backend_of(prepared.backend)
-    return backend.load(backend.compile(prepared.spec))
+    return backend.load(prepared.spec, backend.compile(prepared.spec))
 
 
 def matcher_of(spec: GrammarSpec, name: str) -> Matcher:

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from bough.executor.warm_up import KernelMakers
-from bough.kernels.activation.triton import silu_mul
+from bough.kernels.activation.triton import gated_mul
 from bough.kernels.rms_norm.triton import rms_norm
 from tests.kernels.compile_all import AbsentDevice
 
@@ -56,7 +56,7 @@ def walk_through() -> None:
     x, weight = torch.zeros(4, 64), torch.ones(64)
     for _ in range(3):  # layers
         rms_norm(x, weight, 1e-5)
-        silu_mul(x)
+        gated_mul(x, "silu")
         _faulty[(1,)](x)
 
 

@@ -29,7 +29,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from bough.core.model_config import MoEConfig
-from bough.kernels.activation.triton import gelu_tanh_mul, silu_mul
+from bough.kernels.activation.triton import gated_mul
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.drafted_decode.triton import count_held_, decode_inputs_, drafted_inputs_
@@ -255,8 +255,8 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
     norm = weight[0]
     rms_norm(x, norm, 1e-5, x.clone(), False)
     embedding(torch.zeros(ROWS, dtype=torch.int64), weight, 1.0)
-    silu_mul(x)
-    gelu_tanh_mul(x)
+    gated_mul(x, "silu")
+    gated_mul(x, "gelu_tanh")
     for rows in (4, 100, 2048):  # tiles of each size
         for outputs in (512, INNER):  # in several pieces, and in one
             whole = invariant_tiling.config_for(rows, outputs, HIDDEN, dtype.itemsize)

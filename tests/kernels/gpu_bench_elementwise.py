@@ -87,16 +87,16 @@ def activation_case(model: Model, tokens: int) -> Case:
 
     def kernel(config: object) -> torch.Tensor:
         assert isinstance(config, int)
-        return activation.silu_mul(x, config=config)
+        return activation.gated_mul(x, "silu", config=config)
 
     chosen = activation.config_for(tokens, model.inner)
     others = (256, 512, 1024, 2048, 4096)
 
     def reference() -> torch.Tensor:
-        return activation_reference.silu_mul(x)
+        return activation_reference.gated_mul(x, "silu")
 
     def error() -> float:
-        return distance(activation.silu_mul(x), reference())
+        return distance(activation.gated_mul(x, "silu"), reference())
 
     return Case(f"{model.name} silu_mul", tokens, x.nbytes * 3 // 2, reference, kernel, error, chosen, others)
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import triton
 from gpu_timing import compile_all, distance, graph_us, table_row
 
-from bough.kernels.activation.triton import silu_mul
+from bough.kernels.activation.triton import gated_mul
 from bough.kernels.rms_norm.triton import rms_norm
 from bough.kernels.skinny_linear import triton as skinny
 from bough.kernels.skinny_linear.triton import Tiling, config_for, fused_config_for
@@ -106,7 +106,7 @@ class Bench:
         if self.shape.kind != "linear":
             x, _ = rms_norm(x, self.norm_weight, EPS, residual)
         y = F.linear(x, weight)
-        return silu_mul(y) if self.shape.kind == "gate_up" else y
+        return gated_mul(y, "silu") if self.shape.kind == "gate_up" else y
 
 
 def cuts(shape: Shape, m: int) -> list[Tiling]:

@@ -234,8 +234,8 @@ def check_rest(model: Model) -> None:
     operations: dict[str, tuple[int, Callable[[int], torch.Tensor]]] = {
         "norm": (MANY, lambda m: norm(m).view(2, m, -1).transpose(0, 1)),
         "head norms": (MANY, heads),
-        "silu": (MANY, lambda m: invariant_ops.silu_mul(gate_up[:m])),
-        "gelu": (MANY, lambda m: invariant_ops.gelu_tanh_mul(gate_up[:m])),
+        "silu": (MANY, lambda m: invariant_ops.gated_mul(gate_up[:m], "silu")),
+        "gelu": (MANY, lambda m: invariant_ops.gated_mul(gate_up[:m], "gelu_tanh")),
         "normaliser": (1000, lambda m: log_normaliser(logits[:m])[1]),
     }
     for name, (most, operation) in operations.items():

@@ -28,7 +28,7 @@ from bough.kernels.quantize_rows import reference as plain
 from bough.kernels.quantize_rows import triton as fast
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.registry import ops_for
-from bough.kernels.scaled_linear.library import scaled_linear
+from bough.kernels.scaled_linear.triton import scaled_linear
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import LinearWeight, Part
 from bough.layers.schemes.registry import scheme_for

@@ -121,11 +121,13 @@ class Bench:
 
     def gate_up_launch(self, tiling: Tiling, number: int) -> None:
         routed, order = self.routed[number % CHOICES], self.orders[tiling.block_m][number % CHOICES]
-        experts.gate_up_tiles(self.rows(self.x, tiling), self.gate_up, routed, order, self.between, "silu", tiling)
+        rows, out = self.rows(self.x, tiling), self.between
+        experts.product_tiles(rows, self.gate_up, routed, order, out, tiling, tiling.gate_up, "silu")
 
     def down_launch(self, tiling: Tiling, number: int) -> None:
         routed, order = self.routed[number % CHOICES], self.orders[tiling.block_m][number % CHOICES]
-        experts.down_tiles(self.rows(self.between, tiling), self.down, routed, order, self.results, tiling)
+        rows, out = self.rows(self.between, tiling), self.results
+        experts.product_tiles(rows, self.down, routed, order, out, tiling, tiling.down)
 
     def gate_up_rows(self, cut: RowCut, number: int) -> None:
         experts.gate_up_rows(self.x, self.gate_up, self.routed[number % CHOICES], self.between, "silu", cut)

@@ -15,7 +15,7 @@ from bough.core.model_config import MoEConfig
 from bough.distributed.experts import balanced
 from bough.distributed.group import ALONE
 from bough.distributed.topology import Topology
-from bough.kernels.activation.reference import silu_mul
+from bough.kernels.activation.reference import gated_mul
 from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.triton import Cut, Tiling, config_for
@@ -286,7 +286,7 @@ def by_hand(x: torch.Tensor, gate_up: QuantizedRows, down: QuantizedRows, routed
     for expert in set(routed.ids.flatten().tolist()):
         tokens, slots = torch.nonzero(routed.ids == expert, as_tuple=True)
         of_gate_up, of_down = (QuantizedRows(*(part[expert] for part in each)).dequantize() for each in (gate_up, down))
-        inner = silu_mul((rows[tokens] @ of_gate_up.double().T).to(x.dtype))
+        inner = gated_mul((rows[tokens] @ of_gate_up.double().T).to(x.dtype), "silu")
         small = quantizing.quantize_rows(inner, group).dequantize().double()
         out.index_add_(0, tokens, small @ of_down.double().T * routed.weights[tokens, slots, None])
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
+from bough.kernels.activation.reference import gated_mul
 from bough.kernels.norm_rope_store.reference import apply_rope, store_kv
 
 
@@ -24,8 +24,8 @@ def test_rope_turns_each_pair_by_its_angle() -> None:
 def test_gates_are_the_first_half() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 6)
-    torch.testing.assert_close(silu_mul(x), F.silu(x[:, :3]) * x[:, 3:])
-    torch.testing.assert_close(gelu_tanh_mul(x), F.gelu(x[:, :3], approximate="tanh") * x[:, 3:])
+    torch.testing.assert_close(gated_mul(x, "silu"), F.silu(x[:, :3]) * x[:, 3:])
+    torch.testing.assert_close(gated_mul(x, "gelu_tanh"), F.gelu(x[:, :3], approximate="tanh") * x[:, 3:])
 
 
 def test_store_kv_writes_only_its_slots() -> None:

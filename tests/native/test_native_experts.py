@@ -12,7 +12,7 @@ import torch
 
 from bough.core.model_config import MoEConfig
 from bough.executor.native_recorder import Recorder
-from bough.kernels.activation.reference import silu_mul
+from bough.kernels.activation.reference import gated_mul
 from bough.kernels.experts.reference import experts as plain_experts
 from bough.kernels.ops import PackedExpertWeights, Router, add_gated
 from bough.kernels.quant_linear.packed import FillingWeight, PackedWeight, aligned_bytes
@@ -129,7 +129,7 @@ def test_quantised_weights(any_tier: ctypes.CDLL, quantization: str) -> None:
     for token in range(len(x)):
         for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
             gate, up, down = layer.packed[3 * expert : 3 * expert + 3]
-            inner = silu_mul(quant_linear(x[token : token + 1], [gate, up]))
+            inner = gated_mul(quant_linear(x[token : token + 1], [gate, up]), "silu")
             expected[token] += weight * quant_linear(inner, [down])[0]
     found = layer.run(any_tier, x, threads=2)
     # An inner number that is rounded the other way to 8 bits is a step of 1/127 of its group's largest.

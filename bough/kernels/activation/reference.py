@@ -8,16 +8,10 @@ import torch
 import torch.nn.functional as F
 
 
-def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up` of x = [..., gate | up]."""
+def gated_mul(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """`activation(gate) * up` of x = [..., gate | up]; "silu", or "gelu_tanh": GELU's tanh approximation."""
     gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
-
-
-def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
-    """`gelu(gate) * up` of x = [..., gate | up], with GELU's tanh approximation."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh").mul_(up)
+    return PLAIN[activation](gate).mul_(up)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -28,7 +22,7 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x).square()
 
 
-# Of MLPs without a gate, by their names in `ModelConfig`.
+# By their names in `ModelConfig`. Gates are the first two; MLPs without one have any.
 PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": gelu_tanh,

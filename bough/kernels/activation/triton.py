@@ -16,17 +16,8 @@ def config_for(rows: int, size: int) -> int:
     return min(block, int(triton.next_power_of_2(size)))
 
 
-def silu_mul(x: torch.Tensor, *, config: int | None = None) -> torch.Tensor:
-    """`silu(gate) * up` of x = [..., gate | up], the last dimension contiguous."""
-    return _launch(x, "silu", config)
-
-
-def gelu_tanh_mul(x: torch.Tensor, *, config: int | None = None) -> torch.Tensor:
-    """`gelu(gate) * up` of x = [..., gate | up], with GELU's tanh approximation."""
-    return _launch(x, "gelu_tanh", config)
-
-
-def _launch(x: torch.Tensor, activation: str, config: int | None) -> torch.Tensor:
+def gated_mul(x: torch.Tensor, activation: str, *, config: int | None = None) -> torch.Tensor:
+    """As the reference, for x whose last dimension is contiguous."""
     size = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
     source = x if x.ndim == 2 else x.reshape(-1, 2 * size)

@@ -17,14 +17,12 @@ def embedding(
     token_ids: torch.Tensor,  # [tokens] int64
     weight: torch.Tensor,  # [vocabulary, size], contiguous
     scale: float = 1.0,
-    *,
-    config: int | None = None,
 ) -> torch.Tensor:
     """Row `token_ids[i]` of `weight` times `scale`, rounded to the type of `weight`. [tokens, size]"""
     tokens, size = token_ids.shape[0], weight.shape[1]
     out = torch.empty((tokens, size), dtype=weight.dtype, device=weight.device)
     if tokens > 0:
-        block = config or config_for(size)
+        block = config_for(size)
         _gather[(tokens, triton.cdiv(size, block))](token_ids, weight, out, scale, SIZE=size, BLOCK=block)
     return out
 

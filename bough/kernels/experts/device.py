@@ -97,81 +97,52 @@ def down_by_rows(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def gate_up_by_tiles(
-    x, x_scales, gate_up, scales, zeros, bias, ids, order, table, out, x_stride, tokens, INNER,
+def product_by_tiles(
+    x, x_scales, matrices, scales, zeros, bias, ids, weights, order, table, out, x_stride, tokens, N,
     K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_P: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr,
-    ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
-    DESCRIBED: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """`activation(gate) * up` of a tile of pairs and `BLOCK_N` inner columns."""
-    columns, at = tl.cdiv(INNER, BLOCK_N), tl.arange(0, BLOCK_N)
-    tile, n = tl.program_id(0) // columns, tl.program_id(0) % columns * BLOCK_N + at
-    take_turn(OVERLAP)
-    expert, pair, there, busy = _rows_of(tile, ids, order, table, tokens, TOP, BLOCK_S, BLOCK_P, BLOCK_M)
-    if busy:
-        rows = x + (pair // TOP).to(tl.int64)[:, None] * x_stride
-        first = expert * 2 * INNER + tl.program_id(0) % columns * BLOCK_N  # of the gate's rows
-        gate = _zeros(BLOCK_M, BLOCK_N, SWAP)
-        up = _zeros(BLOCK_M, BLOCK_N, SWAP)
-        for start in range(0, K, BLOCK_K):
-            k = (start + tl.arange(0, BLOCK_K))[None, :]
-            here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = _weights(gate_up, scales, zeros, first, start, n < INNER, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
-            gate = add_product(
-                gate, here, w, x_scales, pair // TOP, there, scales, first + at, n < INNER, start, GROUPS, SWAP
-            )
-            w = _weights(gate_up, scales, zeros, first + INNER, start, n < INNER, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
-            up = add_product(
-                up, here, w, x_scales, pair // TOP, there, scales, first + INNER + at, n < INNER, start, GROUPS, SWAP
-            )
-        if GROUPS == 1 and scales is not None and zeros is None:
-            of_rows = factors(x_scales, pair // TOP, there, 0, GROUPS)
-            gate = scaled(gate, of_rows, factors(scales, first + at, n < INNER, 0, GROUPS), SWAP)
-            up = scaled(up, of_rows, factors(scales, first + INNER + at, n < INNER, 0, GROUPS), SWAP)
-        if bias is not None:
-            gate = _add_bias(gate, bias + first + at, n < INNER, SWAP)
-            up = _add_bias(up, bias + first + INNER + at, n < INNER, SWAP)
-        kind = out.dtype.element_ty
-        result = gated(gate.to(kind), up.to(kind), ACTIVATION, SLOPE, LIMIT)
-        if SWAP:
-            result = tl.trans(result)
-        target = out + pair.to(tl.int64)[:, None] * INNER + n[None, :]
-        tl.store(target, result, mask=there[:, None] & (n < INNER)[None, :])
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def down_by_tiles(
-    inner, inner_scales, down, scales, zeros, bias, ids, weights, order, table, out, tokens, N,
-    K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_P: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, DESCRIBED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The weighted results of a tile of pairs, each in a row of its own."""
+    """`BLOCK_N` columns of a tile of pairs, each in a row of its own. With an activation, which reads the tokens' rows:
+    `activation(gate) * up`. Without one, which reads the pairs' rows: their weighted results."""
+    GATED: tl.constexpr = ACTIVATION != ""
     columns, at = tl.cdiv(N, BLOCK_N), tl.arange(0, BLOCK_N)
     tile, n = tl.program_id(0) // columns, tl.program_id(0) % columns * BLOCK_N + at
     take_turn(OVERLAP)
     expert, pair, there, busy = _rows_of(tile, ids, order, table, tokens, TOP, BLOCK_S, BLOCK_P, BLOCK_M)
     if busy:
-        rows = inner + pair.to(tl.int64)[:, None] * K
-        first = expert * N + tl.program_id(0) % columns * BLOCK_N
+        line = pair // TOP if GATED else pair
+        rows = x + line.to(tl.int64)[:, None] * (x_stride if GATED else K)
+        first = expert * (2 * N if GATED else N) + tl.program_id(0) % columns * BLOCK_N  # of the gate's rows, or of all
         acc = _zeros(BLOCK_M, BLOCK_N, SWAP)
+        up = acc
         for start in range(0, K, BLOCK_K):
             k = (start + tl.arange(0, BLOCK_K))[None, :]
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
-            w = _weights(down, scales, zeros, first, start, n < N, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
-            acc = add_product(acc, here, w, inner_scales, pair, there, scales, first + at, n < N, start, GROUPS, SWAP)
+            w = _weights(matrices, scales, zeros, first, start, n < N, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
+            acc = add_product(acc, here, w, x_scales, line, there, scales, first + at, n < N, start, GROUPS, SWAP)
+            if GATED:
+                w = _weights(matrices, scales, zeros, first + N, start, n < N, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
+                up = add_product(up, here, w, x_scales, line, there, scales, first + N + at, n < N, start, GROUPS, SWAP)
         if GROUPS == 1 and scales is not None and zeros is None:
-            of_rows = factors(inner_scales, pair, there, 0, GROUPS)
+            of_rows = factors(x_scales, line, there, 0, GROUPS)
             acc = scaled(acc, of_rows, factors(scales, first + at, n < N, 0, GROUPS), SWAP)
+            if GATED:
+                up = scaled(up, of_rows, factors(scales, first + N + at, n < N, 0, GROUPS), SWAP)
         if bias is not None:
             acc = _add_bias(acc, bias + first + at, n < N, SWAP)
+            if GATED:
+                up = _add_bias(up, bias + first + N + at, n < N, SWAP)
+        kind = out.dtype.element_ty
+        if GATED:
+            acc = gated(acc.to(kind), up.to(kind), ACTIVATION, SLOPE, LIMIT)
         if SWAP:
             acc = tl.trans(acc)
-        acc *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
+        if weights is not None:
+            acc *= tl.load(weights + pair, mask=there, other=0.0)[:, None]
         target = out + pair.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(target, acc.to(out.dtype.element_ty), mask=there[:, None] & (n < N)[None, :])
+        tl.store(target, acc.to(kind), mask=there[:, None] & (n < N)[None, :])
 
 
 @triton.jit

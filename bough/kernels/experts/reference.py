@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
+from bough.kernels.activation.reference import gated_mul
 from bough.kernels.experts import fp4
 from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.quantize_rows.reference import QuantizedRows
@@ -53,9 +53,7 @@ def experts(
     clamped_gate: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in the type of the weights."""
-    gate = silu_mul if activation == "silu" else gelu_tanh_mul
-    if clamped_gate is not None:
-        gate = partial(clamped_mul, *clamped_gate)
+    gate = partial(clamped_mul, *clamped_gate) if clamped_gate else partial(gated_mul, activation=activation)
     out = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
     for expert in set(ids.flatten().tolist()) - {-1}:
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)

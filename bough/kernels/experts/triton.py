@@ -222,9 +222,10 @@ def _products(
     between, results = x.new_empty((tokens * top, inner)), x.new_empty((tokens * top, hidden))
     small = fp8 and tiling.small_rows
     rows = quantize_rows(x, groups[0]) if small else x
-    gate_up_tiles(rows, gate_up, routed, order, between, activation, tiling, gate_up_bias, clamped_gate)
+    gated = (activation, gate_up_bias, clamped_gate)
+    product_tiles(rows, gate_up, routed, order, between, tiling, tiling.gate_up, *gated)
     rows = quantize_rows(between, groups[1]) if small else between
-    down_tiles(rows, down, routed, order, results, tiling, down_bias)
+    product_tiles(rows, down, routed, order, results, tiling, tiling.down, bias=down_bias)
     out = torch.empty_like(x)
     width = min(SUM_WIDTH, triton.next_power_of_2(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
@@ -235,44 +236,26 @@ def _products(
     return out
 
 
-def gate_up_tiles(
-    x: Matrices,  # [tokens, hidden]
-    gate_up: Matrices,
+def product_tiles(
+    x: Matrices,  # [tokens, hidden], or, without an activation, [pairs, inner]
+    matrices: Matrices,
     routed: Routed,
     order: Order | None,
-    out: torch.Tensor,  # [pairs, inner]
-    activation: str,
+    out: torch.Tensor,  # [pairs, inner], or [pairs, hidden]
     tiling: Tiling,
+    cut: Cut,
+    activation: str = "",
     bias: torch.Tensor | None = None,
     clamped_gate: tuple[float, float] | None = None,
 ) -> None:
-    """Fills `out`."""
-    (rows, row_scales, _), (weight, scales, zeros), cut = _split(x), _split(gate_up), tiling.gate_up
-    (tokens, hidden), inner = rows.shape, out.shape[1]
-    device.gate_up_by_tiles[(_tiles(routed, order) * triton.cdiv(inner, cut.block_n),)](
-        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, bias, routed.ids, *(order or (None, None)), out,
-        rows.stride(0), tokens, inner,
-        K=hidden, **_gate(activation, clamped_gate), **_in_groups(hidden, scales, zeros),
+    """Fills `out` with `activation(gate) * up`, or, without an activation, with weighted results."""
+    (rows, row_scales, _), (weight, scales, zeros) = _split(x), _split(matrices)
+    inputs, outputs, tokens = rows.shape[1], out.shape[1], routed.ids.shape[0]
+    device.product_by_tiles[(_tiles(routed, order) * triton.cdiv(outputs, cut.block_n),)](
+        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, bias, routed.ids,
+        None if activation else routed.weights, *(order or (None, None)), out, rows.stride(0), tokens, outputs,
+        K=inputs, **_gate(activation, clamped_gate), **_in_groups(inputs, scales, zeros),
         **_constants(routed, tiling, cut),
-    )  # fmt: skip
-
-
-def down_tiles(
-    inner: Matrices,  # [pairs, inner]
-    down: Matrices,
-    routed: Routed,
-    order: Order | None,
-    out: torch.Tensor,  # [pairs, hidden]
-    tiling: Tiling,
-    bias: torch.Tensor | None = None,
-) -> None:
-    """Fills `out` with weighted results."""
-    (rows, row_scales, _), (weight, scales, zeros), cut = _split(inner), _split(down), tiling.down
-    hidden, width = out.shape[1], rows.shape[1]
-    device.down_by_tiles[(_tiles(routed, order) * triton.cdiv(hidden, cut.block_n),)](
-        rows, row_scales, _weight(weight, cut, tiling), scales, zeros, bias, routed.ids, routed.weights,
-        *(order or (None, None)), out, routed.ids.shape[0], hidden,
-        K=width, **_in_groups(width, scales, zeros), **_constants(routed, tiling, cut),
     )  # fmt: skip
 
 

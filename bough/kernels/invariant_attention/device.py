@@ -150,19 +150,15 @@ def _attend_chunk(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    masked_from = begin
+    border = begin
     if not WINDOW:
-        masked_from = tl.maximum(begin, tl.minimum(stop, common // BLOCK_N * BLOCK_N))
+        border = tl.maximum(begin, tl.minimum(stop, common // BLOCK_N * BLOCK_N))
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
         acc, norm, top = _over_keys(
-            acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head, begin, masked_from,
-            scale, softcap,
-            False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
+            acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head,
+            border if masked else begin, stop if masked else border, scale, softcap,
+            masked, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
         )  # fmt: skip
-    acc, norm, top = _over_keys(
-        acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head, masked_from, stop, scale,
-        softcap,
-        True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
-    )  # fmt: skip
     seen = norm > 0.0
     norm = tl.where(seen, norm, 1.0)
     part = tl.where(seen[:, None], acc / norm[:, None], 0.0)

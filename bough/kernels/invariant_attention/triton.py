@@ -20,7 +20,7 @@ import triton.language as tl
 
 from bough.kernels.decode_attention.work import oldest_seen
 from bough.kernels.invariant_attention.device import attend, merge
-from bough.kernels.prefill_attention.triton import LOG2_E, IntArray, query_blocks
+from bough.kernels.prefill_attention.triton import LOG2_E, IntArray, PrefillConfig, query_blocks
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 ITEM_FIELDS = 3
@@ -137,20 +137,10 @@ PROMPT_LINES = 64  # may be another number only if `gpu_check_deterministic.py` 
 
 
 @dataclass(frozen=True, slots=True)
-class InvariantConfig:
+class InvariantConfig(PrefillConfig):
     """Depends on the model and the device alone. `chunk` and `block_n` define the result to the bit."""
 
-    chunk: int  # keys attended by themselves; a multiple of block_n
-    block_m: int  # lines of the tile of scores: queries times packed heads
-    block_n: int  # keys at a time
-    pack: int  # query heads of one kv head that a program takes together; a power of two
-    num_warps: int
-    num_stages: int
-
-    @property
-    def block_queries(self) -> int:
-        """Queries of a row that one item covers."""
-        return self.block_m // self.pack
+    chunk: int = 512  # keys attended by themselves; a multiple of block_n
 
 
 def config_for(
@@ -163,16 +153,14 @@ def config_for(
     pack = min(group & -group, 16)  # its largest power of two
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
         lines, stages = (16, 1) if head_dim > 256 and room < PLENTY else (32, 2)
-        return InvariantConfig(chunk=512, block_m=lines, block_n=16, pack=pack, num_warps=4, num_stages=stages)
+        return InvariantConfig(block_m=lines, block_n=16, pack=pack, num_warps=4, num_stages=stages)
     if head_dim > 256:  # latents: two sums as wide as they are stay in registers
-        return InvariantConfig(
-            chunk=512, block_m=32, block_n=16 if room <= LITTLE else 32, pack=pack, num_warps=8, num_stages=2
-        )
+        return InvariantConfig(block_m=32, block_n=16 if room <= LITTLE else 32, pack=pack, num_warps=8, num_stages=2)
     if head_dim > 128:
-        return InvariantConfig(chunk=512, block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
+        return InvariantConfig(block_m=64, block_n=32, pack=pack, num_warps=8, num_stages=2)
     lines = PROMPT_LINES if prompts else DECODE_LINES
     stages = 2 if head_dim > 64 and room <= LITTLE else 3  # says when keys are fetched, nothing of the arithmetic
-    return InvariantConfig(chunk=512, block_m=lines, block_n=64, pack=pack, num_warps=lines // 16, num_stages=stages)
+    return InvariantConfig(block_m=lines, block_n=64, pack=pack, num_warps=lines // 16, num_stages=stages)
 
 
 def invariant_attention(

@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.kernels.shared_memory import shared_bytes
+from bough.kernels.w4_linear.device import sum_splits
 
 PIECE_STEP = 128  # pieces are multiples of it, and so of every tile's depth
 SHORTEST_PIECE = 512  # inputs; below it the second launch costs more than the further programs save
@@ -122,7 +123,8 @@ def invariant_linear(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if split:
-        _add_pieces[(m, triton.cdiv(n, SUM_WIDTH))](target, bias, out, m, n, pieces, BLOCK=SUM_WIDTH)
+        # In the order in which `_multiply` adds pieces when it goes through all of them.
+        sum_splits[(triton.cdiv(n, SUM_WIDTH), m)](target, bias, out, n, SPLITS=pieces, BLOCK=SUM_WIDTH, OVERLAP=False)
     return out
 
 
@@ -174,22 +176,3 @@ def _sum_piece(
     for k in range(first_k, last_k, BLOCK_K):
         acc = tl.dot(x.load([row, k]), weight.load([column, k]).T, acc, input_precision=PRECISION)
     return acc
-
-
-@triton.jit(do_not_specialize=["m", "pieces"])
-def _add_pieces(
-    parts,  # [pieces, m, n] float32
-    bias,
-    out,  # [m, n]
-    m: int, n: int, pieces: int,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Adds pieces in the order in which `_multiply` does when it goes through all of them."""
-    line = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for number in range(pieces):
-        total += tl.load(parts + (number * m + line) * n + at, mask=at < n, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + at, mask=at < n, other=0.0).to(tl.float32)
-    tl.store(out + line * n + at, total.to(out.dtype.element_ty), mask=at < n)

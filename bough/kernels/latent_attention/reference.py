@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.core.model_config import LatentConfig
-from bough.kernels.norm_rope_store.reference import angles_of, apply_rope, to_fp8
+from bough.kernels.norm_rope_store.reference import angles_of, apply_rope, keep
 from bough.kernels.rms_norm.reference import rms_norm
 
 
@@ -32,12 +32,7 @@ def latent_store_(
     angles = angles_of(cos, sin, positions)
     for part in (q[..., -rope_dim:], latents[:, None, rank:]):
         part.copy_(apply_rope(part, *angles))
-    if cache.dtype.itemsize > 1:
-        cache.index_copy_(0, slots, latents[:, None].to(cache.dtype))
-    else:
-        # Bytes, because torch cannot index float8 on every device.
-        stored = to_fp8(latents[:, None], scale, cache.dtype)
-        cache.view(torch.uint8).index_copy_(0, slots, stored.view(torch.uint8))
+    keep(latents[:, None], cache, slots, scale)
 
 
 def absorb(

@@ -7,15 +7,13 @@ Attention over latents themselves is `decode_attention`'s, or `invariant_attenti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.norm_rope_store.triton import keep
+from bough.kernels.norm_rope_store.triton import keep, turn
 from bough.kernels.overlap import overlap, take_turn
-from bough.kernels.prefill_attention.triton import LOG2_E, fetch
+from bough.kernels.prefill_attention.triton import LOG2_E, PrefillConfig, fetch
 from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 
 MIN_DOT = 16  # the smallest matrix that tl.dot takes
@@ -65,7 +63,7 @@ def _store(
     if block > 0:
         head = (block - 1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         ends = q + token * q_stride + head * HEAD_DIM + (HEAD_DIM - 2 * HALF) + column
-        turn(ends, (head < HEADS) & (column < HALF), turn_cos, turn_sin, HALF)
+        turn(ends, (head < HEADS) & (column < HALF), column, None, 0.0, turn_cos, turn_sin, False, HALF)
     else:
         line = latents + token * latent_stride
         kept = cache + tl.load(slots + token) * (RANK + 2 * HALF)
@@ -75,22 +73,10 @@ def _store(
         wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / RANK + eps)
         normed = (wide * tl.load(weight + d, mask=d < RANK, other=0.0).to(tl.float32)).to(values.dtype)
         tl.store(line + d, normed, mask=d < RANK)
-        first, second = turn(line + RANK + column, column < HALF, turn_cos, turn_sin, HALF)
+        first, second = turn(line + RANK + column, column < HALF, column, None, 0.0, turn_cos, turn_sin, False, HALF)
         keep(kept + d, normed, inverse_scale, LARGEST, d < RANK)
         keep(kept + RANK + column, first, inverse_scale, LARGEST, column < HALF)
         keep(kept + RANK + HALF + column, second, inverse_scale, LARGEST, column < HALF)
-
-
-@triton.jit
-def turn(places, here, turn_cos, turn_sin, HALF: tl.constexpr):
-    """Rotates what stands at `places` and HALF behind, in place; returns both."""
-    first, second = tl.load(places, mask=here, other=0.0), tl.load(places + HALF, mask=here, other=0.0)
-    a, b = first.to(tl.float32), second.to(tl.float32)
-    turned_a = (a * turn_cos - b * turn_sin).to(first.dtype)
-    turned_b = (b * turn_cos + a * turn_sin).to(first.dtype)
-    tl.store(places, turned_a, mask=here)
-    tl.store(places + HALF, turned_b, mask=here)
-    return turned_a, turned_b
 
 
 def absorb(
@@ -173,25 +159,15 @@ def _product(
             tl.store(target + N + e, kept, mask=here & (e < EXTRA))
 
 
-@dataclass(frozen=True, slots=True)
-class ExpandedConfig:
-    """What is tuned; results depend on it only by rounding."""
-
-    block_m: int  # queries at a time
-    block_n: int  # keys at a time
-    num_warps: int
-    num_stages: int
-
-
-def config_for(dtype: torch.dtype, *, room: int | None = None) -> ExpandedConfig:
+def config_for(dtype: torch.dtype, *, room: int | None = None) -> PrefillConfig:
     """For heads of about 192 numbers. `room` is the shared memory of a program, in bytes; this machine's when left
     out."""
     room = shared_bytes() if room is None else room
     if dtype.itemsize > 2:  # no tensor cores: the products are unrolled, and larger tiles would spill
-        return ExpandedConfig(block_m=32, block_n=16, num_warps=8, num_stages=2)
+        return PrefillConfig(block_m=32, block_n=16, pack=1, num_warps=8, num_stages=2)
     if room <= LITTLE:
-        return ExpandedConfig(block_m=64, block_n=32, num_warps=4, num_stages=2)
-    return ExpandedConfig(block_m=128, block_n=64, num_warps=8, num_stages=2 if room < PLENTY else 3)
+        return PrefillConfig(block_m=64, block_n=32, pack=1, num_warps=4, num_stages=2)
+    return PrefillConfig(block_m=128, block_n=64, pack=1, num_warps=8, num_stages=2 if room < PLENTY else 3)
 
 
 def expanded_attention(
@@ -205,7 +181,7 @@ def expanded_attention(
     *,
     scale: float,
     out: torch.Tensor,  # [tokens, heads, value_dim], the last dimension contiguous
-    config: ExpandedConfig | None = None,
+    config: PrefillConfig | None = None,
 ) -> None:
     """Causal attention of the rows that the blocks name, accumulated in float32, written to their places in `out`."""
     heads, rope_dim, value_dim = made.shape[1], shared.shape[1], out.shape[2]

@@ -67,17 +67,18 @@ def store_kv(
 ) -> None:
     """Writes token i to slot `slots[i]`, in the cache's type. Slots that occur twice hold either token."""
     for values, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
-        if cache.dtype.itemsize > 1:
-            cache.index_copy_(0, slots, values.to(cache.dtype))
-        else:
-            # Bytes, because torch cannot index float8 on every device.
-            cache.view(torch.uint8).index_copy_(0, slots, to_fp8(values, scale, cache.dtype).view(torch.uint8))
+        keep(values, cache, slots, scale)
 
 
-def to_fp8(values: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """values / scale; what is too large for the type becomes its largest number."""
-    largest = torch.finfo(dtype).max
-    return (values.float() * (1.0 / scale)).clamp_(-largest, largest).to(dtype)
+def keep(values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: float) -> None:
+    """Writes values / scale where the cache has 8 bits; what is too large for them becomes their largest number."""
+    if cache.dtype.itemsize > 1:
+        cache.index_copy_(0, slots, values.to(cache.dtype))
+    else:
+        largest = torch.finfo(cache.dtype).max
+        small = (values.float() * (1.0 / scale)).clamp_(-largest, largest).to(cache.dtype)
+        # Bytes, because torch cannot index float8 on every device.
+        cache.view(torch.uint8).index_copy_(0, slots, small.view(torch.uint8))
 
 
 def norm_rope_store_(

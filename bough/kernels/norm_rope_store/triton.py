@@ -79,14 +79,14 @@ def _norm_rope_store(
     if block < query_blocks:
         head = block * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         here = (head < HEADS) & (column < HALF)
-        _turn(row + head * 2 * HALF, here, column, q_weight, eps, turn_cos, turn_sin, PLUS_ONE, HALF)
+        turn(row + head * 2 * HALF, here, column, q_weight, eps, turn_cos, turn_sin, PLUS_ONE, HALF)
     else:
         head = (block - query_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         here = (head < KV_HEADS) & (column < HALF)
         values = row + (HEADS + KV_HEADS + head) * 2 * HALF
         v_first, v_second = tl.load(values, mask=here), tl.load(values + HALF, mask=here)
         keys = row + (HEADS + head) * 2 * HALF
-        k_first, k_second = _turn(keys, here, column, k_weight, eps, turn_cos, turn_sin, PLUS_ONE, HALF)
+        k_first, k_second = turn(keys, here, column, k_weight, eps, turn_cos, turn_sin, PLUS_ONE, HALF)
         slot = tl.load(slots + token) * slot_stride + head * head_stride + column
         keep(k_cache + slot, k_first, k_inverse_scale, LARGEST, here)
         keep(k_cache + slot + HALF, k_second, k_inverse_scale, LARGEST, here)
@@ -104,8 +104,9 @@ def keep(places, values, inverse_scale, LARGEST: tl.constexpr, here):
 
 
 @triton.jit
-def _turn(heads, here, column, weight, eps, turn_cos, turn_sin, PLUS_ONE: tl.constexpr, HALF: tl.constexpr):
-    """Normalises and rotates the heads whose first halves stand at `heads`, in place; returns their two halves."""
+def turn(heads, here, column, weight, eps, turn_cos, turn_sin, PLUS_ONE: tl.constexpr, HALF: tl.constexpr):
+    """Normalises, if there is a weight, and rotates the heads whose first halves stand at `heads`, in place; returns
+    their two halves."""
     first = tl.load(heads, mask=here, other=0.0)
     second = tl.load(heads + HALF, mask=here, other=0.0)
     a, b = first.to(tl.float32), second.to(tl.float32)

@@ -197,45 +197,31 @@ def attend(
     # The prefix: blocks that lie wholly inside it, then the rest. With a window every block is masked, and the first
     # is the one that holds the oldest key that the first query sees.
     oldest = context + query  # key that each line sees; only windows ask for it
-    begin = 0
+    border = context // BLOCK_N * BLOCK_N
     if WINDOW:
         oldest = oldest_seen(context + query, WINDOW, CHUNKED)
-        begin = oldest_seen(context + first, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
-    else:
-        inside = context // BLOCK_N * BLOCK_N
+        border = oldest_seen(context + first, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
         acc, norm, top = _over_prefix(
-            acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, 0, inside,
-            cached_scale, softcap,
-            False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+            acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, border if masked else 0,
+            context if masked else border, cached_scale, softcap,
+            masked, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
-        begin = inside
-    acc, norm, top = _over_prefix(
-        acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, begin, context,
-        cached_scale, softcap,
-        True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
-    )  # fmt: skip
     acc *= v_scale
 
     # The fresh tokens: blocks that the first query sees whole, then the diagonal.
     k_row = k + row_start.to(tl.int64) * k_token_stride + kv_head * HEAD_DIM
     v_row = v + row_start.to(tl.int64) * v_token_stride + kv_head * HEAD_DIM
     end = tl.minimum(first + BLOCK_M // PACK, queries)
-    begin = 0
+    border = (first + 1) // BLOCK_N * BLOCK_N
     if WINDOW:
-        begin = tl.maximum(0, oldest_seen(context + first, WINDOW, CHUNKED) - context) // BLOCK_N * BLOCK_N
-    else:
-        inside = (first + 1) // BLOCK_N * BLOCK_N
+        border = tl.maximum(0, oldest_seen(context + first, WINDOW, CHUNKED) - context) // BLOCK_N * BLOCK_N
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
         acc, norm, top = _over_fresh(
-            acc, norm, top, tile, query, oldest, k_row, v_row, k_desc, v_desc, row_start, kv_head, 0, inside, queries,
-            k_token_stride, v_token_stride, fresh_scale, softcap,
-            False, HAS_SOFTCAP, WINDOW, HEAD_DIM, DESCRIPTORS, BLOCK_N, BLOCK_D, PRECISION,
+            acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head,
+            border if masked else 0, end if masked else border, queries, k_token_stride, v_token_stride, fresh_scale,
+            softcap, masked, HAS_SOFTCAP, WINDOW, HEAD_DIM, DESCRIPTORS and not masked, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
-        begin = inside
-    acc, norm, top = _over_fresh(
-        acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end,
-        queries, k_token_stride, v_token_stride, fresh_scale, softcap,
-        True, HAS_SOFTCAP, WINDOW, HEAD_DIM, False, BLOCK_N, BLOCK_D, PRECISION,
-    )  # fmt: skip
 
     result = (acc / norm[:, None]).to(out.dtype.element_ty)
     tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=valid)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from bough.kernels.activation.reference import gelu_tanh_mul, silu_mul
+from bough.kernels.activation.reference import gated_mul
 from bough.kernels.rms_norm.reference import rms_norm
 
 FP8 = torch.float8_e4m3fn
@@ -45,9 +45,6 @@ def empty_rows(*shape: int, group: int, device: torch.device) -> QuantizedRows:
     )
 
 
-ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
-
-
 def quantize_rows(
     x: torch.Tensor,  # [rows, size]
     group: int = 0,  # values that share a scale; 0: all of a row
@@ -82,4 +79,4 @@ def gated_quantize_rows(
     group: int = 0,
 ) -> QuantizedRows:
     """`activation(gate) * up`, quantised."""
-    return quantize_rows(ACTIVATIONS[activation](x), group)
+    return quantize_rows(gated_mul(x, activation), group)

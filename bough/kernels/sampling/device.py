@@ -162,6 +162,21 @@ def gather_kernel(
 
 
 @triton.jit
+def lowest_key(
+    source, length, low, peak, scale, least, BY_MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The highest key from `low` on that so many logits, or so much mass, reach. int64"""
+    high = key_of(peak, SHIFT).to(tl.int64)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        count, mass = above(source, length, (middle - 1).to(tl.int32), peak, scale, SHIFT, BLOCK)
+        holds = mass >= least if BY_MASS else count >= least
+        low = tl.where(holds, middle, low)
+        high = tl.where(holds, high, middle - 1)
+    return low
+
+
+@triton.jit
 def find_threshold(
     source, length, floor, total, peak, scale, k, p, vocab_size, SHIFT: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -169,26 +184,14 @@ def find_threshold(
     bound, ties = floor - 1, tl.full((), 0.0, tl.float64)
     low = floor.to(tl.int64)
     if k < vocab_size:
-        high = key_of(peak, SHIFT).to(tl.int64)
-        while low < high:
-            middle = low + (high - low + 1) // 2
-            count, mass = above(source, length, (middle - 1).to(tl.int32), peak, scale, SHIFT, BLOCK)
-            holds = count >= k
-            low = tl.where(holds, middle, low)
-            high = tl.where(holds, high, middle - 1)
+        low = lowest_key(source, length, low, peak, scale, k, False, SHIFT, BLOCK)
         bound = low.to(tl.int32)
         count, mass = above(source, length, bound, peak, scale, SHIFT, BLOCK)
         ties = (k - count).to(tl.float64)
         total = mass + ties * weight_of(logit_of(bound, SHIFT), peak, scale).to(tl.float64)
     if p < 1.0:
         target = p * total
-        high = key_of(peak, SHIFT).to(tl.int64)
-        while low < high:
-            middle = low + (high - low + 1) // 2
-            count, mass = above(source, length, (middle - 1).to(tl.int32), peak, scale, SHIFT, BLOCK)
-            holds = mass >= target
-            low = tl.where(holds, middle, low)
-            high = tl.where(holds, high, middle - 1)
+        low = lowest_key(source, length, low, peak, scale, target, True, SHIFT, BLOCK)
         count, mass = above(source, length, low.to(tl.int32), peak, scale, SHIFT, BLOCK)
         weight = weight_of(logit_of(low.to(tl.int32), SHIFT), peak, scale).to(tl.float64)
         # A weight of zero is reached only when rounding put the target out of reach: then all are kept.

@@ -11,7 +11,6 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
-from bough.kernels.scaled_linear import library
 from bough.kernels.scaled_linear.device import scaled_by_tiles
 from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.triton import skinny_linear
@@ -48,9 +47,13 @@ def scaled_linear(
     *,
     config: Cut | None = None,
 ) -> torch.Tensor:
-    """`x @ weight.T + bias`; the sum of each group is scaled before it is added."""
+    """`x @ weight.T + bias`; the sum of each group is scaled before it is added. Without groups, `fits` tells which
+    shapes it takes."""
     if not weight.group:
-        return library.scaled_linear(x, weight, bias, dtype)
+        # It gives bfloat16, and needs a Hopper GPU or a later one.
+        scales = {"scale_a": x.scales, "scale_b": weight.scales.t()}
+        # Sums of a few inputs keep 14 bits before they join a float32: far more than the inputs have.
+        return torch._scaled_mm(x.values, weight.values.t(), **scales, bias=bias, out_dtype=dtype, use_fast_accum=True)
     (m, k), n = x.values.shape, weight.values.shape[0]
     out = torch.empty((m, n), dtype=dtype, device=x.values.device)
     cut = config or config_for(m, n)

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.latent_attention.triton import HEADS_AT_ONCE, MIN_DOT, turn
+from bough.kernels.latent_attention.triton import HEADS_AT_ONCE, MIN_DOT
+from bough.kernels.norm_rope_store.triton import turn
 from bough.kernels.overlap import overlap, take_turn
 
 MAX_SCORES = 1 << 26  # that exist at once, unless one row has more
@@ -61,7 +62,7 @@ def _store(
     if block > 0:
         head = (block - 1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         heads = q + token * q_stride + head * HEAD_DIM + column
-        turn(heads, (head < HEADS) & (column < HALF), turn_cos, turn_sin, HALF)
+        turn(heads, (head < HEADS) & (column < HALF), column, None, 0.0, turn_cos, turn_sin, False, HALF)
     else:
         line, kept = k + token * k_stride, cache + tl.load(slots + token) * HEAD_DIM
         d = tl.arange(0, BLOCK_D)[None, :]

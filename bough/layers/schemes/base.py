@@ -58,7 +58,7 @@ class LinearWeight(Protocol):
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
         """`activation(gate) * up`, in the form that this weight multiplies best."""
-        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
+        return self._ops.gated_mul(gate_up, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """What fills the weight, for parts whose names begin with `prefix`."""

@@ -19,8 +19,7 @@ from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
-from bough.kernels.scaled_linear.library import fits
-from bough.kernels.scaled_linear.reference import FEW_ROWS, FEWEST_ROWS
+from bough.kernels.scaled_linear.reference import FEW_ROWS, FEWEST_ROWS, fits
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.plain import PlainWeight

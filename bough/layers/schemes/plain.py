@@ -53,7 +53,7 @@ class PlainWeight:
         return self._ops.norm_gate_up(inputs, self._weight, self._bias, activation)
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
-        return (self._ops.silu_mul if activation == "silu" else self._ops.gelu_tanh_mul)(gate_up)
+        return self._ops.gated_mul(gate_up, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):

@@ -20,7 +20,7 @@ from bough.kernels.experts.fp4 import FloatRows, Fp4Rows
 from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.kernels.registry import w4_ops_for
-from bough.kernels.scaled_linear.library import fits as fits_fp8
+from bough.kernels.scaled_linear.reference import fits as fits_fp8
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
 from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots

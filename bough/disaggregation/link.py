@@ -30,6 +30,7 @@ from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.waiting_queue import WaitingQueue
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,10 @@ class Side(Handover):
         self._rooms: Mapping[int, Any] = {}
         self._passing: list[tuple[Request, FinishAbort | None]] = []
 
-    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
-        self._batch, self._facts, self._drop = batch, facts, drop
+    def attach(
+        self, batch: RunningBatch, queue: WaitingQueue, facts: Mapping[str, str], drop: Callable[[Request], None]
+    ) -> None:
+        self._batch, self._queue, self._facts, self._drop = batch, queue, facts, drop
 
     def passed(self) -> list[Passing]:
         """They wait here until now, because they may be aborted before."""

@@ -21,6 +21,7 @@ from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.host_tier import HostMemory, TieredCache
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.waiting_queue import WaitingQueue
 from bough.storage.backends import open_store
 from bough.storage.store import HEADER, RUN_TOKENS, Buffer, run_keys
 from bough.storage.transfers import Fetch, Transfers
@@ -66,7 +67,9 @@ class StoreTier(Handover):
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
 
-    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
+    def attach(
+        self, batch: RunningBatch, queue: WaitingQueue, facts: Mapping[str, str], drop: Callable[[Request], None]
+    ) -> None:
         assert isinstance(batch.cache, TieredCache)
         self._cache = batch.cache
         self._cache.below = self

@@ -48,8 +48,7 @@ REASONING_PARSERS = (
     "step3", "step3p5",
 )  # fmt: skip
 STORAGE_INSTEAD = {
-    "mooncake": "Bough has no adapter for it; redis and memory are shared between hosts too.",
-    "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file.",
+    "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file."
 }
 DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose drafts the executor makes
 NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user does not say
@@ -207,8 +206,8 @@ class MemorySettings:
     )
     hicache_storage_backend: str | None = setting(
         None,
-        "keep cached prefixes also in files, with `bough store` or with Redis, where they outlive the engine",
-        choices=("file", "memory", "redis"),
+        "keep cached prefixes also in files, with `bough store`, Redis or Mooncake, where they outlive the engine",
+        choices=("file", "memory", "redis", "mooncake"),
         instead=STORAGE_INSTEAD,
     )
     hicache_storage_prefetch_policy: str = setting(

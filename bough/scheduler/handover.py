@@ -26,9 +26,10 @@ class Handover(dict[Request, Ticket | None]):
         self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
     def attach(
-        self, batch: RunningBatch, queue: WaitingQueue, facts: Mapping[str, str], drop: Callable[[Request], None]
+        self, batch: RunningBatch, queue: WaitingQueue, facts: Mapping[str, str], drop: Callable[[Request], None], /
     ) -> None:
         """`facts` are the engine's, at any moment; `drop` frees a request whose caller has had its last word."""
+        self._batch, self._queue, self._facts, self._drop = batch, queue, facts, drop
 
     @property
     def busy(self) -> bool:

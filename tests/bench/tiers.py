@@ -21,6 +21,8 @@ import bough
 from bough.core.setting_checks import require_counts
 from tests.bench.curves import add_plot_flag, check_plot, plot
 
+RATE = "hicache_bytes_per_s"  # of copies in, as the engine has measured it: what it decides by
+LINK_BYTES, LINK_COPIES = 1 << 30, 5
 FIGURES = ("load_back_tokens_total", "hicache_bytes_in_total", "hicache_bytes_out_total")
 
 
@@ -69,9 +71,29 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
     if not args.json:
         first, speed = (best["off"][key] / best["on"][key] for key in ("ttft_p50_s", "seconds"))
         print(f"with the tier: {speed:.2f} × the throughput, first token {first:.2f} × as early")
+    limit = link_gb_s()
+    if limit is not None:
+        print(json.dumps({"link_gb_s": limit}) if args.json else f"the link: {limit:.1f} GB/s, from pinned memory")
     firsts = {f"tier {name}": seconds for name, (_, seconds) in chosen.items()}
     plot(args.plot, "Chats that do not fit the KV cache", {"Time to first token of later turns": firsts})
     return 0
+
+
+def link_gb_s() -> float | None:
+    """How fast a GPU takes pinned memory of the host, once the engines are gone; None: there is no GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    source = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    target, seconds = torch.empty_like(source, device="cuda"), []
+    for _ in range(LINK_COPIES):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return LINK_BYTES / min(seconds) / 1e9
 
 
 def measure(engine: bough.Engine, args: argparse.Namespace) -> tuple[dict[str, Any], list[float]]:
@@ -100,6 +122,7 @@ def measure(engine: bough.Engine, args: argparse.Namespace) -> tuple[dict[str, A
         "ttft_p50_s": float(np.percentile(later or [0.0], 50)),
         "ttft_p99_s": float(np.percentile(later or [0.0], 99)),
         **{name: after[name] - before[name] for name in FIGURES if name in after},
+        **({"copy_in_gb_s": after[RATE] / 1e9} if RATE in after else {}),
     }
     return figures, later
 
@@ -132,4 +155,5 @@ def as_text(name: str, figures: dict[str, Any]) -> str:
     times = f"{figures['seconds']:7.2f} s, {figures['total_tok_s']:9.1f} tok/s, {figures['cached_share']:.0%} cached"
     first = f"first token p50 {figures['ttft_p50_s'] * 1e3:.1f} ms, p99 {figures['ttft_p99_s'] * 1e3:.1f} ms"
     copied = "".join(f", {key.removesuffix('_total')} {figures[key]}" for key in FIGURES if key in figures)
+    copied += f", copies in {figures['copy_in_gb_s']:.1f} GB/s" if "copy_in_gb_s" in figures else ""
     return f"tier {name:>3}: {times}; {first}{copied}"

@@ -23,11 +23,13 @@ OF_PARTS = {
     "costs": "the cost model of splits beside what was measured",
     "speculation": "what drafts are worth, on and off in turns",
     "tiers": "what the host's memory is worth to long chats",
+    "restart": "what files are worth to an engine that starts again",
+    "pd": "prompts on an engine of their own beside one engine",
     "online": "the online loads W5 and W6 on any OpenAI server",
     "edge": "what HTTP costs, without a model",
     "tree": "the radix tree alone",
 }
-WITH_ENGINE = ("lang", "constrained", "cpu", "embeddings", "speculation", "tiers")
+WITH_ENGINE = ("lang", "constrained", "cpu", "embeddings", "speculation", "tiers", "restart", "pd")
 MENU = Menu(
     program="bough bench",
     about="Measures how fast the engine and its parts are.",

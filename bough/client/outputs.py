@@ -349,12 +349,8 @@ class RequestOutput:
             "queue_time": self._started.queue_time_s,
             "e2e_latency": end - self._received_at,
         }
-        if (host := self._started.host_tokens) is not None:
-            stored, backend = self._started.storage or (0, None)
-            stored = min(stored, host)
-            details = {"device": self.cached_tokens - host, "host": host - stored, "storage": stored}
-            lower = {"disk": stored, "store": 0} if backend == "file" else {"disk": 0, "store": stored}
-            meta["cached_tokens_details"] = {**details, "storage_backend": backend if stored else None, **lower}
+        if self._started.host_tokens is not None:
+            meta["cached_tokens_details"] = self.cached_details
         if self.dp_rank is not None:
             meta["dp_rank"] = self.dp_rank
         if self.warnings:
@@ -368,6 +364,15 @@ class RequestOutput:
         if self.prompt.logprobs is not None:
             meta.update(self._logprob_fields(self.prompt.logprobs))
         return meta
+
+    @property
+    def cached_details(self) -> dict[str, Any]:
+        """Cached tokens by where they were found."""
+        host, (stored, backend) = self._started.host_tokens or 0, self._started.storage or (0, None)
+        stored = min(stored, host)
+        details = {"device": self.cached_tokens - host, "host": host - stored, "storage": stored}
+        lower = {"disk": stored, "store": 0} if backend == "file" else {"disk": 0, "store": stored}
+        return {**details, "storage_backend": backend if stored else None, **lower}
 
     @property
     def hidden_states(self) -> list[Any]:

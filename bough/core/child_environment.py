@@ -7,6 +7,7 @@ import os
 import signal
 import sysconfig
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 TITLE = "bough::"  # of an engine's processes, before their role
@@ -21,14 +22,16 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{given}" if given else home}
 
 
-def leave_with_parent() -> None:
-    """Ends this process in order when its standard input does: the parent has closed it, or is gone."""
+def leave_with_parent(leave: Callable[[str], None] = lambda reason: os.kill(os.getpid(), signal.SIGTERM)) -> None:
+    """Ends this process, in order if nothing else is given, when its standard input does: the parent has closed it, or
+    is gone. The reason comes last there, if the parent has one."""
 
     def follow() -> None:
         # From the descriptor: the buffered reader's lock would be held here when the interpreter shuts down.
-        while os.read(0, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        reason = b""
+        while part := os.read(0, 4096):
+            reason += part
+        leave(reason.decode())
 
     threading.Thread(target=follow, daemon=True).start()
 

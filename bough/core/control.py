@@ -8,7 +8,7 @@ done raises a `BoughError` from `wait` and has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -158,9 +158,16 @@ class CommandResult(msgspec.Struct, frozen=True):
     done: Callable[[], bool] | None = None  # whether what was begun, and goes on beside later plans, has ended
 
 
-class Ticket(Protocol):
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """What an executor has begun, and what comes of it."""
+
     def ready(self) -> bool:
         """Whether `wait` would return at once."""
-        ...
 
-    def wait(self) -> CommandResult: ...
+    def wait(self) -> T_co: ...
+
+
+Ticket = Pending[CommandResult]

@@ -284,14 +284,10 @@ class ModelConfig:
     @property
     def attention_groups(self) -> tuple[KVGroup, ...]:
         """What attention keeps of a sequence. A window that no sequence can leave is full attention."""
-        if (
-            not self.causal
-            or self.sliding_window is None
-            or not any(self.sliding_layers)
-            or self.sliding_window >= self.context_length
-        ):
+        window = self.sliding_window if self.causal and any(self.sliding_layers) else None
+        if window is None or window >= self.context_length:
             return (FULL_ATTENTION,)
-        return (FULL_ATTENTION, KVGroup("window", self.sliding_window))
+        return (FULL_ATTENTION, KVGroup("window", window))
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:

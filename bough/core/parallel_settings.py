@@ -96,8 +96,9 @@ class DisaggregationSettings:
 
     disaggregation_mode: str = setting(
         "null",
-        "prefill: compute prompts for other engines; decode: have them computed by prefill engines; null: do both here",
-        choices=("null", "prefill", "decode"),
+        "prefill: compute prompts for other engines; decode: have them computed by prefill engines; null: do both here;"
+        " auto: have those computed by --prefill-url that would wait here for others",
+        choices=("null", "prefill", "decode", "auto"),
     )
     disaggregation_transfer_backend: str = setting(
         "auto",

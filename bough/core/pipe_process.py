@@ -75,8 +75,7 @@ class ProcessPool:
         """None where there is no answer."""
         process = self._free.get()
         try:
-            if process is None:
-                process = self._start()
+            process = process or self._start()
             return process.ask(message, timeout_s)
         except (TimeoutError, EOFError, ConnectionError):
             self._end(process)

@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from bough.core.control import Command, Ticket
+from bough.core.control import Command, Pending, Ticket
 from bough.core.media import Feature, MediaItem, MediaKind
 from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.pooling import Pooling, VectorConfig
@@ -209,9 +209,8 @@ class StepResult:
     bad: BoolArray  # [sampled rows] the logits were not finite or no token was allowed: that request fails, alone
     output_logprobs: dict[int, PositionLogprobs]  # by index in the batch
     input_logprobs: dict[int, PositionLogprobs]  # by index in the batch
-    device_span: tuple[float, float] | None = (
-        None  # when the step was on the device, by `time.monotonic`; None: unknown
-    )
+    # When the step was on the device, by `time.monotonic`; None: unknown.
+    device_span: tuple[float, float] | None = None
     # By index in the batch: of prompts that are complete; or of each token of the row, drafts too. [tokens, hidden]
     vectors: dict[int, FloatArray] = field(default_factory=dict)
     encode_s: float = 0.0  # that encoders took
@@ -267,12 +266,7 @@ class Limits:
         return self.page_bytes[group] * self.ranks
 
 
-class InFlight(Protocol):
-    def ready(self) -> bool:
-        """Whether `wait` would return at once."""
-        ...
-
-    def wait(self) -> StepResult: ...
+InFlight = Pending[StepResult]
 
 
 class Executor(Protocol):
@@ -282,20 +276,16 @@ class Executor(Protocol):
 
     def launch(self, plan: BatchPlan) -> InFlight:
         """Returns at once; the step runs after all those launched before."""
-        ...
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         """Lets the newest step launched, which has masked rows, sample; comes once for each such step, before its
         `wait` and before the next launch."""
-        ...
 
     def control(self, command: Command) -> Ticket:
         """Returns at once; the command is done after all plans launched before it and before those launched later."""
-        ...
 
     def idle(self) -> bool:
         """Nothing is in flight and nothing waits: does a piece of work that was put off, if there is any. False: there
         was none, and there is no use in asking again before the next step."""
-        ...
 
     def close(self) -> None: ...

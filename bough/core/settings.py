@@ -47,10 +47,6 @@ REASONING_PARSERS = (
     "minimax-append-think", "minimax-m3", "mistral", "muse", "nemotron_3", "poolside_v1", "qwen3", "qwen3-thinking",
     "step3", "step3p5",
 )  # fmt: skip
-STORAGE_INSTEAD = {
-    "mooncake": "Bough has no adapter for it; redis and memory are shared between hosts too.",
-    "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file.",
-}
 DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose drafts the executor makes
 NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user does not say
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
@@ -207,9 +203,11 @@ class MemorySettings:
     )
     hicache_storage_backend: str | None = setting(
         None,
-        "keep cached prefixes also in files, with `bough store` or with Redis, where they outlive the engine",
-        choices=("file", "memory", "redis"),
-        instead=STORAGE_INSTEAD,
+        "keep cached prefixes also in files, with `bough store`, Redis or Mooncake, where they outlive the engine",
+        choices=("file", "memory", "redis", "mooncake"),
+        instead={
+            "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file."
+        },
     )
     hicache_storage_prefetch_policy: str = setting(
         "timeout",

@@ -26,6 +26,7 @@ from bough.messages.outputs import Ended, StepOutput
 from bough.messages.requests import Bootstrap, Generate
 from bough.scheduler.intake import ending_of
 from bough.scheduler.request import Request
+from bough.scheduler.rows import Phase
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class DecodeSide(Side):
     def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:
         given, home = message.bootstrap, self._home
         where = given if given is not None and given.host else home
-        if where is None:
+        borrows = where is not given and self._settings.disaggregation_mode == "auto"
+        if where is None or (borrows and not self._step_is_full):
             return False
         routed = None if given is None else given.room  # then a router has sent the request there
         room = secrets.randbits(63) if routed is None else routed
@@ -77,6 +79,13 @@ class DecodeSide(Side):
         if not self._link.send(receiving.peer, claim):
             self._fail(room, Failed(room, f"There is no prefill engine at {receiving.peer}."))
         return True
+
+    @property
+    def _step_is_full(self) -> bool:
+        """Whether prompts that wait here fill the next step: one more would wait for another."""
+        table = self._batch.table
+        begun = (table.known - table.length)[table.phase == Phase.PREFILL].sum()
+        return bool(begun + sum(len(request.tokens) for request in self._queue) >= self._limits.chunk_tokens)
 
     def leave(self, request: Request) -> None:
         super().leave(request)

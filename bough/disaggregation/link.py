@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -29,7 +29,6 @@ from bough.messages.requests import Generate, ToScheduler
 from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.ports import Outbox
 from bough.scheduler.request import Request
-from bough.scheduler.running_batch import RunningBatch
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +47,6 @@ class Side(Handover):
         self._settings, self._limits = settings, executor.limits()
         self._rooms: Mapping[int, Any] = {}
         self._passing: list[tuple[Request, FinishAbort | None]] = []
-
-    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
-        self._batch, self._facts, self._drop = batch, facts, drop
 
     def passed(self) -> list[Passing]:
         """They wait here until now, because they may be aborted before."""

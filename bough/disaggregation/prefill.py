@@ -26,7 +26,7 @@ from bough.disaggregation import wire
 from bough.disaggregation.link import TICK_S, Side
 from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
 from bough.messages.channels import client_of, first_handle
-from bough.messages.outputs import Ended, Open, Reply, StepOutput
+from bough.messages.outputs import Ended, Open, StepOutput
 from bough.messages.requests import Bootstrap, Generate, Ping, ProcessCommand
 from bough.scheduler.assembly import Chunk, PlannedStep
 from bough.scheduler.handover import Passing
@@ -63,7 +63,7 @@ class PrefillSide(Side):
 
     def __init__(self, *parts: Any, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(*parts)
-        self._clock = clock
+        self._clock, self.reply = clock, self._outbox.reply
         self._rooms: dict[int, Room] = {}
         self._of: dict[int, Room] = {}  # by handle
         self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
@@ -241,9 +241,6 @@ class PrefillSide(Side):
         if isinstance(message, StepOutput) and self._of:
             self._hand_over(message)
         self._outbox.tokens(message)
-
-    def reply(self, message: Reply) -> None:
-        self._outbox.reply(message)
 
     def _hand_over(self, step: StepOutput) -> None:
         """Requests end here with their first token, and what their grammars force around it, once that has logprobs."""

@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pkgutil import resolve_name
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 
 import setproctitle
 
-from bough.core.child_environment import TITLE
+from bough.core.child_environment import TITLE, leave_with_parent
 from bough.core.errors import BoughError
 from bough.launch.spec import STACK_SIGNAL, ChildSpec, Role
 
@@ -39,7 +38,13 @@ def main() -> None:
     announcements = _take_over_stdout()
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
     at_parents_end: list[Callable[[str], None]] = []
-    threading.Thread(target=_leave_with_parent, args=(at_parents_end,), daemon=True).start()
+
+    def leave(reason: str) -> None:
+        for callback in at_parents_end:
+            callback(reason)
+        os._exit(1)
+
+    leave_with_parent(leave)
     setproctitle.setproctitle(TITLE + spec.title)
 
     def announce(**news: Any) -> None:
@@ -65,16 +70,6 @@ def _take_over_stdout() -> BinaryIO:
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return pipe
-
-
-def _leave_with_parent(callbacks: list[Callable[[str], None]]) -> None:
-    # Read from the descriptor: the buffered reader's lock would be held here when the interpreter shuts down.
-    reason = b""  # comes last, if the parent has one
-    while part := os.read(0, 4096):
-        reason += part
-    for callback in callbacks:
-        callback(reason.decode())
-    os._exit(1)
 
 
 def _exit(code: int) -> None:

@@ -12,15 +12,14 @@ from bough.launch.parts import open_tokenizer
 from bough.launch.spec import ChildSpec
 from bough.messages.channels import ClientSenders, Receiver, Sender, client_of
 from bough.messages.outputs import Deltas, Reply, ToDetokenizer
-from bough.messages.requests import ProcessCommand, StreamEnded
+from bough.messages.requests import ProcessCommand
 from bough.observability.logs import set_up_logging
 from bough.tokenizer.detokenizer import Detokenizer
 
 
 class ChannelOutlet:
     def __init__(self, clients: ClientSenders, scheduler: Sender) -> None:
-        self._clients = clients
-        self._scheduler = scheduler
+        self._clients, self.stream_ended = clients, scheduler.send
 
     def deltas(self, message: Deltas) -> None:
         """Each client gets its deltas of the step in one message."""
@@ -41,9 +40,6 @@ class ChannelOutlet:
     def tell_clients(self, message: ProcessCommand) -> None:
         for client in self._clients:
             client.send(message)
-
-    def stream_ended(self, message: StreamEnded) -> None:
-        self._scheduler.send(message)
 
 
 def run_detokenizer(spec: ChildSpec, announce: Callable[..., None]) -> None:

@@ -30,8 +30,10 @@ def check_disaggregation(settings: Settings) -> None:
     """Refuses what cannot work, before anything is loaded."""
     chosen, parallel = settings.disaggregation, settings.parallel
     mode = chosen.disaggregation_mode
-    if chosen.prefill_url is not None and mode != "decode":
-        raise SettingsError("--prefill-url is for --disaggregation-mode decode.")
+    if chosen.prefill_url is not None and mode not in ("decode", "auto"):
+        raise SettingsError("--prefill-url is for --disaggregation-mode decode or auto.")
+    if chosen.prefill_url is None and mode == "auto":
+        raise SettingsError("--disaggregation-mode auto needs --prefill-url: the engine that helps when it is busy.")
     if mode == "null":
         return
     if parallel.dp_size > 1 or parallel.pp_size > 1 or parallel.nnodes > 1:
@@ -39,8 +41,8 @@ def check_disaggregation(settings: Settings) -> None:
             f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes; run several "
             "behind `bough gateway --pd-disaggregation`."
         )
-    if mode == "decode" and settings.memory.disable_radix_cache:
-        raise SettingsError("--disaggregation-mode decode keeps what arrives in the radix cache; leave it on.")
+    if mode != "prefill" and settings.memory.disable_radix_cache:
+        raise SettingsError(f"--disaggregation-mode {mode} keeps what arrives in the radix cache; leave it on.")
     home_of(settings)
     key_of(settings)
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -168,16 +169,9 @@ def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:
 
 
 def sweep_dead_owners() -> None:
-    for place in (tempfile.gettempdir(), SHARED):
-        with contextlib.suppress(OSError), os.scandir(place) as entries:
-            for entry in entries:
-                match = FOLDER_NAME.fullmatch(entry.name)
-                if match and _is_ours(entry) and not psutil.pid_exists(int(match[1])):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
-    except OSError:  # another engine has just swept it
-        return False
+    for path in (path for place in (tempfile.gettempdir(), SHARED) for path in Path(place).glob(f"{FOLDER_PREFIX}*")):
+        match = FOLDER_NAME.fullmatch(path.name)
+        with contextlib.suppress(OSError):  # another engine has just swept it
+            ours = stat.S_ISDIR(path.lstat().st_mode) and path.lstat().st_uid == os.getuid()
+            if match and ours and not psutil.pid_exists(int(match[1])):
+                shutil.rmtree(path, ignore_errors=True)

@@ -10,7 +10,6 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import zmq
 
 from bough.core.errors import EngineDeadError, SettingsError
@@ -101,7 +100,7 @@ class Head:
     def _take(self, peer: bytes, frame: bytes) -> None:
         try:
             message = nodes.decode(frame)
-        except msgspec.DecodeError as error:
+        except nodes.UNREADABLE as error:
             message = Ended(f"it sent what only another version knows ({error}).")
         if isinstance(message, Ended):
             self._supervisor.fail(message.error(f"Node {self._nodes.get(peer, '?')}"))

@@ -117,12 +117,8 @@ class Replays:
 def _start_authenticator(context: zmq.Context[Any], key: EventKey) -> ThreadAuthenticator:
     from zmq.auth.thread import ThreadAuthenticator
 
-    class Holders:
-        def callback(self, domain: str, public: bytes) -> bool:
-            return key.admits(public)
-
     authenticator = ThreadAuthenticator(context, log=log)
-    authenticator.configure_curve_callback(DOMAIN, Holders())
+    authenticator.configure_curve_callback(DOMAIN, key)
     authenticator.start()
     return authenticator
 

@@ -55,15 +55,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 Message = Join | Placed | Ended
 encode = msgspec.msgpack.encode
-_decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
-
-
-def decode(frame: bytes) -> Message:
-    """Raises `msgspec.DecodeError` alone, also for text that is not UTF-8."""
-    try:
-        return _decode(frame)
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(str(error)) from None
+decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)  # what it raises for a frame of another version
 
 
 def check_nodes(parallel: ParallelSettings) -> None:

@@ -28,8 +28,8 @@ from bough.loader.catalogue import home
 from bough.loader.locate import fingerprint
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
-from bough.messages.outputs import Open, Reply, StepOutput
-from bough.messages.requests import Garbled, JoinStep, Ping, ProcessCommand, ToScheduler
+from bough.messages.outputs import Reply
+from bough.messages.requests import Garbled, JoinStep, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
 from bough.version import __version__
@@ -50,11 +50,7 @@ COMPUTED_BY = (
 
 class ChannelOutbox:
     def __init__(self, detokenizer: Sender, clients: ClientSenders) -> None:
-        self._detokenizer = detokenizer
-        self._clients = clients
-
-    def tokens(self, message: Open | StepOutput | Ping | ProcessCommand) -> None:
-        self._detokenizer.send(message)
+        self.tokens, self._clients = detokenizer.send, clients
 
     def reply(self, message: Reply) -> None:
         self._clients.to(message.call).send(message)

@@ -15,6 +15,7 @@ from bough.messages.requests import Generate
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
+from bough.scheduler.waiting_queue import WaitingQueue
 
 Passing = tuple[Request, Ticket | None, FinishAbort | None]
 
@@ -24,8 +25,11 @@ class Handover(dict[Request, Ticket | None]):
         super().__init__()
         self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
-    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
+    def attach(
+        self, batch: RunningBatch, queue: WaitingQueue, facts: Mapping[str, str], drop: Callable[[Request], None], /
+    ) -> None:
         """`facts` are the engine's, at any moment; `drop` frees a request whose caller has had its last word."""
+        self._batch, self._queue, self._facts, self._drop = batch, queue, facts, drop
 
     @property
     def busy(self) -> bool:

@@ -136,6 +136,7 @@ class TieredCache(PrefixCache):
             "load_back_tokens_total": self._loaded_tokens,
             "hicache_bytes_in_total": self._bytes_in,
             "hicache_bytes_out_total": self._bytes_out,
+            "hicache_bytes_per_s": self._bytes_per_s or 0.0,
             "hicache_evicted_tokens_total": self.host.evicted * size,
             **({} if self.below is None else self.below.figures),
         }

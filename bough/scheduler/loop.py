@@ -128,7 +128,7 @@ class Scheduler:
         sinks, speculates = (outbox, eos_ids, self._forget, clock, facts), self._planner.drafting.most > 1
         self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=speculates)
         self._handover = Handover() if handover is None else handover
-        self._handover.attach(self._batch, facts, self._committer.drop)
+        self._handover.attach(self._batch, self._queue, facts, self._committer.drop)
         self._sessions = Sessions(self._cache, clock, self._end)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)

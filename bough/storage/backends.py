@@ -1,4 +1,4 @@
-"""From `--hicache-storage-backend` to a store; Redis, or Valkey, through its package."""
+"""From `--hicache-storage-backend` to a store; Redis, or Valkey, and Mooncake through their packages."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from bough.storage.memory import Memory
 from bough.storage.store import HEADER, TIMEOUT_S, Buffer, Store
 
 PREFIX = "bough:"
+LOCAL_BYTES = 256 << 20  # that Mooncake copies runs through
+NO_ROOM, NOT_THERE = -200, -704  # what it answers
 
 
 def open_store(backend: str, extra_config: str | None = None) -> Store:
@@ -60,4 +62,50 @@ class Redis:
             self._redis.unlink(name)
 
 
-BACKENDS: dict[str, Any] = {"file": Files, "memory": Memory, "redis": Redis}
+class Mooncake:
+    """Runs lie in memory that engines lend, each `global_segment_size` bytes of its host's; their master says where,
+    and which make room. The options have SGLang's names."""
+
+    errors = (OSError,)
+
+    def __init__(
+        self,
+        master_server_address: str = "127.0.0.1:50051",
+        metadata_server: str = "P2PHANDSHAKE",
+        local_hostname: str = "127.0.0.1",
+        global_segment_size: int = 4 << 30,
+        protocol: str = "tcp",
+        device_name: str = "",
+    ) -> None:
+        from mooncake.store import MooncakeDistributedStore
+
+        self._store, sizes = MooncakeDistributedStore(), (global_segment_size, LOCAL_BYTES)
+        place = local_hostname, metadata_server, *sizes, protocol, device_name, master_server_address
+        if code := self._store.setup(*place):
+            raise ConnectionError(f"Mooncake's master at {master_server_address} cannot be joined (error {code})")
+        self.close = self._store.close
+
+    def write(self, key: str, header: bytes, run: Buffer) -> bool:
+        return self._ask("put_parts", PREFIX + key, header, run.data, but=NO_ROOM) != NO_ROOM
+
+    def read(self, key: str, header: bytearray, run: Buffer) -> bool:
+        size = self._ask("get_size", PREFIX + key, but=NOT_THERE)
+        value = self._store.get_buffer(PREFIX + key) if size == HEADER.size + run.nbytes else None
+        if value is not None:
+            header[:], run[:] = memoryview(value)[: HEADER.size], np.frombuffer(value, np.uint8, offset=HEADER.size)
+        return size != NOT_THERE
+
+    def remove(self, key: str) -> None:
+        self._ask("remove", PREFIX + key, True, but=NOT_THERE)
+
+    def clear(self) -> None:
+        self._ask("remove_by_regex", f"^{PREFIX}", True)
+
+    def _ask(self, method: str, *question: Any, but: int = 0) -> int:
+        code = int(getattr(self._store, method)(*question))
+        if code < 0 and code != but:
+            raise OSError(f"Mooncake cannot do {method} (error {code})")
+        return code
+
+
+BACKENDS: dict[str, Any] = {"file": Files, "memory": Memory, "redis": Redis, "mooncake": Mooncake}

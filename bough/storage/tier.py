@@ -7,8 +7,9 @@ says; others pass it by. What has come is put into the host's tier, from which r
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from bough.messages.requests import Generate
 from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.host_tier import HostMemory, TieredCache
 from bough.scheduler.request import Request
-from bough.scheduler.running_batch import RunningBatch
 from bough.storage.backends import open_store
 from bough.storage.store import HEADER, RUN_TOKENS, Buffer, run_keys
 from bough.storage.transfers import Fetch, Transfers
@@ -66,9 +66,10 @@ class StoreTier(Handover):
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
 
-    def attach(self, batch: RunningBatch, facts: Mapping[str, str], drop: Callable[[Request], None]) -> None:
-        assert isinstance(batch.cache, TieredCache)
-        self._cache = batch.cache
+    def attach(self, *parts: Any) -> None:
+        super().attach(*parts)
+        assert isinstance(self._batch.cache, TieredCache)
+        self._cache = self._batch.cache
         self._cache.below = self
 
     def offer(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: HostMemory) -> None:

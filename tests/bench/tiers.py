@@ -19,7 +19,10 @@ import numpy as np
 
 import bough
 from bough.core.setting_checks import require_counts
+from tests.bench.curves import add_plot_flag, check_plot, plot
 
+RATE = "hicache_bytes_per_s"  # of copies in, as the engine has measured it: what it decides by
+LINK_BYTES, LINK_COPIES = 1 << 30, 5
 FIGURES = ("load_back_tokens_total", "hicache_bytes_in_total", "hicache_bytes_out_total")
 
 
@@ -35,10 +38,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--vocab", type=int, default=10_000, help="largest token id in the prompts")
     load.add_argument("--repeat", type=int, default=2)
     load.add_argument("--json", action="store_true", help="print one JSON object for each engine")
+    add_plot_flag(load)
 
 
 def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
     require_counts(args, ("chats", "turns", "question_len", "output_len", "concurrency", "vocab", "repeat"))
+    check_plot(args.plot)
     longest = args.context_len[1] + args.turns * (args.question_len + args.output_len)
     held = max(args.concurrency * longest, int(args.share * args.chats * longest))
     flat = {
@@ -48,7 +53,7 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
         "hicache_ratio": 1.2 * args.chats * longest / held,  # all of them
         **flat,
     }
-    rounds: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
+    rounds: dict[str, list[tuple[dict[str, Any], list[float]]]] = {"off": [], "on": []}
     with ExitStack() as engines:
         sides = {
             name: engines.enter_context(bough.Engine(**{**flat, "enable_hierarchical_cache": name == "on"}))
@@ -59,17 +64,40 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
         for number in range(args.repeat):
             for name in sorted(sides, reverse=bool(number % 2)):
                 rounds[name].append(measure(sides[name], args))
-    best = {name: min(of_side, key=lambda each: each["seconds"]) for name, of_side in rounds.items()}
+    chosen = {name: min(of_side, key=lambda each: each[0]["seconds"]) for name, of_side in rounds.items()}
+    best = {name: figures for name, (figures, _) in chosen.items()}
     for name, figures in best.items():
         print(json.dumps({"tier": name, **figures}) if args.json else as_text(name, figures))
     if not args.json:
         first, speed = (best["off"][key] / best["on"][key] for key in ("ttft_p50_s", "seconds"))
         print(f"with the tier: {speed:.2f} × the throughput, first token {first:.2f} × as early")
+    limit = link_gb_s()
+    if limit is not None:
+        print(json.dumps({"link_gb_s": limit}) if args.json else f"the link: {limit:.1f} GB/s, from pinned memory")
+    firsts = {f"tier {name}": seconds for name, (_, seconds) in chosen.items()}
+    plot(args.plot, "Chats that do not fit the KV cache", {"Time to first token of later turns": firsts})
     return 0
 
 
-def measure(engine: bough.Engine, args: argparse.Namespace) -> dict[str, Any]:
-    """A round: the same chats each time, told apart only by their seed."""
+def link_gb_s() -> float | None:
+    """How fast a GPU takes pinned memory of the host, once the engines are gone; None: there is no GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    source = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    target, seconds = torch.empty_like(source, device="cuda"), []
+    for _ in range(LINK_COPIES):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return LINK_BYTES / min(seconds) / 1e9
+
+
+def measure(engine: bough.Engine, args: argparse.Namespace) -> tuple[dict[str, Any], list[float]]:
+    """A round: the same chats each time, told apart only by their seed. Also when first tokens of later turns came."""
     engine.flush_cache()
     draw = random.Random(0)
 
@@ -87,14 +115,16 @@ def measure(engine: bough.Engine, args: argparse.Namespace) -> dict[str, Any]:
     prompt, cached, out = (
         sum(meta[key] for _, _, meta in answers) for key in ("prompt_tokens", "cached_tokens", "completion_tokens")
     )
-    return {
+    figures = {
         "seconds": seconds,
         "total_tok_s": (prompt + out) / seconds,
         "cached_share": cached / prompt,
         "ttft_p50_s": float(np.percentile(later or [0.0], 50)),
         "ttft_p99_s": float(np.percentile(later or [0.0], 99)),
         **{name: after[name] - before[name] for name in FIGURES if name in after},
+        **({"copy_in_gb_s": after[RATE] / 1e9} if RATE in after else {}),
     }
+    return figures, later
 
 
 async def talk(
@@ -125,4 +155,5 @@ def as_text(name: str, figures: dict[str, Any]) -> str:
     times = f"{figures['seconds']:7.2f} s, {figures['total_tok_s']:9.1f} tok/s, {figures['cached_share']:.0%} cached"
     first = f"first token p50 {figures['ttft_p50_s'] * 1e3:.1f} ms, p99 {figures['ttft_p99_s'] * 1e3:.1f} ms"
     copied = "".join(f", {key.removesuffix('_total')} {figures[key]}" for key in FIGURES if key in figures)
+    copied += f", copies in {figures['copy_in_gb_s']:.1f} GB/s" if "copy_in_gb_s" in figures else ""
     return f"tier {name:>3}: {times}; {first}{copied}"

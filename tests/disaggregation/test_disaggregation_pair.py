@@ -287,6 +287,36 @@ def test_with_a_prefill_engine_of_its_own_choice_a_decode_engine_helps_itself() 
     assert pair.decode.out.outputs[1] == oracle(prompt_of(1, 40), 5)
 
 
+def test_an_engine_borrows_another_only_while_prompts_wait_that_fill_a_step() -> None:
+    auto = DisaggregationSettings(disaggregation_mode="auto")
+    pair = EnginePair(lambda: FakeExecutor(rows=8, pages=512, chunk_tokens=16), home=HERE, settings=auto)
+    for handle in (1, 2):  # one after the other: each finds nobody before it
+        pair.ask(handle, prompt_of(handle, 15), max_new_tokens=3, bootstrap=None)
+        pair.run()
+    assert pair.prefill.executor.computed_tokens == 0
+    for handle in range(3, 7):
+        pair.ask(handle, prompt_of(handle, 40), max_new_tokens=3, bootstrap=None)
+    pair.run()
+    assert pair.prefill.executor.computed_tokens == 3 * 40  # the first of them is computed here
+    pair.ask(7, prompt_of(7, 12), max_new_tokens=3)  # a router has named the prefill engine
+    pair.run()
+    assert pair.prefill.executor.computed_tokens == 3 * 40 + 12
+    for handle, length in ((1, 15), (2, 15), (3, 40), (4, 40), (5, 40), (6, 40), (7, 12)):
+        assert pair.decode.out.outputs[handle] == oracle(prompt_of(handle, length), 3)
+
+
+def test_a_prompt_in_the_middle_of_its_chunks_counts_as_one_that_waits() -> None:
+    auto = DisaggregationSettings(disaggregation_mode="auto")
+    pair = EnginePair(lambda: FakeExecutor(rows=8, pages=512, chunk_tokens=8), home=HERE, settings=auto)
+    pair.ask(1, prompt_of(1, 60), max_new_tokens=3, bootstrap=None)
+    pair.turn(2)
+    assert not len(pair.decode.scheduler._queue)
+    pair.ask(2, prompt_of(2, 20), max_new_tokens=3, bootstrap=None)
+    pair.run()
+    assert pair.prefill.executor.computed_tokens == 20
+    assert pair.decode.out.outputs[2] == oracle(prompt_of(2, 20), 3)
+
+
 @pytest.mark.parametrize("turns", [0, 6])
 def test_an_engine_that_hangs_while_its_connection_lives_is_given_up(turns: int) -> None:
     pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=4))

@@ -41,7 +41,20 @@ CONVOLUTIONS = {
     "block_multiple_of": 16,
     "layer_types": ["conv", "conv", "full_attention", "full_attention"],
 }
-CONFIGS: dict[str, dict[str, Any]] = {**MODELS, "windows": WINDOWS, "convolutions": CONVOLUTIONS}
+SPARSE = {
+    **MODELS["latent"],
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 6,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **MODELS,
+    "windows": WINDOWS,
+    "convolutions": CONVOLUTIONS,
+    "sparse": SPARSE,
+}
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from bough.launch.disaggregation import check_disaggregation, home_of, key_of
         ({"disaggregation_mode": "prefill", "pp_size": 2}, "run several behind"),
         ({"disaggregation_mode": "decode", "disable_radix_cache": True}, "leave it on"),
         ({"prefill_url": "http://a:1"}, "is for --disaggregation-mode decode"),
+        ({"disaggregation_mode": "auto"}, "auto needs --prefill-url"),
+        ({"disaggregation_mode": "auto", "prefill_url": "a:1", "disable_radix_cache": True}, "mode auto keeps"),
         ({"disaggregation_mode": "decode", "prefill_url": "http://"}, "looks like http://host:port"),
         ({"disaggregation_mode": "prefill", "host": "0.0.0.0"}, "engines of a pair .* in BOUGH_CLUSTER_KEY"),
     ],

@@ -68,5 +68,5 @@ def test_a_long_list_is_cut() -> None:
 
 def test_an_owners_own_problems_are_included(books: tuple[PagePool, RadixTree]) -> None:
     pool, tree = books
-    tree._protected = 4
+    tree.protected_pages = 4
     assert "tree: 4 protected pages on the books, 3 counted" in audit_pages(pool, tree, {"a": ids(4, 5)}).problems

@@ -30,7 +30,7 @@ class EventKey:
     secret: bytes = field(repr=False)
 
     def guard(self, socket: zmq.Socket[Any]) -> None:
-        """For a socket that will listen: only who passes the context's authenticator (`admits`) gets through."""
+        """For a socket that will listen: only who passes the context's authenticator (`callback`) gets through."""
         socket.curve_server = True
         socket.curve_secretkey = self.secret
         socket.zap_domain = DOMAIN.encode()
@@ -41,7 +41,8 @@ class EventKey:
         socket.curve_publickey = socket.curve_serverkey = self.public
         socket.curve_secretkey = self.secret
 
-    def admits(self, public: bytes) -> bool:
+    def callback(self, domain: str, public: bytes) -> bool:
+        """Whether the authenticator lets a peer with this key in."""
         return public == self.public
 
 

@@ -12,6 +12,7 @@ older generation counts as absent. So an eviction need not find the nodes that n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,13 +106,9 @@ class GroupPages:
     def usable(self, names: NameArray) -> BoolArray:
         """For each number of pages from 1 on: whether a request could go on behind so many, given the names of their
         pages."""
-        present = self._live(names)
-        if self._window is None:
-            return present
         ends = np.arange(1, len(names) + 1)
-        first = np.maximum(ends * self._page_size - self._window + 1, 0) // self._page_size  # that is read
-        absent = np.concatenate([[0], np.cumsum(~present)])
-        usable: BoolArray = absent[ends] == absent[first]
+        absent = np.concatenate([[0], np.cumsum(~self._live(names))])
+        usable: BoolArray = absent[ends] == absent[self.first_read(ends)]
         return usable
 
     def needed(self, names: NameArray) -> IntArray:
@@ -120,11 +117,11 @@ class GroupPages:
         pages[: self.first_read(len(names))] = 0
         return pages
 
-    def first_read(self, count: int) -> int:
-        """The first page that a request reads which goes on behind `count` pages."""
+    def first_read(self, count: Any) -> Any:
+        """The first page that a request reads which goes on behind `count` pages: a number, or an array of them."""
         if self._window is None:
-            return max(count - 1, 0)
-        return max(count * self._page_size - self._window + 1, 0) // self._page_size
+            return np.maximum(count - 1, 0)
+        return np.maximum(count * self._page_size - self._window + 1, 0) // self._page_size
 
     def present(self, names: NameArray) -> IntArray:
         """The pages that these names still have; 0 for those without one."""

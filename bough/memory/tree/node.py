@@ -7,7 +7,7 @@ allocation, and a slice of bytes is a ready dictionary key. Arrays in a node are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -79,19 +79,7 @@ def split(node: Node, at: int, page_bytes: int) -> Node:
     parent = node.parent
     assert parent is not None  # the root has no tokens to split
     count = at // page_bytes
-    upper = Node(
-        parent,
-        node.edge,
-        node.tokens[:at],
-        node.pages[:count].copy(),  # copies: a view would keep the whole array alive after one half is evicted
-        node.hashes[:count],
-        tuple(names[:count].copy() for names in node.group_names),
-        created=node.created,
-        last_used=node.last_used,
-        hits=node.hits,
-        priority=node.priority,
-        locks=node.locks,
-    )
+    upper = cut(replace(node, ticket=0, children={}), count, page_bytes)
     parent.children[node.edge] = upper
     node.parent = upper
     node.edge = node.tokens[at : at + page_bytes]
@@ -106,7 +94,7 @@ def split(node: Node, at: int, page_bytes: int) -> Node:
 def cut(leaf: Node, keep: int, page_bytes: int) -> Node:
     """Leaves the first `keep` pages of `leaf`, and returns it."""
     leaf.tokens = leaf.tokens[: keep * page_bytes]
-    leaf.pages = leaf.pages[:keep].copy()
+    leaf.pages = leaf.pages[:keep].copy()  # a view would keep the whole array alive
     leaf.hashes = leaf.hashes[:keep]
     leaf.group_names = tuple(names[:keep].copy() for names in leaf.group_names)
     return leaf

@@ -24,26 +24,19 @@ class PagePool:
 
     def __init__(self, pages: int) -> None:
         self.total = pages
-        self._stack: IntArray = np.arange(
-            pages, 0, -1, dtype=np.int32
-        )  # free pages stand in [0, _free); the top is last
-        self._free = pages
+        self.free = pages  # how many can be taken
+        self._stack: IntArray = np.arange(pages, 0, -1, dtype=np.int32)  # they stand in [0, free); the top is last
         self._is_free: BoolArray = np.ones(pages + 1, dtype=np.bool_)  # page 0 stays "free", so that nobody can give it
         self._slot: IntArray = np.empty(pages + 1, dtype=np.int32)  # scratch, to see a page listed twice in one give
 
-    @property
-    def free(self) -> int:
-        """How many pages can be taken."""
-        return self._free
-
     def take(self, n: int) -> IntArray:
         """Hands out `n` pages; all or none."""
-        if n > self._free:
-            raise PagesExhausted(f"{n} pages were asked for, but only {self._free} of {self.total} are free.")
-        rest = self._free - n
-        pages = self._stack[rest : self._free][::-1].copy()
+        if n > self.free:
+            raise PagesExhausted(f"{n} pages were asked for, but only {self.free} of {self.total} are free.")
+        rest = self.free - n
+        pages = self._stack[rest : self.free][::-1].copy()
         self._is_free[pages] = False
-        self._free = rest
+        self.free = rest
         return pages
 
     def give(self, pages: IntArray) -> None:
@@ -64,26 +57,26 @@ class PagePool:
 
     def free_pages(self) -> IntArray:
         """The free page numbers, in the order in which they would be handed out."""
-        return self._stack[: self._free][::-1].copy()
+        return self._stack[: self.free][::-1].copy()
 
     def check(self) -> list[str]:
         """Discrepancies between the stack and the bitmap; empty when all is well."""
         problems: list[str] = []
-        stacked = self._stack[: self._free]
+        stacked = self._stack[: self.free]
         if len(np.unique(stacked)) != len(stacked):
             problems.append("pool: a page stands twice among the free ones")
         if not self._is_free[stacked].all():
             problems.append("pool: a page on the free stack is marked as handed out")
         marked = int(np.count_nonzero(self._is_free[1:]))
-        if marked != self._free:
-            problems.append(f"pool: {marked} pages are marked free, but {self._free} can be taken")
+        if marked != self.free:
+            problems.append(f"pool: {marked} pages are marked free, but {self.free} can be taken")
         return problems
 
     def _push(self, pages: IntArray) -> None:
-        top = self._free + len(pages)
-        self._stack[self._free : top] = pages[::-1]
+        top = self.free + len(pages)
+        self._stack[self.free : top] = pages[::-1]
         self._is_free[pages] = True
-        self._free = top
+        self.free = top
 
     def _all_out(self, pages: IntArray) -> bool:
         """Whether each page is one of ours, handed out, and listed once: three passes over `pages`, no sorting."""

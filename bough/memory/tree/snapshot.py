@@ -42,16 +42,15 @@ def recent_nodes(root: Node, limit: int) -> Iterator[Seen]:
 
 def snapshot(tree: RadixTree, limit: int) -> dict[str, Any]:
     """Columns with a figure of each node; times are readings of `clock`, which counts lookups and insertions."""
-    columns: dict[str, list[int]] = {name: [] for name in ("parent", "tokens", "created", "used", "hits", "locks")}
-    parents, tokens, created, used, hits, locks = columns.values()
-    for node, parent, _ in recent_nodes(tree.root, limit):
-        parents.append(parent)
-        tokens.append(len(node.tokens) // TOKEN_BYTES)
-        created.append(node.created)
-        used.append(node.last_used)
-        hits.append(node.hits)
-        locks.append(node.locks)
-    return {"clock": tree.clock, "cached_tokens": tree.total_pages * tree.page_size, **columns}
+    seen = list(recent_nodes(tree.root, limit))
+    figures = {"created": "created", "used": "last_used", "hits": "hits", "locks": "locks"}
+    return {
+        "clock": tree.clock,
+        "cached_tokens": tree.total_pages * tree.page_size,
+        "parent": [parent for _, parent, _ in seen],
+        "tokens": [len(node.tokens) // TOKEN_BYTES for node, _, _ in seen],
+        **{name: [getattr(node, field) for node, _, _ in seen] for name, field in figures.items()},
+    }
 
 
 def tokens_of(tree: RadixTree, created: int, start: int, limit: int) -> list[int] | None:

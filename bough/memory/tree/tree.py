@@ -63,38 +63,19 @@ class RadixTree:
         self.page_size = page_size
         self._medium = medium
         self._groups = tuple(groups)
-        self._evictable = 0  # pages
-        self._protected = 0
+        # For others only to look at.
+        self.evictable_pages = 0  # that `evict` could free
+        self.protected_pages = 0  # by locks
+        self.clock = 0  # counts lookups and insertions
+        self.root = Node(None, b"", b"", NO_PAGES, (), (), created=0, last_used=0)
         self._page_bytes = page_size * TOKEN_BYTES
         self._on_event = on_event
         self._victims = VictimQueue(POLICIES[policy])
-        self._clock = 0
-        self._root = Node(None, b"", b"", NO_PAGES, (), (), created=0, last_used=0)
-
-    @property
-    def root(self) -> Node:
-        """For those that only look."""
-        return self._root
-
-    @property
-    def clock(self) -> int:
-        """Counts lookups and insertions."""
-        return self._clock
-
-    @property
-    def evictable_pages(self) -> int:
-        """Pages that `evict` could free."""
-        return self._evictable
-
-    @property
-    def protected_pages(self) -> int:
-        """Pages that a lock protects."""
-        return self._protected
 
     @property
     def total_pages(self) -> int:
         """All pages that the tree owns."""
-        return self._evictable + self._protected
+        return self.evictable_pages + self.protected_pages
 
     # -- finding and adding -----------------------------------------------------------------------------------------
 
@@ -107,11 +88,11 @@ class RadixTree:
             known, data = (walked[1] + walked[2]) // TOKEN_BYTES, data[: self._usable_length(*walked)]
         path, length = self._descend(data, namespace)
         if not path:
-            return Match(self._root, NO_PAGES.copy(), 0, tuple(NO_PAGES.copy() for _ in self._groups), known)
+            return Match(self.root, NO_PAGES.copy(), 0, tuple(NO_PAGES.copy() for _ in self._groups), known)
         if touch:
-            self._clock += 1
+            self.clock += 1
             for node in path:
-                node.last_used = self._clock
+                node.last_used = self.clock
                 node.hits += 1
             self._victims.offer(path[-1])
         pages = np.concatenate([node.pages for node in path])
@@ -148,11 +129,11 @@ class RadixTree:
                 f"{len(key)} tokens fill {len(data) // self._page_bytes} pages, but {len(pages)} were given."
             )
         path, length = self._descend(data, namespace)
-        self._clock += 1
+        self.clock += 1
         for node in path:
-            node.last_used = self._clock
+            node.last_used = self.clock
             node.priority = max(node.priority, priority)
-        last = path[-1] if path else self._root
+        last = path[-1] if path else self.root
         if length < len(data):
             path.append(self._add_leaf(last, data, length, pages, namespace, priority))
             last = path[-1]
@@ -180,8 +161,8 @@ class RadixTree:
         self._demand_member(node)
         while node.parent is not None:
             if node.locks == 0:
-                self._evictable -= len(node.pages)
-                self._protected += len(node.pages)
+                self.evictable_pages -= len(node.pages)
+                self.protected_pages += len(node.pages)
             node.locks += 1
             node = node.parent
 
@@ -194,8 +175,8 @@ class RadixTree:
                 raise ValueError("The node is unlocked more often than it was locked.")
             node.locks -= 1
             if node.locks == 0:
-                self._evictable += len(node.pages)
-                self._protected -= len(node.pages)
+                self.evictable_pages += len(node.pages)
+                self.protected_pages -= len(node.pages)
             node = node.parent
         self._victims.offer(lowest)
 
@@ -222,10 +203,8 @@ class RadixTree:
             self._victims.offer(cut(leaf, keep, self._page_bytes) if keep else detach(leaf))
         if removed:
             self._emit(BlockRemoved(tuple(removed), self._medium))
-        if not freed:
-            return NO_PAGES.copy()
-        pages = np.concatenate(freed)
-        self._evictable -= len(pages)
+        pages = np.concatenate([NO_PAGES, *freed])
+        self.evictable_pages -= len(pages)
         return pages
 
     def reset(self) -> IntArray:
@@ -238,8 +217,8 @@ class RadixTree:
             node.children = {}
             self._drop_in_groups(node, 0)
         self._victims.clear()
-        self._evictable = 0
-        if not self._root.children and self._medium == DEVICE:
+        self.evictable_pages = 0
+        if not self.root.children and self._medium == DEVICE:
             self._emit(AllBlocksCleared())
         elif hashes := tuple(block for node in dropped for block in node.hashes):
             self._emit(BlockRemoved(hashes, self._medium))
@@ -249,7 +228,7 @@ class RadixTree:
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents before children."""
-        return inspection.descendants(self._root)
+        return inspection.descendants(self.root)
 
     def pages_in_use(self) -> IntArray:
         """All pages that the tree owns."""
@@ -261,9 +240,9 @@ class RadixTree:
 
     def check(self) -> list[str]:
         """Discrepancies in what the tree says of itself; empty when all is well."""
-        problems = inspection.structure_problems(self._root, self.page_size, hashed=self._on_event is not None)
-        problems += inspection.sharing_problems(self._root)
-        problems += inspection.counter_problems(self._root, self._evictable, self._protected)
+        problems = inspection.structure_problems(self.root, self.page_size, hashed=self._on_event is not None)
+        problems += inspection.sharing_problems(self.root)
+        problems += inspection.counter_problems(self.root, self.evictable_pages, self.protected_pages)
         return problems + self._victims.check(self.nodes())
 
     # -- internals --------------------------------------------------------------------------------------------------
@@ -281,7 +260,7 @@ class RadixTree:
         path: list[Node] = []
         position = 0
         edge: Edge = (namespace, data[:width])
-        node = self._root
+        node = self.root
         while (child := node.children.get(edge)) is not None:
             path.append(child)
             if not data.startswith(child.tokens, position):
@@ -311,12 +290,12 @@ class RadixTree:
             np.array(pages[start // self._page_bytes :], dtype=np.int32),  # a copy: the caller may edit its own
             (),
             tuple(np.zeros(len(pages) - start // self._page_bytes, dtype=np.int64) for _ in self._groups),
-            created=self._clock,
-            last_used=self._clock,
+            created=self.clock,
+            last_used=self.clock,
             priority=priority,
         )
         parent.children[leaf.edge] = leaf
-        self._evictable += len(leaf.pages)
+        self.evictable_pages += len(leaf.pages)
         if self._on_event is not None:
             above = parent.hashes[-1] if start else None
             leaf.hashes = hash_blocks(leaf.tokens, self._page_bytes, above, namespace)
@@ -349,7 +328,7 @@ class RadixTree:
             group.drop(names[keep:])
 
     def _demand_member(self, node: Node) -> None:
-        if node.parent is None and node is not self._root:
+        if node.parent is None and node is not self.root:
             raise ValueError("The node has left the tree: lock what match or insert returns before the next eviction.")
 
     def _emit(self, event: KVEvent) -> None:

@@ -61,6 +61,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     timings: Any = UNSET
     warnings: list[str] | UnsetType = UNSET
+    sglext: dict[str, dict[str, int | str | None]] | UnsetType = UNSET
 
 
 # Completions ----------------------------------------------------------------------------------------------------------

@@ -214,6 +214,7 @@ class AnswerWriter(Writer):
             **self._more(answers),
             timings=slowest_timings(answers) if self.timed else UNSET,
             warnings=warnings_of(answers),
+            sglext=self._extras(answers),
         )
 
     @abstractmethod
@@ -242,11 +243,19 @@ class AnswerWriter(Writer):
         return UNSET if count is None else prompt_logprobs(answer.input_logprobs, count, self._speller)
 
     def end(self) -> bytes:
-        if not self._usage_at_end:
-            return DONE
         answers = [self._answers[i] for i in sorted(self._answers)]
-        usage = usage_of(answers, self._samples, self._reasoning_tokens())
-        return json_event(self._make(self.chunk_type, [], usage=usage)) + DONE
+        events = b""
+        if (extras := self._extras(answers)) is not UNSET:
+            events += json_event(self._make(self.chunk_type, [], usage=self._no_usage, sglext=extras))
+        if self._usage_at_end:
+            usage = usage_of(answers, self._samples, self._reasoning_tokens())
+            events += json_event(self._make(self.chunk_type, [], usage=usage))
+        return events + DONE
+
+    def _extras(self, answers: list[RequestOutput]) -> dict[str, Any] | UnsetType:
+        """SGLang's: where the first prompt's cached tokens were found, for those who asked."""
+        asked = answers and self._request.return_cached_tokens_details
+        return {"cached_tokens_details": answers[0].cached_details} if asked else UNSET
 
     def failure(self, failure: Failure) -> bytes:
         return json_event(openai_shape(failure)) + DONE

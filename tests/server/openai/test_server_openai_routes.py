@@ -192,6 +192,27 @@ def test_engine_fields_reach_the_engine_and_extras_come_back() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", ASK)], ids=["completion", "chat"]
+)
+def test_where_cached_tokens_were_found_comes_in_sglangs_form(path: str, body: dict[str, Any]) -> None:
+    async def use(desk: Desk) -> None:
+        asked = {**body, "return_cached_tokens_details": True}
+        answer = await desk.post(path, **asked)
+        details = answer["sglext"]["cached_tokens_details"]
+        assert details == {"device": 1, "host": 0, "storage": 0, "storage_backend": None, "disk": 0, "store": 0}
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
+        *_, extras, usage, _ = await desk.stream(path, **asked, stream_options={"include_usage": True})
+        assert extras["choices"] == [] and extras["sglext"] == answer["sglext"] and extras["usage"] is None
+        assert usage["choices"] == [] and "sglext" not in usage and usage["usage"]["prompt_tokens"]
+        *others, extras, _ = await desk.stream(path, **asked)
+        assert extras["sglext"] == answer["sglext"] and not any("sglext" in each for each in others)
+        assert "sglext" not in await desk.post(path, **body)
+        assert not any("sglext" in each for each in await desk.stream(path, **body))
+
+    at_desk(use)
+
+
+@pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/v1/completions", {}, "prompt"),

@@ -1,0 +1,191 @@
+"""Prompts on an engine of their own: short chats with long prompts among them, at one engine and at a pair, in turns.
+
+`bough bench pd` runs it in a checkout. All engines live side by side and get the same flags, but on CPUs the threads of
+the one engine are halved between the two of the pair. Requests arrive by Poisson; every eighth prompt is long. What
+counts is the p99 of the gaps between the tokens of all streams. Figures of both sides come from one run, and each is
+that of the better round. Then the transfer alone: a long prompt that the prefill engine has cached goes to a decode
+engine that has not, and the time to its first token, less that of the prefill engine itself, is the transfer's. The
+limit beside it is how fast this machine copies as many bytes in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import bough
+from bough.core.setting_checks import require_above_zero, require_counts
+from tests.bench.curves import add_plot_flag, check_plot, plot
+from tests.system.pairs import free_port
+
+COUNTS = ("requests", "long_len", "long_every", "output_len", "vocab", "repeat")
+TRANSFERS = 5  # of which the median counts
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    load = parser.add_argument_group("load")
+    load.add_argument("--requests", type=int, default=256)
+    load.add_argument("--rate", type=float, default=8.0, help="arrivals per second")
+    load.add_argument("--short-len", type=int, nargs=2, default=[64, 256], metavar=("LEAST", "MOST"))
+    load.add_argument("--long-len", type=int, default=8000)
+    load.add_argument("--long-every", type=int, default=8, help="one prompt of so many is long")
+    load.add_argument("--output-len", type=int, default=128)
+    load.add_argument("--vocab", type=int, default=10_000, help="largest token id in the prompts")
+    load.add_argument("--repeat", type=int, default=2, help="rounds of each side")
+    load.add_argument("--json", action="store_true", help="print one JSON object for each side, and one for the ratio")
+    add_plot_flag(load)
+
+
+@dataclass(slots=True)
+class Timed:
+    """One answer, in seconds from its arrival."""
+
+    long: bool
+    first_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+
+def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
+    require_counts(args, COUNTS)
+    require_above_zero(args, ("rate",))
+    check_plot(args.plot)
+    flat = {"skip_tokenizer_init": True, **flat}
+    with ExitStack() as engines:
+
+        def start(**more: Any) -> bough.Engine:
+            engine = engines.enter_context(bough.Engine(**{**flat, **more}))
+            engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 2})
+            return engine
+
+        port, halves = {"disaggregation_bootstrap_port": free_port()}, {}
+        if flat.get("device", "cpu") == "cpu":
+            halves = {"cpu_threads": max(1, (flat.get("cpu_threads") or os.cpu_count() or 2) // 2)}
+        one = start()
+        prefill = start(disaggregation_mode="prefill", **port, **halves)
+        decode = start(disaggregation_mode="decode", prefill_url="http://127.0.0.1:1", **port, **halves)
+        sides, rounds = {"one": [one], "pair": [decode, prefill]}, {"one": [], "pair": []}
+        for number in range(args.repeat):
+            for name in sorted(sides, reverse=bool(number % 2)):
+                rounds[name].append(measure(sides[name], args))
+        link = transfer(prefill, decode, args)
+    best = {name: min(of_side, key=lambda each: each[0]["gap_p99_s"]) for name, of_side in rounds.items()}
+    for name, (figures, _) in best.items():
+        print(json.dumps({"side": name, **figures}) if args.json else as_text(name, figures))
+    ratios = {
+        key: best["pair"][0][key] / best["one"][0][key] if best["one"][0][key] else 0.0
+        for key in ("gap_p50_s", "gap_p99_s", "ttft_p50_s", "ttft_p99_s", "out_tok_s")
+    }
+    answers = [[each.ids for each in best[name][1]] for name in best]
+    same = sum(mine == theirs for mine, theirs in zip(*answers, strict=True))
+    if args.json:
+        print(json.dumps({"pair_by_one": ratios, **link, "same_answers": same, "requests": args.requests}))
+    else:
+        shown = ", ".join(f"{key.removesuffix('_s')} × {value:.2f}" for key, value in ratios.items())
+        print(f"pair by one: {shown}; {same} of {args.requests} answers the same")
+        print(as_transfer(link))
+    plot(
+        args.plot,
+        f"Prompts of {args.long_len} tokens among short chats",
+        {
+            "Gap between tokens": {name: [gap for each in best[name][1] for gap in each.gaps_s] for name in best},
+            "Time to first token": {name: [each.first_s for each in best[name][1]] for name in best},
+        },
+    )
+    return 0
+
+
+def measure(side: list[bough.Engine], args: argparse.Namespace) -> tuple[dict[str, Any], list[Timed]]:
+    """A round: the same arrivals each time. Requests go to the side's first engine."""
+    for engine in side:
+        engine.flush_cache()
+    draw, at_s, arrivals = random.Random(0), 0.0, []
+    for number in range(args.requests):
+        long = number % args.long_every == args.long_every - 1
+        length = args.long_len if long else draw.randint(*args.short_len)
+        arrivals.append((at_s, [draw.randint(0, args.vocab) for _ in range(length)], long))
+        at_s += draw.expovariate(args.rate)
+    began = time.perf_counter()
+    answers = asyncio.run(play(side[0], arrivals, args.output_len))
+    seconds = time.perf_counter() - began
+    gaps = [gap for each in answers for gap in each.gaps_s]
+    figures = {
+        "seconds": seconds,
+        "out_tok_s": sum(len(each.ids) for each in answers) / seconds,
+        **spread("gap", gaps),
+        "gap_max_s": max(gaps, default=0.0),
+        **spread("ttft", [each.first_s for each in answers]),
+        **spread("long_ttft", [each.first_s for each in answers if each.long]),
+    }
+    return figures, answers
+
+
+async def play(engine: bough.Engine, arrivals: list[tuple[float, list[int], bool]], length: int) -> list[Timed]:
+    params = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
+    began = time.perf_counter()
+
+    async def answer(at_s: float, prompt: list[int], long: bool) -> Timed:
+        await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))
+        timed, asked, last = Timed(long), time.perf_counter(), 0.0
+        async for piece in await engine.async_generate(input_ids=prompt, sampling_params=params, stream=True):
+            now = time.perf_counter()
+            if last:
+                timed.gaps_s.append(now - last)
+            timed.first_s, last, timed.ids = timed.first_s or now - asked, now, piece["output_ids"]
+        return timed
+
+    return await asyncio.gather(*(answer(*arrival) for arrival in arrivals))
+
+
+def transfer(prefill: bough.Engine, decode: bough.Engine, args: argparse.Namespace) -> dict[str, Any]:
+    """Bytes of one long prompt's pages, and how fast they came."""
+    draw = random.Random(1)
+    prompt = [draw.randint(0, args.vocab) for _ in range(args.long_len)]
+    alone, paired, nbytes = [], [], 0
+    asyncio.run(play(prefill, [(0.0, prompt, True)], 1))
+    for _ in range(TRANSFERS):
+        decode.flush_cache()
+        before = decode.get_server_info()["internal_states"][0]["transferred_bytes"]
+        paired += asyncio.run(play(decode, [(0.0, prompt, True)], 1))
+        nbytes = decode.get_server_info()["internal_states"][0]["transferred_bytes"] - before
+        alone += asyncio.run(play(prefill, [(0.0, prompt, True)], 1))
+    seconds = float(np.median([each.first_s for each in paired]) - np.median([each.first_s for each in alone]))
+    source = np.ones(max(nbytes, 1), dtype=np.uint8)
+    copies = []
+    for _ in range(TRANSFERS):
+        began, target = time.perf_counter(), np.empty_like(source)
+        target[:] = source
+        copies.append(time.perf_counter() - began)
+    return {
+        "transferred_bytes": nbytes,
+        "transfer_s": seconds,
+        "transfer_gb_s": nbytes / max(seconds, 1e-6) / 1e9,
+        "memory_gb_s": nbytes / float(np.median(copies)) / 1e9,
+    }
+
+
+def spread(name: str, seconds: list[float]) -> dict[str, float]:
+    return {f"{name}_p{q}_s": float(np.percentile(seconds or [0.0], q)) for q in (50, 99)}
+
+
+def as_text(name: str, figures: dict[str, Any]) -> str:
+    gaps = " ".join(f"{word} {1e3 * figures[f'gap_{word}_s']:.1f}" for word in ("p50", "p99", "max"))
+    firsts = " ".join(f"{word} {1e3 * figures[f'ttft_{word}_s']:.1f}" for word in ("p50", "p99"))
+    long = f"of long prompts p50 {1e3 * figures['long_ttft_p50_s']:.1f}"
+    return f"{name:>4}: gaps {gaps} ms; first token {firsts}, {long} ms; {figures['out_tok_s']:.1f} tok/s"
+
+
+def as_transfer(link: dict[str, Any]) -> str:
+    size, rates = link["transferred_bytes"] / 1e6, (link["transfer_gb_s"], link["memory_gb_s"])
+    return (
+        f"transfer: {size:.1f} MB in {1e3 * link['transfer_s']:.1f} ms, {rates[0]:.2f} GB/s; memory {rates[1]:.2f} GB/s"
+    )

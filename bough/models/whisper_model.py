@@ -24,7 +24,9 @@ class CrossAttention:
     """Attends to what each row has heard."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        assert config.speech is not None
         width, self._heads, self._layer = config.hidden_size, config.num_heads, layer
+        self._aligned = [head for of_layer, head in config.speech.alignment if of_layer == layer]
         query, key, value = (Columns(f"{part}_proj", slice(0, width)) for part in "qkv")
         self._query = ColumnLinear(width, (query,), True, placement)
         self._heard = ColumnLinear(width, (key, value), True, placement)
@@ -42,10 +44,13 @@ class CrossAttention:
             starts = np.searchsorted(ctx.logits_indices.numpy(), starts).tolist()
         heads = queries.view(len(queries), self._heads, -1).transpose(0, 1)
         found = torch.empty_like(heads)
-        for heard, first, end in zip(ctx.heard, starts[:-1], starts[1:], strict=True):
+        for place, (heard, first, end) in enumerate(zip(ctx.heard, starts[:-1], starts[1:], strict=True)):
             if first < end:
                 key, value = heard[self._layer]
                 found[:, first:end] = F.scaled_dot_product_attention(heads[None, :, first:end], key[None], value[None])
+                if place in ctx.aligned:
+                    scores = heads[self._aligned, first:end] @ key[self._aligned].transpose(1, 2)
+                    ctx.aligned[place].append((scores * key.shape[-1] ** -0.5).softmax(-1))
         return self._output(found.transpose(0, 1).flatten(1), ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

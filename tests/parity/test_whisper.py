@@ -3,6 +3,8 @@ tokens by Transformers' own rules for what may be written, several recordings at
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.generation import GenerateEncoderDecoderOutput
 from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -17,7 +20,9 @@ from transformers.generation.logits_process import (
 )
 
 from bough.core.media import Feature, MediaItem, MediaPrompt
+from bough.core.pooling import Pooling
 from bough.messages.requests import LogprobRequest
+from bough.speech.words import first_positions
 from tests.fakes.boxes import generate
 from tests.fakes.whisper import (
     BEGIN_SUPPRESS,
@@ -102,6 +107,44 @@ def test_texts_and_logprobs_are_theirs_with_several_recordings_at_once(
     for handle, (tokens, scores) in enumerate(expected):
         assert engine.out.scored[handle] == tokens
         assert np.abs(np.array(engine.out.scores[handle]) - np.array(scores)).max() < 1e-4
+
+
+@pytest.mark.parametrize("stated", [None, [[0, 1], [2, 0]]])
+def test_tokens_are_where_transformers_finds_them(
+    theirs: tuple[transformers.WhisperForConditionalGeneration, Path], stated: list[list[int]] | None, tmp_path: Path
+) -> None:
+    """In chunks of 16 tokens, several at once, by the heads that the checkpoint names or the upper half's."""
+    model, folder = theirs
+    if stated is not None:
+        config = json.loads((folder / "generation_config.json").read_text()) | {"alignment_heads": stated}
+        folder = tmp_path / "stated"
+        shutil.copytree(theirs[1], folder)
+        (folder / "generation_config.json").write_text(json.dumps(config))
+    engine = LocalEngine(folder, new=NEW, context_length=64, attention_backend="torch")
+    heads = stated or [[layer, head] for layer in (1, 2) for head in (0, 1)]
+    asked = [
+        (seed, prompt, written_by_theirs(model, seed, prompt)[0], frames)
+        for seed, prompt, frames in ((0, [START], 60), (1, [5, 6, START], 41), (2, [START], 33))
+    ]
+    for handle, (seed, prompt, written, frames) in enumerate(asked):
+        wanted = Pooling("align", dimensions=frames // 2, second=len(prompt))
+        given = {"media": recording(seed, tmp_path), "pooling": wanted, "namespace": str(seed), "max_new_tokens": 0}
+        engine.inbox.pending.append(generate(handle, prompt + written, **given))
+    while not all(handle in engine.out.ended for handle in range(len(asked))):
+        engine.scheduler.turn()
+    model.set_attn_implementation("eager")
+    places: set[float] = set()
+    for handle, (seed, prompt, written, frames) in enumerate(asked):
+        ids, features = torch.tensor([prompt + written]), torch.from_numpy(random_features(seed))[None]
+        with torch.no_grad():
+            read = model(input_features=features, decoder_input_ids=ids, output_attentions=True)
+        outputs = GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=(read.cross_attentions,))
+        expected = model._extract_token_timestamps(outputs, heads, num_frames=frames, num_input_ids=len(prompt))[0]
+        attended = np.frombuffer(engine.out.vectors[handle], np.float32).reshape(-1, frames // 2)
+        ours = first_positions(attended) * 0.02
+        assert ours == pytest.approx(expected[len(prompt) : -1].numpy())
+        places.update(ours.tolist())
+    assert len(places) > 4, "they are not all at the beginning or the end"
 
 
 def test_a_request_without_a_recording_is_refused(engine: LocalEngine) -> None:

@@ -127,6 +127,5 @@ def keep_rules(logits: torch.Tensor, speech: SpeechConfig, written: Sequence[int
     times = [token for token in written if token >= first]
     if times:
         logits[first : times[-1] + (not ended)] = NEVER  # only what begins may do so when the last one ended
-    scores = logits.log_softmax(0)
-    if timed and scores[first:].logsumexp(0) > scores[:first].max():
+    if timed and logits[first:].logsumexp(0) > logits[:first].max():
         logits[:first] = NEVER

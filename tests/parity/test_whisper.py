@@ -21,6 +21,7 @@ from transformers.generation.logits_process import (
 
 from bough.core.media import Feature, MediaItem, MediaPrompt
 from bough.core.pooling import Pooling
+from bough.kernels.quant_linear.packed import Format
 from bough.messages.requests import LogprobRequest
 from bough.speech.words import first_positions
 from tests.fakes.boxes import generate
@@ -107,6 +108,28 @@ def test_texts_and_logprobs_are_theirs_with_several_recordings_at_once(
     for handle, (tokens, scores) in enumerate(expected):
         assert engine.out.scored[handle] == tokens
         assert np.abs(np.array(engine.out.scores[handle]) - np.array(scores)).max() < 1e-4
+
+
+def test_weights_of_8_bits_give_nearly_the_same(
+    theirs: tuple[transformers.WhisperForConditionalGeneration, Path], tmp_path: Path
+) -> None:
+    """Encoder and decoder with native products: the scores of the tokens that Transformers has written."""
+    model, folder = theirs
+    engine = LocalEngine(folder, new=NEW, context_length=64, quantization="int8")
+    packed = [slot.packing.weight.format for slot in engine.executor._inner._model.slots() if slot.packing is not None]  # type: ignore[attr-defined]
+    assert Format.Q8 in packed
+    for seed in range(3):
+        written, scores = written_by_theirs(model, seed, [START])
+        wanted, media = LogprobRequest(start=0), recording(seed, tmp_path)
+        given = {"max_new_tokens": 1, "temperature": 0.0, "namespace": str(seed), "ignore_eos": True}
+        engine.inbox.pending.append(generate(seed, [START, *written], media=media, logprobs=wanted, **given))
+        while seed not in engine.out.ended:
+            engine.scheduler.turn()
+        run = engine.out.started[seed].input_logprobs
+        assert run is not None
+        ours = np.frombuffer(run.logprobs, np.float32)
+        assert len(ours) == len(scores) and np.abs(ours - np.array(scores)).max() < 0.25
+        assert np.corrcoef(ours, scores)[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("stated", [None, [[0, 1], [2, 0]]])

@@ -1,10 +1,8 @@
-"""Whisper's modules: an encoder of a window of sound, and a decoder whose layers attend to what it has heard."""
+"""Whisper's modules: the encoder is Transformers'; the decoder's layers are ours, with one more that attends to it."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -14,13 +12,14 @@ import torch.nn.functional as F
 from bough.attention.context import ForwardContext, Heard
 from bough.core.model_config import ModelConfig
 from bough.kernels.ops import WithSum
-from bough.layers.blocks import Block, PreNormBlock
+from bough.layers.blocks import PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.moe import make_mlp
 from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 from bough.models.decoder import Decoder
+
+NO_STEP = cast(ForwardContext, None)  # of a window: adapters alone would look at one, and Whisper has none
 
 
 class CrossAttention:
@@ -74,87 +73,51 @@ class HearingBlock(PreNormBlock):
         x, residual = self.encoder_attn(Inputs(x, residual, self.encoder_attn_layer_norm), ctx)
         return self.mlp(Inputs(x, residual, self.post_attention_layernorm), ctx)
 
-
-class WindowAttention:
-    """Of all positions of a window to all."""
-
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        width, self._heads = config.hidden_size, config.num_heads
-        parts = [Columns(f"{part}_proj", slice(0, width)) for part in "qkv"]
-        self._qkv = ColumnLinear(width, parts, True, placement)
-        self._output = RowLinear("o_proj", slice(0, width), width, True, placement)
-
-    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
-        rows, total = self._qkv.after(inputs, ctx)
-        query, key, value = rows.view(len(rows), 3, 1, self._heads, -1).permute(1, 2, 3, 0, 4)
-        found = F.scaled_dot_product_attention(query, key, value)[0]
-        return self._output(found.transpose(0, 1).flatten(1), ctx), total
-
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._qkv.slots(prefix)
-        yield from self._output.slots(prefix)
-
-
-class EncoderBlock(Block):
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        self.input_layernorm = make_norm(config, placement)
-        self.self_attn = WindowAttention(config, placement)
-        self.post_attention_layernorm = make_norm(config, placement)
-        self.mlp = make_mlp(config, layer, placement)
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
-        x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), ctx)
-        return self.mlp(Inputs(x, residual, self.post_attention_layernorm), ctx)
-
-
-class WhisperEncoder:
-    """Two convolutions, of which the second halves the frames, and blocks that see all of a window."""
-
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        assert config.speech is not None
-        sizes, width = config.speech.encoder, config.hidden_size
-        own = replace(config, num_heads=sizes["encoder_attention_heads"], intermediate_size=sizes["encoder_ffn_dim"])
-        self._convolutions = {
-            name: (placement.empty(width, inputs, 3), placement.empty(width))
-            for name, inputs in (("conv1", sizes["num_mel_bins"]), ("conv2", width))
-        }
-        self._positions = placement.empty(config.speech.positions, width)
-        self._blocks = [EncoderBlock(own, layer, placement) for layer in range(sizes["encoder_layers"])]
-        self._norm = make_norm(config, placement)
-
-    def __call__(self, features: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """[positions, hidden_size] of features [mel_bins, frames]."""
-        frames = features.to(self._positions.dtype)
-        for stride, (weight, bias) in enumerate(self._convolutions.values(), 1):
-            frames = F.gelu(F.conv1d(frames, weight, bias, stride, padding=1))
-        x, residual = frames.T + self._positions, None
-        for block in self._blocks:
-            x, residual = block(x, residual, ctx)
-        return self._norm(x, residual, ctx)[0]
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        for name, (weight, bias) in self._convolutions.items():
-            yield from (WeightSlot(f"{prefix}{name}.weight", weight), WeightSlot(f"{prefix}{name}.bias", bias))
-        yield WeightSlot(f"{prefix}embed_positions.weight", self._positions)
-        for layer, block in enumerate(self._blocks):
-            yield from block.slots(f"{prefix}layers.{layer}.")
-        yield from self._norm.slots(f"{prefix}layer_norm.")
-
-
-class WhisperModel(Decoder):
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        super().__init__(config, placement, HearingBlock)
-        self._encoder = WhisperEncoder(config, placement)
-
-    def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
-        """What the decoder's layers attend to, of features [mel_bins, frames]."""
-        encoded = self._encoder(features, ctx)
-        return tuple(cast(HearingBlock, block).encoder_attn.hear(encoded, ctx) for block in self._blocks)
-
-    def slots(self) -> Iterator[WeightSlot]:
         """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""
-        for slot in itertools.chain(super().slots(), self._encoder.slots("encoder.")):
+        for slot in super().slots(prefix):
             if slot.name.endswith("k_proj.bias"):
                 slot.target.zero_()
             else:
                 yield slot
+
+
+class Product(torch.nn.Module):
+    """A linear layer of Transformers' encoder whose weight is kept and multiplied as those of the decoder are."""
+
+    def __init__(self, layer: torch.nn.Linear, name: str, placement: Placement) -> None:
+        super().__init__()
+        columns = (Columns(name, slice(0, layer.out_features)),)
+        self.own = ColumnLinear(layer.in_features, columns, layer.bias is not None, placement)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(x[0], NO_STEP)[None]
+
+
+class WhisperModel(Decoder):
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        from transformers import WhisperConfig  # which takes seconds, and other models do without
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+        assert config.speech is not None
+        super().__init__(config, placement, HearingBlock)
+        sizes = {"d_model": config.hidden_size, **config.speech.encoder}
+        with torch.device("meta"):
+            encoder = WhisperEncoder(WhisperConfig(**sizes, activation_function=config.activation))
+        self._products: dict[str, Product] = {}  # by the name of what they are a part of
+        for name, layer in [*encoder.named_modules()]:
+            if isinstance(layer, torch.nn.Linear):
+                self._products[name] = Product(layer, name.rpartition(".")[2], placement)
+                encoder.set_submodule(name, self._products[name])
+        self._encoder = encoder.to(placement.dtype).to_empty(device=placement.device).eval().requires_grad_(False)
+
+    def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
+        """What the decoder's layers attend to, of features [mel_bins, frames]."""
+        encoded = self._encoder(features[None].to(self._placement.dtype)).last_hidden_state[0]
+        return tuple(cast(HearingBlock, block).encoder_attn.hear(encoded, ctx) for block in self._blocks)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from super().slots()
+        yield from (WeightSlot(f"encoder.{name}", each.data) for name, each in self._encoder.named_parameters())
+        for name, product in self._products.items():
+            yield from product.own.slots(f"encoder.{name.rpartition('.')[0]}.")

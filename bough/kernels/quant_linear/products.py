@@ -22,13 +22,12 @@ class LoneProducts:
         self._library = linear_library()
         self._alone, self._all = ThreadPool(self._library, 1), ThreadPool(self._library, threads)
         self._scratch = aligned_bytes(0)
-        self._structs: dict[int, tuple[Sequence[PackedWeight], Any]] = {}  # by their first weight, which they keep
         common = {field.name: getattr(REFERENCE, field.name) for field in fields(Ops)}
         packed = {"packed_linear": self.linear, "packed_embedding": self.embedding, "packed_experts": _no_experts}
         self.ops = PackedOps(**common, **packed)
 
     def linear(self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None) -> torch.Tensor:
-        rows, structs = x.contiguous(), self._known(parts)
+        rows, structs = x.contiguous(), structs_of(parts)
         out = torch.empty(len(rows), sum(part.n for part in parts))
         pool = self._all if rows.numel() * out.shape[1] > SHARED else self._alone
         needed = self._library.bough_linear_scratch(structs, len(parts), len(rows), pool.threads)
@@ -40,18 +39,10 @@ class LoneProducts:
         return out
 
     def embedding(self, token_ids: torch.Tensor, table: PackedWeight, scale: float) -> torch.Tensor:
-        out, structs = torch.empty(len(token_ids), table.k), self._known([table])
+        out, structs = torch.empty(len(token_ids), table.k), structs_of([table])
         for row, token in zip(out, token_ids.tolist(), strict=True):
             self._library.bough_weight_row(structs, token, row.data_ptr())
         return out * scale
-
-    def _known(self, parts: Sequence[PackedWeight]) -> Any:
-        """The parts as the library takes them: a step has many products, and making these takes longer than some."""
-        known, structs = self._structs.get(id(parts[0]), (None, None))
-        if known is None or known[0] is not parts[0]:
-            structs = structs_of(parts)
-            self._structs[id(parts[0])] = parts, structs
-        return structs
 
 
 def _no_experts(*arguments: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from bough import layers
 from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
 from bough.models.fields import Fields
-from bough.models.glm4_moe import corrected_experts
+from bough.models.glm import corrected_experts
 from bough.models.names import GGUF_SANDWICH
 
 

@@ -29,7 +29,8 @@ class Whisper(ModelFamily):
         encoder = {name: config.integer(name) for name in ENCODER}
         (start, *_), (end, *_) = map(config.token_ids, ("decoder_start_token_id", "eos_token_id"))
         timestamps = config.integer("vocab_size") - encoder["max_source_positions"] - 1  # one more for the end
-        rules = map(config.token_ids, ("suppress_tokens", "begin_suppress_tokens"))
+        never, at_first = map(config.token_ids, ("suppress_tokens", "begin_suppress_tokens"))
+        alignment, width = _alignment(config), config.integer("median_filter_width", 7)
         return {
             **layer_norms(config),
             "rope": NO_ROPE,
@@ -37,9 +38,7 @@ class Whisper(ModelFamily):
             "context_length": config.integer("max_position_embeddings"),
             "mlp": "plain",
             "mlp_bias": True,
-            "speech": SpeechConfig(
-                encoder, start, end, timestamps, *rules, _alignment(config), config.integer("median_filter_width", 7)
-            ),
+            "speech": SpeechConfig(encoder, start, end, timestamps, never, at_first, alignment, width),
         }
 
     def names(self, config: ModelConfig) -> Names:

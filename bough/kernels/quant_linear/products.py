@@ -22,9 +22,9 @@ class LoneProducts:
         self._library = linear_library()
         self._alone, self._all = ThreadPool(self._library, 1), ThreadPool(self._library, threads)
         self._scratch = aligned_bytes(0)
-        common = {field.name: getattr(REFERENCE, field.name) for field in fields(Ops)}
-        packed = {"packed_linear": self.linear, "packed_embedding": self.embedding, "packed_experts": _no_experts}
-        self.ops = PackedOps(**common, **packed)
+        common: dict[str, Any] = {field.name: getattr(REFERENCE, field.name) for field in fields(Ops)}
+        own = (self.embedding, self.linear, _no_experts)
+        self.ops = PackedOps(**common, packed_embedding=own[0], packed_linear=own[1], packed_experts=own[2])
 
     def linear(self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None) -> torch.Tensor:
         rows, structs = x.contiguous(), structs_of(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -51,3 +51,5 @@ class ForwardContext:
     adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights
     media: MediaRows | None = None
     heard: tuple[Heard, ...] = ()  # of each row of the batch, of a model that hears
+    # Of rows that align, by their places: what each layer's chosen heads attend to. [heads, tokens, positions]
+    aligned: dict[int, list[torch.Tensor]] = field(default_factory=dict)

@@ -20,6 +20,8 @@ class SpeechConfig(msgspec.Struct, frozen=True):
     timestamps: int  # the first of the tokens for times, which are the last of the vocabulary
     suppress: tuple[int, ...] = ()  # what is never written
     begin_suppress: tuple[int, ...] = ()  # what a text does not begin with
+    alignment: tuple[tuple[int, int], ...] = ()  # layers and heads of the decoder that look where a word is heard
+    median_filter: int = 7  # positions, odd: over which what they see is smoothed
 
     @property
     def positions(self) -> int:

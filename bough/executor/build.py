@@ -39,6 +39,7 @@ from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
 from bough.kernels.quant_linear.packed import FOR_FLOATS, Format, variant
+from bough.kernels.quant_linear.products import LoneProducts
 from bough.loader.load import packed_formats
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool, cache_dtype
@@ -187,12 +188,15 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     draft = find_draft(settings, files, config)
     if not config.causal:
         chunk = max(chunk, ENCODER_CHUNK_TOKENS, config.context_length)
-    library = native_library(settings, names, config, resolve_dtype(settings.model, config, device))
+    dtype, products = resolve_dtype(settings.model, config, device), None
+    library = native_library(settings, names, config, dtype)
+    if library is not None and config.speech is not None:  # for its products alone
+        library, products = None, LoneProducts(threads).ops
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     logits = max(rows + settings.speculative.step_drafts, INPUT_BLOCK)
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=logits)
     free = free_memory_bytes() // sharing
-    loaded = load_model(files, settings, config, device, None if recorder is None else recorder.ops, group)
+    loaded = load_model(files, settings, config, device, products if recorder is None else recorder.ops, group)
     beside = None if draft is None else draft.load(settings, loaded)
     held = topology.held(config)
     per_token = per_token_bytes(loaded, beside)
@@ -281,4 +285,6 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return f"they do not read a KV cache of {settings.memory.kv_cache_dtype}"
     if config.head_dim > MAX_HEAD_DIM or config.head_dim % 2:
         return f"they have no room for heads of {config.head_dim}"
+    if config.speech is not None and settings.model.quantization in FOR_FLOATS:
+        return None
     return why_not_recorded(config)

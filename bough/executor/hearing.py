@@ -6,15 +6,18 @@ which token may come next depends on those before, and on how likely a time is b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext, Heard
 from bough.core.media import MediaItem
-from bough.core.plan import BatchPlan, IntArray
+from bough.core.plan import BatchPlan, FloatArray, IntArray, RowSetup
 from bough.core.speech import WITHOUT_TIMES, SpeechConfig
+from bough.executor.layout import StepLayout
 from bough.executor.verification import Draw, Drawn
 from bough.models.whisper_model import WhisperModel
 from bough.sampling.masks import BatchMasks
@@ -30,18 +33,39 @@ class Hearing:
         self._model, self._speech = model, model.config.speech
         self._heard: dict[int, tuple[bytes, Heard]] = {}  # by row, with the recording's digest
         self._written, self._timed = dict[int, list[int]](), dict[int, bool]()
+        self._aligning: dict[int, tuple[RowSetup, list[torch.Tensor]]] = {}  # by row, what came of each chunk
         self._threads = torch.get_num_threads()
         # The products of a small decoder's step are over before a second thread has woken up.
         self._step_threads = 1 if model.config.hidden_size <= SMALL else self._threads
 
-    def begin(self, plan: BatchPlan, ctx: ForwardContext) -> tuple[Heard, ...]:
-        """Sets up rows, and tells what each of the batch has heard."""
+    def begin(self, plan: BatchPlan, ctx: ForwardContext) -> ForwardContext:
+        """Sets up rows, and tells what each of the batch has heard, and which align."""
         for setup in plan.setups:
             assert setup.audio is not None and setup.history is not None
             self._heard[setup.row] = self._hear(setup.audio, ctx)
             self._written[setup.row] = setup.history[setup.prompt_len :].tolist()
             self._timed[setup.row] = int(setup.history[setup.prompt_len - 1]) != self._speech.timestamps + WITHOUT_TIMES
-        return tuple(self._heard[row][1] for row in plan.rows.tolist())
+            self._aligning.pop(setup.row, None)
+            if setup.pooling is not None:
+                self._aligning[setup.row] = setup, []
+        rows = plan.rows.tolist()
+        heard = tuple(self._heard[row][1] for row in rows)
+        return replace(ctx, heard=heard, aligned={i: [] for i, row in enumerate(rows) if row in self._aligning})
+
+    def align(
+        self, plan: BatchPlan, layout: StepLayout, found: Mapping[int, list[torch.Tensor]]
+    ) -> dict[int, FloatArray]:
+        """Of the prompts that end with this step, where the decoder looks while it reads each of the tokens."""
+        ended: dict[int, FloatArray] = {}
+        for place, weights in found.items():
+            setup, chunks = self._aligning[row := int(plan.rows[place])]
+            chunks.append(torch.cat(weights))
+            if layout.lengths[place] == setup.prompt_len:
+                assert setup.pooling is not None
+                seen = torch.cat(chunks, 1)[:, setup.pooling.second :, : setup.pooling.dimensions]
+                ended[place] = smooth(seen, self._speech.median_filter).numpy()
+                del self._aligning[row]
+        return ended
 
     def _hear(self, audio: MediaItem, ctx: ForwardContext) -> tuple[bytes, Heard]:
         for digest, known in self._heard.values():
@@ -75,6 +99,17 @@ class Hearing:
         return draw_ruled
 
 
+def smooth(weights: torch.Tensor, width: int) -> torch.Tensor:
+    """[tokens, positions] of what heads attend to [heads, tokens, positions]: each head's weights beside those of other
+    tokens, their medians over `width` positions, and the mean of the heads."""
+    deviation, mean = torch.std_mean(weights, dim=1, keepdim=True, correction=0)
+    weights = ((weights - mean) / deviation).nan_to_num()  # a single token differs from none
+    if weights.shape[2] > width // 2:
+        padded = F.pad(weights, (width // 2, width // 2), mode="reflect")
+        weights = padded.unfold(2, width, 1).median(-1).values
+    return weights.mean(0)
+
+
 def keep_rules(logits: torch.Tensor, speech: SpeechConfig, written: Sequence[int], *, timed: bool) -> None:
     """Forbids in `logits` [vocab_size] what may not follow what is `written`. With times, a text begins with one, they
     come in pairs of an end and a beginning, and never go back."""
@@ -92,6 +127,5 @@ def keep_rules(logits: torch.Tensor, speech: SpeechConfig, written: Sequence[int
     times = [token for token in written if token >= first]
     if times:
         logits[first : times[-1] + (not ended)] = NEVER  # only what begins may do so when the last one ended
-    scores = logits.log_softmax(0)
-    if timed and scores[first:].logsumexp(0) > scores[:first].max():
+    if timed and logits[first:].logsumexp(0) > logits[:first].max():
         logits[:first] = NEVER

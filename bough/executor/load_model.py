@@ -20,7 +20,7 @@ from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
 from bough.executor.machine import free_memory_bytes
 from bough.kernels.ops import PackedOps
-from bough.kernels.quant_linear.packed import Format
+from bough.kernels.quant_linear.packed import FOR_FLOATS, Format
 from bough.layers.adapters import AdapterSlots
 from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
@@ -100,9 +100,10 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
         )
     _check_vectors(config, settings)
     unfit = settings.speculative.speculative_algorithm or settings.lora.enable_lora or settings.parallel.simulate_tp > 1
-    unfit = unfit or settings.parallel.replica_ranks > 1 or settings.model.quantization not in ("auto", "none")
+    unfit = unfit or settings.parallel.replica_ranks > 1
+    unfit = unfit or settings.model.quantization not in ("auto", "none", *FOR_FLOATS)
     if config.speech is not None and unfit:
-        raise SettingsError("Models that hear run on one rank, without drafts, adapters and --quantization.")
+        raise SettingsError("Models that hear run on one rank, without drafts, adapters and --quantization fp8.")
     if config.media is not None and not _has_encoder(config, config.media, settings):
         config = replace(config, media=None)
     if runs_transformers(config):
@@ -247,7 +248,7 @@ def load_model(
     read = "" if load_format == "dummy" else _read_from(files)
     log.info("loaded %.2f GiB of weights%s as %s in %.1f s", weight_bytes / 2**30, read, kept, load_s)
     # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
-    cache_like = dtype if all(form.is_float for form in packed) else torch.float16
+    cache_like = dtype if config.speech or all(form.is_float for form in packed) else torch.float16
     cache = cache_dtype(settings.memory.kv_cache_dtype, cache_like)
     scales = cache_scales(settings, source, config) if cache.itemsize == 1 else None
     encoder = None

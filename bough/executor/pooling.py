@@ -60,6 +60,8 @@ class Pooler:
             if (gathered := self._rows.get(row)) is None:
                 continue
             states, mode = hidden[starts[i] : starts[i + 1]], gathered.wanted.mode
+            if mode == "align":  # `Hearing` gives it
+                continue
             if mode == "all":
                 whole[i] = states.to("cpu", torch.float32, copy=True).numpy()
                 continue

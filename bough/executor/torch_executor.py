@@ -100,7 +100,7 @@ class TorchExecutor:
         whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
         context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters, media)
         if hearing is not None:
-            context = replace(context, heard=hearing.begin(plan, context))
+            context = hearing.begin(plan, context)
         token_ids = torch.from_numpy(layout.token_ids)
         hidden = self._model.forward(token_ids, context)
         self._states.keep(plan)
@@ -112,6 +112,7 @@ class TorchExecutor:
             plan, sampling, hidden, starts, lambda at: self._logits_of(int(layout.adapters[at.start]))
         )
         vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
+        vectors |= {} if hearing is None else hearing.align(plan, layout, context.aligned)
         asked = hidden.index_select(0, last) if whole else hidden
         ended = None if adapters is None else adapters.ends
         logits = self._model.logits(asked, ended).float() if plan.sample.any() else asked  # which is not looked at then

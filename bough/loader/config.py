@@ -26,7 +26,7 @@ from bough.models.registry import FALLBACK, find_family, runs_transformers, supp
 
 # What Mistral's params.json does not say, such as what it means where it has no window.
 PARAMS_DEFAULTS = {"sliding_window": None, "max_position_embeddings": 32_768, "rope_theta": 10_000.0}
-SPEECH_FIELDS = ("suppress_tokens", "begin_suppress_tokens")
+SPEECH_FIELDS = ("suppress_tokens", "begin_suppress_tokens", "alignment_heads")
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 

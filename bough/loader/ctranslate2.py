@@ -91,4 +91,5 @@ def config_of(path: Path) -> Mapping[str, Any]:
         "num_mel_bins": tensors["model.encoder.conv1.weight"].shape[1], "dtype": "float16",
         "decoder_start_token_id": 50_257 + further, "eos_token_id": 50_256 + further,
         "suppress_tokens": beside.get("suppress_ids"), "begin_suppress_tokens": beside.get("suppress_ids_begin"),
+        "alignment_heads": beside.get("alignment_heads"),
     }  # fmt: skip

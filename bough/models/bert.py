@@ -1,15 +1,17 @@
 """BERT, which MiniLM, BGE and E5 are too: attention to both sides, learned positions, norms behind attention and MLP,
 token types for pairs. RoBERTa and XLM-R (multilingual E5, BGE-M3 and its rerankers) have positions from the third row
-of their table on, and a head of their own."""
+of their table on, and a head of their own. ModernBERT has norms before attention and MLP but for the first, rotation,
+windows in two of three layers, no biases. Nomic BERT has rotation, and a gated MLP; both without biases."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import PLAIN, ModelFamily, layer_norms
+from bough.models.family import GATED, LAYER_TYPES, PLAIN, ModelFamily, layer_norms, layers_of_type
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece
+from bough.models.names import Names, Piece, fused
+from bough.models.rope_config import read_local_rope
 
 ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": True, "final_norm": False}
 
@@ -46,3 +48,50 @@ class Roberta(Bert):
     prefix = "roberta."
     first_position = 2  # behind that of padding, whose token id is 1
     head: ClassVar[Names] = {"classifier.dense": "score.hidden", "classifier.out_proj": "score.out"}
+
+
+class ModernBert(Bert):
+    activation_field = "hidden_activation"
+    block_kind = "PreNormBlock"
+    prefix = "model."
+    head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        count, every = config.integer("num_hidden_layers"), config.integer("global_attn_every_n_layers")
+        sliding = tuple(layer % every != 0 for layer in range(count))
+        if config.values.get("layer_types") is not None:
+            sliding = layers_of_type(config, LAYER_TYPES)
+        return {
+            **ENCODER,
+            "norm_eps": config.number("norm_eps", 1e-5),
+            "norm_bias": config.boolean("norm_bias"),
+            "final_norm": True,
+            "local_rope": read_local_rope(config),
+            "sliding_window": config.integer("local_attention") // 2 + 1,  # of each side, the token itself included
+            "sliding_layers": sliding,
+            "mlp_bias": config.boolean("mlp_bias"),
+        }
+
+    def modules(self, config: ModelConfig) -> Names:
+        qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
+        gated = [f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up")]
+        return {
+            **self.stated_names,
+            "layers.*.attn.Wqkv": fused(qkv, (config.hidden_size,) * 3),
+            "layers.*.mlp.Wi": fused(gated, (config.intermediate_size,) * 2),
+        }
+
+
+class NomicBert(Bert):
+    activations = GATED
+    prefix = "nomic_bert."
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**ENCODER, **layer_norms(config), "token_types": config.integer("type_vocab_size")}
+
+    def modules(self, config: ModelConfig) -> Names:
+        qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
+        return {
+            **self.stated_names,
+            "encoder.layers.*.attn.Wqkv": fused(qkv, (config.num_heads * config.head_dim,) * 3),
+        }

@@ -1,15 +1,21 @@
-"""DeepSeek V2: latent attention, and experts behind some dense layers. V2-Lite projects its queries in one step."""
+"""DeepSeek V2: latent attention, and experts behind some dense layers. V2-Lite projects its queries in one step. V3 and
+R1, Kimi K2: V2 with another choice of experts. Layers that predict further tokens are left out. V3.2 is V3 with sparse
+attention; in GLM-5, of its form, some layers attend to the tokens that the layer before chose. Kimi Linear has Kimi's
+delta attention in most layers, latent attention without positions in the others; the experts of V3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig
-from bough.models.family import Metadata, ModelFamily, read_moe
+from bough.core.model_config import NO_ROPE, IndexConfig, LatentConfig, ModelConfig, MoEConfig, RecurrentConfig
+from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
+from bough.models.mistral import block_sparse_names
 from bough.models.names import GGUF_MODULES, Names, Piece, interleaved_rows
+from bough.models.qwen3_next import KINDS
 from bough.models.rope_config import score_factor
 
 GGUF_SIGMOID = 2  # llama.cpp's number for the scores
@@ -136,3 +142,108 @@ def dense_layers(config: Fields) -> tuple[bool, ...]:
         raise ModelError(f"{config.where}: first_k_dense_replace must be a whole number, got {first!r}.")
     dense = tuple(layer < first or layer % step != 0 for layer in layers)
     return dense if any(dense) else ()
+
+
+class DeepseekV3(DeepseekV2):
+    def routing(self, config: Fields) -> dict[str, Any]:
+        return {
+            "scores": "sigmoid",
+            "renormalise": config.boolean("norm_topk_prob"),
+            "correction_bias": True,
+            "group_score": "best_two",
+            **expert_groups(config),
+        }
+
+
+class DeepseekV32(DeepseekV3):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        fields = super().fields(config)
+        if fields["latent"].query_rank is None:
+            raise ModelError(f"{config.where}: sparse attention needs a q_lora_rank.")
+        index = IndexConfig(
+            heads=config.integer("index_n_heads"),
+            head_dim=config.integer("index_head_dim"),
+            top=config.integer("index_topk"),
+            layers=self.choosing_layers(config),
+        )
+        if index.head_dim < fields["latent"].rope_dim:
+            raise ModelError(f"{config.where}: index_head_dim is smaller than qk_rope_head_dim, which rotates in it.")
+        return {**fields, "latent": replace(fields["latent"], index=index)}
+
+    def choosing_layers(self, config: Fields) -> tuple[bool, ...]:
+        """Of an `IndexConfig`."""
+        return ()
+
+
+INDEXERS = {"full": True, "F": True, "shared": False, "S": False}
+
+
+class GlmMoeDsa(DeepseekV32):
+    def choosing_layers(self, config: Fields) -> tuple[bool, ...]:
+        layers, kinds = config.integer("num_hidden_layers"), config.values.get("indexer_types")
+        kinds = config.values.get("index_topk_pattern") if kinds is None else kinds
+        if kinds is None:
+            step, first = max(config.count("index_topk_freq", 1), 1), config.count("index_skip_topk_offset", 2)
+            return tuple(max(layer - first + 1, 0) % step == 0 for layer in range(layers))
+        if not isinstance(kinds, (str, list)) or len(kinds) < layers or not set(map(str, kinds)) <= INDEXERS.keys():
+            raise ModelError(
+                f"{config.where}: indexer_types must say full or shared for {layers} layers, got {kinds!r}."
+            )
+        if not INDEXERS[kinds[0]]:
+            raise ModelError(f"{config.where}: the first layer has no other whose choice of tokens it could share.")
+        return tuple(INDEXERS[kind] for kind in kinds[:layers])
+
+    def names(self, config: ModelConfig) -> Names:
+        """The index rotates neighbouring pairs too, of the first coordinates of each of its heads."""
+        assert config.latent is not None and config.latent.index is not None
+        index, turned = config.latent.index, config.latent.rope_dim
+        module = "model.layers.*.self_attn.indexer"
+        heads = {"wq_b": index.heads, "wk": 1, "k_norm": 1}
+        rows = {part: tuple(interleaved_rows(count, index.head_dim, slice(turned))) for part, count in heads.items()}
+        return {
+            **super().names(config),
+            **{f"{module}.{part}": Piece(f"{module}.{part}", order) for part, order in rows.items()},
+        }
+
+
+MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+class KimiLinear(DeepseekV3):
+    recurrent_kind = "KimiDelta"
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        found, nested = super().fields(config), config.section("linear_attn_config")
+        if config.values.get("mlp_layer_types") is not None:
+            dense = layers_of_type(config, {"dense": True, "sparse": False}, "mlp_layer_types")
+            found["moe"] = replace(found["moe"], dense_layers=dense if any(dense) else ())
+        heads, size = config.integer("linear_num_heads"), config.integer("linear_head_dim")
+        width = config.integer("linear_conv_kernel_dim")
+        if nested is not None:
+            heads, size = nested.integer("num_heads", heads), nested.integer("head_dim", size)
+            width = nested.integer("short_conv_kernel_size", width)
+        recurrent = RecurrentConfig(_recurs(config, nested), heads, size, width, key_heads=heads, key_dim=size)
+        return {**found, "latent": replace(found["latent"], interleaved=False), "rope": NO_ROPE, "recurrent": recurrent}
+
+    def names(self, config: ModelConfig) -> Names:
+        theirs, ours = "model.layers.*.block_sparse_moe", "model.layers.*.mlp"
+        bias = "gate.e_score_correction_bias"
+        return {
+            **block_sparse_names(),
+            f"{theirs}.{bias}": f"{ours}.{bias}",
+            **{f"{theirs}.{part}": f"{ours}.{part}" for part in MLP_PARTS},
+            **{f"{theirs}.shared_experts.{part}": f"{ours}.shared_experts.{part}" for part in MLP_PARTS},
+        }
+
+
+def _recurs(config: Fields, nested: Fields | None) -> tuple[bool, ...]:
+    """Which layers have a state: by their kinds, by their numbers from 1 on, or all but each fourth."""
+    if config.values.get("layer_types") is not None:
+        return layers_of_type(config, KINDS)
+    count = config.integer("num_hidden_layers")
+    listed = None if nested is None else nested.token_ids("kda_layers")
+    if not listed:
+        return tuple(layer == 0 or layer % 4 != 0 for layer in range(count))
+    if not set(listed) <= set(range(1, count + 1)):
+        raise ModelError(f"{config.where}: kda_layers names layers that are not there, {listed}.")
+    return tuple(layer + 1 in listed for layer in range(count))

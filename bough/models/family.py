@@ -71,7 +71,7 @@ class ModelFamily:
         kind = "image" if "vision_config" in config.values else "audio"
         encoder = config.section("vision_config" if kind == "image" else "audio_config")
         tokens = (*config.token_ids(f"{kind}_token_id"), *config.token_ids(f"{kind}_token_index"))
-        if self.encoder is None or encoder is None or not tokens:
+        if not self.encoder or encoder is None or not tokens:
             return None
         deep = len(encoder.values.get("deepstack_visual_indexes") or ())
         return MediaConfig(self.encoder, tokens[0], self.whole_items, deep_layers=deep)

@@ -1,15 +1,27 @@
 """GLM and GLM-4: half of each head rotates, in pairs of neighbours, and the MLP is fused. GLM-4 has norms after
-attention and MLP as well, and GLM-4V and GLM-OCR rotate by time, height and width."""
+attention and MLP as well, and GLM-4V and GLM-OCR rotate by time, height and width. GLM-4.5 MoE has experts chosen by
+corrected sigmoid scores, behind some dense layers. dots.llm1 has Qwen 3's attention and Solar Open Llama's, with
+experts that are chosen so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from bough.core.model_config import ModelConfig
-from bough.models.family import ModelFamily
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.models.deepseek_v2 import dense_layers, expert_groups
+from bough.models.family import ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_FUSED_MLP, GGUF_SANDWICH, Names, fused_gate_up, projections_apart
+from bough.models.names import (
+    GGUF_FUSED_MLP,
+    GGUF_SANDWICH,
+    Names,
+    Piece,
+    fused_gate_up,
+    pairs_apart,
+    projections_apart,
+)
 from bough.models.vision import Sectioned
 
 
@@ -40,3 +52,48 @@ class Glm4(Glm):
 
 class Glm4v(Sectioned, Glm4):
     pass
+
+
+HEAD_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
+
+
+class Glm4Moe(ModelFamily):
+    partial_rotation = pairs_apart = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"moe": corrected_experts(config), "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}
+
+    def names(self, config: ModelConfig) -> Names:
+        """Queries and keys, and the norms of their heads."""
+        attention, head = "model.layers.*.self_attn", replace(config, num_heads=1, num_kv_heads=1)
+        query, key, query_norm, key_norm = (Piece(f"{attention}.{part}") for part in HEAD_PARTS)
+        apart = [*pairs_apart(query, key, config), *pairs_apart(query_norm, key_norm, head)]
+        return {piece.module: piece for piece in apart}
+
+
+def corrected_experts(config: Fields) -> MoEConfig:
+    """Experts that are chosen by sigmoid scores and a correction of these, and weighed without it."""
+    inner = config.integer("moe_intermediate_size")
+    return read_moe(
+        config,
+        experts="n_routed_experts",
+        scores="sigmoid",
+        renormalise=config.boolean("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor", 1.0),
+        group_score="best_two",
+        correction_bias=True,
+        shared_size=inner * (config.optional_integer("n_shared_experts") or 0),
+        dense_layers=dense_layers(config),
+        **expert_groups(config),
+    )
+
+
+class Dots1(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        windows = window_fields(config, lambda layer: layer >= config.count("max_window_layers"))
+        return {"moe": corrected_experts(config), "qk_norm": True, **windows}
+
+
+class SolarOpen(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"moe": corrected_experts(config), "output_bias": False}

@@ -1,4 +1,7 @@
-"""GPT-2: learned positions instead of rotation, layer norms, a plain MLP, matrices stored [inputs, outputs]."""
+"""Decoders with layer norms and a plain MLP. GPT-2: learned positions instead of rotation, matrices stored [inputs,
+outputs]. OPT: learned positions, which begin at the third row of their table, ReLUs. StarCoder 2: biases throughout;
+where there is a window, it holds for all layers. Nemotron: norms store their weight minus one, squared ReLUs, half of
+each head rotates."""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import PLAIN, ModelFamily, layer_norms
+from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused
+from bough.models.names import Names, Piece, fused, projections_apart
 
 
 class Gpt2(ModelFamily):
@@ -42,3 +45,49 @@ class Gpt2(ModelFamily):
             "h.*.mlp.c_proj": Piece(f"{ours}.mlp.down_proj", transposed=True),
         }
         return {**names, **{f"transformer.{name}": piece for name, piece in names.items()}}
+
+
+class Opt(ModelFamily):
+    activation_field = "activation_function"
+    activations = PLAIN
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        width = config.integer("hidden_size")
+        usual = config.boolean("do_layer_norm_before", True) and config.boolean("layer_norm_elementwise_affine", True)
+        if not usual or config.integer("word_embed_proj_dim", width) != width:
+            raise ModelError(
+                f"{config.where}: norms after each layer and embeddings of another width (opt-350m) are not supported; "
+                "the other sizes of OPT are."
+            )
+        return {
+            "rope": NO_ROPE,
+            "learned_positions": True,
+            **layer_norms(config),
+            "mlp": "plain",
+            "mlp_bias": config.boolean("enable_bias"),
+        }
+
+    def names(self, config: ModelConfig) -> Names:
+        positions = Piece("model.embed_positions", slice(2, 2 + config.context_length))
+        names: Names = {"decoder.embed_positions": positions, **self.stated_names}
+        return {**names, **{f"model.{name}": piece for name, piece in names.items()}}
+
+
+class Starcoder2(ModelFamily):
+    activations = PLAIN
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        mlp = {"mlp": "plain", "mlp_bias": config.boolean("use_bias")}
+        return {**layer_norms(config, "norm_epsilon"), **mlp, **window_fields(config, lambda layer: True)}
+
+
+class Nemotron(ModelFamily):
+    activations = PLAIN
+    partial_rotation = pairs_apart = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        mlp = {"mlp": "plain", "mlp_bias": config.boolean("mlp_bias")}
+        return {**layer_norms(config, "norm_eps"), "norm_plus_one": True, **mlp}
+
+    def names(self, config: ModelConfig) -> Names:
+        return projections_apart(config)

@@ -1,5 +1,5 @@
 """Granite: Llama with multipliers of embeddings, attention, what each layer adds, and logits. Granite MoE has a mixture
-of experts instead of the MLP."""
+of experts instead of the MLP. Granite 4 has Mamba 2 in most layers, a shared expert in all, beside others or alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import Metadata, ModelFamily, read_moe
+from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
+from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
-from bough.models.names import Names, planes
+from bough.models.names import Names, fused, planes
 
 
 class Granite(ModelFamily):
@@ -51,4 +51,85 @@ def expert_names(moe: MoEConfig) -> Names:
         f"{theirs}.router.layer": "model.layers.*.mlp.gate",
         f"{theirs}.input_linear": planes("gate_proj", experts, gates) + planes("up_proj", experts, ups),
         f"{theirs}.output_linear": planes("down_proj", experts),
+    }
+
+
+KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
+MAMBA_PARTS = ("norm", "out_proj", "A_log", "D", "dt_bias")
+
+
+class GraniteMoeHybrid(Granite):
+    recurrent_kind = "Mamba2"
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        position = config.text("position_embedding_type", "nope")
+        if position not in ("rope", "nope"):
+            raise ModelError(f"{config.where}: position_embedding_type {position!r} is not supported.")
+        count, shared = config.integer("num_hidden_layers"), config.integer("shared_intermediate_size")
+        found = super().fields(config)
+        recurs = (True,) * count if config.values.get("layer_types") is None else layers_of_type(config, KINDS)
+        found["recurrent"] = mamba(config, recurs, config.integer("mamba_expand") * config.integer("hidden_size"))
+        if config.count("num_local_experts"):
+            sizes = {"experts": "num_local_experts", "size": "intermediate_size"}
+            found["moe"] = read_moe(config, **sizes, shared_size=shared)
+        else:
+            found["intermediate_size"] = shared
+        return found if position == "rope" else {**found, "rope": NO_ROPE}
+
+    def names(self, config: ModelConfig) -> Names:
+        theirs, shared = "model.layers.*", "model.layers.*.mlp.shared_experts"
+        found: dict[str, Any] = {f"{theirs}.mamba.{part}": f"{theirs}.self_attn.{part}" for part in MAMBA_PARTS}
+        if config.moe is not None:
+            found.update(expert_names(config.moe))
+            inner = config.moe.shared_size
+        else:
+            shared, inner = "model.layers.*.mlp", config.intermediate_size
+        parts = [f"{shared}.gate_proj", f"{shared}.up_proj"]
+        return {
+            **found,
+            **mamba_names(config, f"{theirs}.mamba", f"{theirs}.self_attn"),
+            f"{theirs}.shared_mlp.input_linear": fused(parts, (inner, inner)),
+            f"{theirs}.shared_mlp.output_linear": f"{shared}.down_proj",
+        }
+
+
+def mamba(config: Fields, recurs: tuple[bool, ...], inner: int) -> RecurrentConfig:
+    """Layers of Mamba 2, by the names that most configurations have for them."""
+    heads = config.integer("mamba_n_heads")
+    if inner % heads or heads % config.integer("mamba_n_groups"):
+        raise ModelError(f"{config.where}: {heads} Mamba heads fit neither {inner} columns nor their groups.")
+    return RecurrentConfig(
+        layers=recurs,
+        heads=heads,
+        value_dim=inner // heads,
+        conv_width=config.integer("mamba_d_conv"),
+        key_heads=config.integer("mamba_n_groups"),
+        key_dim=config.integer("mamba_d_state"),
+        conv_bias=config.boolean("mamba_conv_bias"),
+        bias=config.boolean("mamba_proj_bias"),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        step_limits=_step_limits(config),
+    )
+
+
+def _step_limits(config: Fields) -> tuple[float, float]:
+    """Two numbers; Transformers may write what JSON has no number for as an object."""
+    given = config.values.get("time_step_limit") or (0.0, float("inf"))
+    try:
+        least, most = (float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in given)
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(f"{config.where}: time_step_limit must be two numbers, got {given!r}.") from None
+    return least, most
+
+
+def mamba_names(config: ModelConfig, theirs: str, ours: str) -> Names:
+    """What one matrix holds, the gates, what is convolved, and the rates; and the convolution."""
+    shape = config.recurrent
+    assert shape is not None
+    keys, values = shape.key_heads * shape.key_dim, shape.heads * shape.value_dim
+    projections = [f"{ours}.{part}_proj" for part in ("z", "x", "b", "c", "dt")]
+    convolutions = [f"{ours}.{part}_conv1d" for part in "xbc"]
+    return {
+        f"{theirs}.in_proj": fused(projections, (values, values, keys, keys, shape.heads)),
+        f"{theirs}.conv1d": fused(convolutions, (values, keys, keys)),
     }

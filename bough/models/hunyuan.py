@@ -9,7 +9,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import MoEConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.glm4_moe import corrected_experts
+from bough.models.glm import corrected_experts
 
 
 class HunYuanDense(ModelFamily):

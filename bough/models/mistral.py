@@ -2,18 +2,23 @@
 experts instead of the MLP.
 
 Mistral's own files (`consolidated.safetensors`, `params.json`) have other names for fields and tensors, and heads whose
-neighbouring coordinates rotate.
+neighbouring coordinates rotate. Ministral and Ministral 3 are Mistral with windows in some layers, or with queries that
+grow with their position; Mistral 3 is the multimodal form of Mistral and Ministral 3. MiniMax M2 has Mixtral's names:
+experts chosen by corrected sigmoid scores, norms over all query and all key heads, which rotate in part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.family import ModelFamily, read_moe
+from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names, interleaved
+from bough.models.names import NESTED, Names, interleaved
+from bough.models.rope_config import read_rope
 
 # Of params.json: what would change the forward pass or the weights.
 UNREAD = ("moe", "quantization", "yarn", "q_lora_rank", "vision_encoder", "llama_4_scaling", "use_biases")
@@ -62,3 +67,58 @@ def block_sparse_names(theirs: str = "model.layers.*.block_sparse_moe") -> Names
     parts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     experts = {f"{theirs}.experts.*.{part}": f"{ours}.experts.*.{name}" for part, name in parts.items()}
     return {f"{theirs}.gate": f"{ours}.gate", **experts}
+
+
+class Ministral(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"qkv_bias": False, "output_bias": False, **window_fields(config, lambda layer: True)}
+
+
+class Ministral3(Ministral):
+    gguf_interleaved = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**super().fields(config), "query_growth": _growth(config)}
+
+
+class Mistral3(Ministral3):
+    def names(self, config: ModelConfig) -> Names:
+        return NESTED
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """llama.cpp has one name for Mistral 3 and Ministral 3, whose queries grow."""
+        rate = meta.get(".attention.temperature_scale", None)
+        if rate is None:
+            return {}
+        sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
+        more = {"llama_4_scaling_beta": rate, "mscale": sharper, "mscale_all_dim": sharper}
+        return {
+            "architectures": ["Ministral3ForCausalLM"],
+            "rope_parameters": {**(given["rope_scaling"] or {}), **more},
+        }
+
+
+def _growth(config: Fields) -> tuple[float, int, int] | None:
+    rope = config.section("rope_parameters")
+    rate = rope.optional_number("llama_4_scaling_beta") if rope else None
+    return (rate, rope.integer("original_max_position_embeddings"), 0) if rope and rate else None
+
+
+class MiniMaxM2(ModelFamily):
+    partial_rotation = True
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = read_moe(
+            config, experts="num_local_experts", size="intermediate_size", scores="sigmoid", correction_bias=True
+        )
+        found: dict[str, Any] = {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
+        rotated = config.optional_integer("rotary_dim")  # how published checkpoints say it
+        if rotated is not None:
+            share = rotated / config.integer("head_dim")
+            found["rope"] = replace(read_rope(config, partial=True), partial_rotary_factor=share)
+        return found
+
+    def names(self, config: ModelConfig) -> Names:
+        theirs, ours = "model.layers.*.block_sparse_moe", "model.layers.*.mlp.gate"
+        bias = "e_score_correction_bias"
+        return {**block_sparse_names(), f"{theirs}.{bias}": f"{ours}.{bias}"}

@@ -8,7 +8,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layers_of_type
 from bough.models.fields import Fields
-from bough.models.granitemoehybrid import mamba, mamba_names
+from bough.models.granite import mamba, mamba_names
 from bough.models.names import Names
 
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

@@ -1,6 +1,10 @@
 """OLMo: Llama with layer norms that have neither weights nor biases. OLMo 2 and 3 have norms after attention and MLP
 only, and one over all query heads and all key heads; OLMo 3 has windows in three of four layers, which its rotation for
-long contexts spares. OLMoE has those norms of heads and a mixture of experts; FlexOlmo has OLMo 2's norms, too."""
+long contexts spares. OLMoE has those norms of heads and a mixture of experts; FlexOlmo has OLMo 2's norms, too.
+
+EXAONE 4 has such norms, and on each head; layers that see everything beside windows do not rotate. EXAONE MoE has norms
+before attention and MLP, and experts chosen as GLM-4.5's are.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
-from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
+from bough.models.family import Metadata, ModelFamily, read_moe, rotating_windows, window_fields
 from bough.models.fields import Fields
+from bough.models.glm import corrected_experts
 from bough.models.names import GGUF_SANDWICH
 from bough.models.rope_config import read_local_rope
 
-AFTER_ONLY = {"before": False}
+AFTER_ONLY, NO_OPTIONS = {"before": False}, dict[str, bool]()
 
 
 class Olmo(ModelFamily):
@@ -54,3 +59,21 @@ class Olmoe(ModelFamily):
 
 class FlexOlmo(Olmoe):
     block_kind, block_options = "SandwichBlock", AFTER_ONLY
+
+
+class Exaone4(ModelFamily):
+    gguf_modules = GGUF_SANDWICH
+    block_kind, block_options = "SandwichBlock", AFTER_ONLY
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if config.optional_integer("sliding_window") is None:
+            return {"qk_norm": True}
+        windows = rotating_windows(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern", 4) != 0)
+        return {"qk_norm": True, **windows}
+
+
+class ExaoneMoe(Exaone4):
+    block_kind, block_options = "PreNormBlock", NO_OPTIONS
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**super().fields(config), "moe": corrected_experts(config)}

@@ -1,13 +1,15 @@
-"""Qwen2: Llama with biases on query, key and value; its upper layers may slide. Qwen2 MoE has a mixture of experts and
-a shared expert, whose result a gate of its own scales."""
+"""Qwen2: Llama with biases on query, key and value; its upper layers may slide. Qwen3 has a norm on each query and key
+head instead. Their MoEs have a mixture of experts in all layers or in some, that of Qwen2 and a shared expert, whose
+result a gate of its own scales."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import ModelFamily, read_moe, window_fields
+from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 
@@ -59,3 +61,17 @@ def sparse_steps(config: Fields) -> tuple[bool, ...]:
     listed, step = config.token_ids("mlp_only_layers"), config.integer("decoder_sparse_step")
     dense = tuple(layer in listed or (layer + 1) % step != 0 for layer in range(config.integer("num_hidden_layers")))
     return dense if any(dense) else ()
+
+
+class Qwen3(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"qk_norm": True, **qwen_window(config)}
+
+
+class Qwen3Moe(Qwen3):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))
+        return {**super().fields(config), "moe": moe}
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"norm_topk_prob": True}  # which no key says

@@ -1,4 +1,6 @@
-"""Qwen3-Next: gated delta nets in most layers and gated attention in the others, before experts with a shared one."""
+"""Qwen3-Next: gated delta nets in most layers and gated attention in the others, before experts with a shared one.
+Qwen3.5 has its projections side by side, and a plain MLP or experts. Its checkpoints are multimodal: attention rotates
+by time, height and width of a token."""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused, pairs_apart
+from bough.models.names import Names, Piece, fused, fused_experts, nested, pairs_apart
 from bough.models.qwen2 import shared_experts, shared_names
+from bough.models.vision import Sectioned
 
 ATTENTION, NET = "model.layers.*.self_attn", "model.layers.*.linear_attn"
 UNCHANGED = ("norm", "out_proj", "A_log", "dt_bias")
@@ -82,3 +85,33 @@ def net_names(net: RecurrentConfig) -> Names:
 def projections(parts: str) -> list[str]:
     """Of the layer, by their letters."""
     return [f"{ATTENTION}.{part}_proj" for part in parts]
+
+
+class Qwen35(Sectioned, Qwen3Next):
+    alternating = (11, 11, 10)
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return net_fields(config)
+
+    def names(self, config: ModelConfig) -> Names:
+        net = config.recurrent
+        assert net is not None
+        keys = net.key_heads * net.key_dim
+        return nested(
+            {
+                **attention_names(config),
+                **net_names(net),
+                f"{NET}.in_proj_qkv": fused(projections("qkv"), (keys, keys, net.heads * net.value_dim)),
+                **dict(zip((f"{NET}.in_proj_{part}" for part in "zba"), projections("zba"), strict=True)),
+            }
+        )
+
+
+class Qwen35Moe(Qwen35):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {**net_fields(config), "moe": shared_experts(config)}
+
+    def names(self, config: ModelConfig) -> Names:
+        assert config.moe is not None
+        experts = fused_experts("model.layers.*.mlp.experts", config.moe)
+        return nested({**super().names(config), **shared_names(), **experts})

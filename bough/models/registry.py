@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FAMILIES = table_beside(__file__, "families.toml")  # of this package, by their first model type
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 GROUP = "bough.models"
+MULTIMODAL = "ForConditionalGeneration"  # how Transformers' classes end that have encoders
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
 
@@ -46,6 +47,7 @@ def _built_in(model_type: str) -> ModelFamily:
     own = FAMILIES[model_type]
     shared = FAMILIES[own["like"]] if "like" in own else {}
     stated = own | {part: shared.get(part, {}) | own.get(part, {}) for part in ("defaults", "renamed_fields", "names")}
+    stated.setdefault("encoder", next((name for name in stated["architectures"] if name.endswith(MULTIMODAL)), None))
     module, _, name = stated["family"].partition(".")
     family: type[ModelFamily] = getattr(importlib.import_module(f"bough.models.{module}"), name)
     return family(

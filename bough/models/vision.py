@@ -22,10 +22,6 @@ class Llava(ModelFamily):
 
     text: str  # the text family, where the checkpoint does not name one of its own
 
-    def __init__(self, **stated: Any) -> None:
-        super().__init__(**stated)
-        self.encoder = self.architectures[0]
-
     def read_config(self, config: Fields) -> ModelConfig:
         from bough.models.registry import SIZES, find_family, has_type  # which lists this module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from bough import layers
@@ -28,7 +29,8 @@ class Whisper(ModelFamily):
         encoder = {name: config.integer(name) for name in ENCODER}
         (start, *_), (end, *_) = map(config.token_ids, ("decoder_start_token_id", "eos_token_id"))
         timestamps = config.integer("vocab_size") - encoder["max_source_positions"] - 1  # one more for the end
-        rules = map(config.token_ids, ("suppress_tokens", "begin_suppress_tokens"))
+        never, at_first = map(config.token_ids, ("suppress_tokens", "begin_suppress_tokens"))
+        alignment, width = _alignment(config), config.integer("median_filter_width", 7)
         return {
             **layer_norms(config),
             "rope": NO_ROPE,
@@ -36,7 +38,7 @@ class Whisper(ModelFamily):
             "context_length": config.integer("max_position_embeddings"),
             "mlp": "plain",
             "mlp_bias": True,
-            "speech": SpeechConfig(encoder, start, end, timestamps, *rules),
+            "speech": SpeechConfig(encoder, start, end, timestamps, never, at_first, alignment, width),
         }
 
     def names(self, config: ModelConfig) -> Names:
@@ -47,3 +49,15 @@ class Whisper(ModelFamily):
         from bough.models.whisper_model import WhisperModel
 
         return WhisperModel(config, placement)
+
+
+def _alignment(config: Fields) -> tuple[tuple[int, int], ...]:
+    """The layers and heads that show where words are: as stated, or else all of the upper half of the layers."""
+    layers, heads = config.integer("decoder_layers"), config.integer("decoder_attention_heads")
+    stated = config.values.get("alignment_heads") or [*product(range(layers // 2, layers), range(heads))]
+    known = {(layer, head): (layer, head) for layer, head in product(range(layers), range(heads))}
+    try:
+        return tuple(known[layer, head] for layer, head in stated)
+    except (TypeError, ValueError, KeyError):
+        text = f"alignment_heads must be pairs of one of {layers} layers and one of {heads} heads, got {stated!r}."
+        raise ModelError(f"{config.where}: {text}") from None

@@ -19,12 +19,16 @@ from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 from bough.models.decoder import Decoder
 
+NO_STEP = cast(ForwardContext, None)  # of a window: adapters alone would look at one, and Whisper has none
+
 
 class CrossAttention:
     """Attends to what each row has heard."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        assert config.speech is not None
         width, self._heads, self._layer = config.hidden_size, config.num_heads, layer
+        self._aligned = [head for of_layer, head in config.speech.alignment if of_layer == layer]
         query, key, value = (Columns(f"{part}_proj", slice(0, width)) for part in "qkv")
         self._query = ColumnLinear(width, (query,), True, placement)
         self._heard = ColumnLinear(width, (key, value), True, placement)
@@ -42,10 +46,13 @@ class CrossAttention:
             starts = np.searchsorted(ctx.logits_indices.numpy(), starts).tolist()
         heads = queries.view(len(queries), self._heads, -1).transpose(0, 1)
         found = torch.empty_like(heads)
-        for heard, first, end in zip(ctx.heard, starts[:-1], starts[1:], strict=True):
+        for place, (heard, first, end) in enumerate(zip(ctx.heard, starts[:-1], starts[1:], strict=True)):
             if first < end:
                 key, value = heard[self._layer]
                 found[:, first:end] = F.scaled_dot_product_attention(heads[None, :, first:end], key[None], value[None])
+                if place in ctx.aligned:
+                    scores = heads[self._aligned, first:end] @ key[self._aligned].transpose(1, 2)
+                    ctx.aligned[place].append((scores * key.shape[-1] ** -0.5).softmax(-1))
         return self._output(found.transpose(0, 1).flatten(1), ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -75,6 +82,18 @@ class HearingBlock(PreNormBlock):
                 yield slot
 
 
+class Product(torch.nn.Module):
+    """A linear layer of Transformers' encoder whose weight is kept and multiplied as those of the decoder are."""
+
+    def __init__(self, layer: torch.nn.Linear, name: str, placement: Placement) -> None:
+        super().__init__()
+        columns = (Columns(name, slice(0, layer.out_features)),)
+        self.own = ColumnLinear(layer.in_features, columns, layer.bias is not None, placement)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(x[0], NO_STEP)[None]
+
+
 class WhisperModel(Decoder):
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
         from transformers import WhisperConfig  # which takes seconds, and other models do without
@@ -85,6 +104,11 @@ class WhisperModel(Decoder):
         sizes = {"d_model": config.hidden_size, **config.speech.encoder}
         with torch.device("meta"):
             encoder = WhisperEncoder(WhisperConfig(**sizes, activation_function=config.activation))
+        self._products: dict[str, Product] = {}  # by the name of what they are a part of
+        for name, layer in [*encoder.named_modules()]:
+            if isinstance(layer, torch.nn.Linear):
+                self._products[name] = Product(layer, name.rpartition(".")[2], placement)
+                encoder.set_submodule(name, self._products[name])
         self._encoder = encoder.to(placement.dtype).to_empty(device=placement.device).eval().requires_grad_(False)
 
     def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
@@ -95,3 +119,5 @@ class WhisperModel(Decoder):
     def slots(self) -> Iterator[WeightSlot]:
         yield from super().slots()
         yield from (WeightSlot(f"encoder.{name}", each.data) for name, each in self._encoder.named_parameters())
+        for name, product in self._products.items():
+            yield from product.own.slots(f"encoder.{name.rpartition('.')[0]}.")

@@ -155,7 +155,8 @@ class Intake:
             gives = "scores of labels (/v1/classify, /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
             raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")
         if wanted is None or vectors is None:
-            if wanted is not None and not states:
+            aligns = wanted is not None and wanted.mode == "align" and self._limits.speech is not None
+            if wanted is not None and not states and not aligns:
                 text = "This model generates text; serve an embedding model, or start the engine with --is-embedding."
                 raise RequestError(text, field="model")
             return wanted

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import math
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import Inputs
@@ -24,8 +26,10 @@ from bough.core import speech as tokens
 from bough.core.errors import RequestError
 from bough.core.files import shared_file
 from bough.core.media import Feature, MediaItem, MediaPrompt
+from bough.core.pooling import Pooling
 from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
 from bough.speech.sound import FloatArray, Loudness, features
+from bough.speech.words import Word, first_positions, words_of
 from bough.tokenizer.tokenizer import Tokenizer
 
 Emit = Callable[[str], None]
@@ -43,7 +47,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     stream: bool = False  # texts are given as they come, so none is tried again, and none has times
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
-    timestamp_granularities: tuple[Literal["segment"], ...] = ()
+    timestamp_granularities: tuple[Literal["segment", "word"], ...] = ()
     translate: bool = False
 
 
@@ -60,6 +64,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     avg_logprob: float = 0.0  # of all tokens of its window
     compression_ratio: float = 1.0  # the same: text that repeats itself has a large one
     no_speech_prob: float = 0.0
+    words: list[Word] | msgspec.UnsetType = msgspec.UNSET
 
 
 def split(tokens: Sequence[int], speech: SpeechConfig, length: int) -> list[tuple[int, int, list[int]]]:
@@ -115,7 +120,8 @@ class Transcriber:
             return "en"
         loudness, names = await asyncio.to_thread(Loudness, sound), self._languages()
         first = next(iter(loudness.windows(self._speech)), slice(0, 0))
-        answer = await self._ask(sound[first], [self._speech.start], 0.0, [*names], None, 1)
+        heard = await asyncio.to_thread(features, sound[first], self._speech)
+        answer = await self._ask(heard, [self._speech.start], _asked(0.0, [*names], 1))
         scores = answer.output_logprobs.chosen[0] or []
         return names[max(scores, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
 
@@ -144,8 +150,9 @@ class Transcriber:
         found: list[Segment] = []
         prompt, silence = self._prompt(task), [self._speech.timestamps + tokens.NO_SPEECH]
         while True:
+            heard = await asyncio.to_thread(features, sound[span], self._speech)
             for temperature in (task.temperature,) if task.stream or task.temperature else STEPS:
-                answer = await self._ask(sound[span], prompt, temperature, silence, emit if task.stream else None)
+                answer = await self._ask(heard, prompt, _asked(temperature, silence), emit if task.stream else None)
                 scores = [entry[0] for entry in answer.output_logprobs.tokens if entry[0] is not None]
                 mean = sum(scores) / max(1, len(scores))
                 text = self._tokenizer.decode([id for id in answer.ids if id < self._speech.end]).encode()
@@ -156,27 +163,48 @@ class Transcriber:
                 if nothing or (ratio <= REPEATS and mean >= UNLIKELY):
                     break
             spoken = [] if nothing else split(answer.ids, self._speech, span.stop - span.start)
+            times = None
+            if spoken and "word" in task.timestamp_granularities:
+                times = await self._times(heard, prompt, answer.ids, span)
             found += [
                 Segment(
                     seek=span.start * 100 // SAMPLE_RATE, start=round((span.start + start) / SAMPLE_RATE, 3),
                     end=round((span.start + end) / SAMPLE_RATE, 3), text=self._tokenizer.decode(ids), tokens=ids,
                     temperature=temperature, avg_logprob=mean, compression_ratio=ratio, no_speech_prob=silent,
+                    words=msgspec.UNSET if times is None else self._words(ids, times, task.language),
                 )
                 for start, end, ids in spoken
             ]  # fmt: skip
-            heard = spoken[-1][1] if spoken else 0
-            span = slice(span.start + heard, span.stop)
-            if not heard or loudness.voiced_seconds(span) < REST_S:
+            said = spoken[-1][1] if spoken else 0
+            span = slice(span.start + said, span.stop)
+            if not said or loudness.voiced_seconds(span) < REST_S:
                 return found
 
+    async def _times(
+        self, heard: FloatArray, prompt: list[int], written: Sequence[int], span: slice
+    ) -> Iterator[tuple[float, float]]:
+        """Where each token of the text begins and ends in the recording: the decoder reads it once more."""
+        positions = max(1, (span.stop - span.start) // TIME_SAMPLES)
+        said = [token for token in written if token != self._speech.end]
+        wanted = Pooling("align", dimensions=positions, second=len(prompt))
+        answer = await self._ask(heard, [*prompt, *said], {"pooling": wanted, "sampling_params": {"max_new_tokens": 0}})
+        first = await asyncio.to_thread(first_positions, answer.vector.reshape(-1, positions))
+        # While a token is read, the decoder looks for the next one: it begins where the one before it was read.
+        ends = np.round((span.start + first * TIME_SAMPLES) / SAMPLE_RATE, 3).tolist()
+        spans = zip([round(span.start / SAMPLE_RATE, 3), *ends], ends, said, strict=False)
+        return ((start, end) for start, end, token in spans if token < self._speech.end)
+
+    def _words(self, ids: list[int], times: Iterator[tuple[float, float]], language: str) -> list[Word]:
+        """Those of a segment, whose tokens' times come next."""
+        own = list(itertools.islice(times, len(ids)))
+        words = words_of(ids, self._tokenizer.decode, language)
+        return [Word(text.strip(), own[places[0]][0], own[places[-1]][1]) for text, places in words]
+
     async def _ask(
-        self, sound: FloatArray, prompt: list[int], warmth: float, scored: list[int], emit: Emit | None, most: int = 224
+        self, heard: FloatArray, prompt: list[int], asked: dict[str, Any], emit: Emit | None = None
     ) -> RequestOutput:
-        """The engine's answer to one window, with the logprobs of the tokens `scored` from the start token on."""
-        heard = await asyncio.to_thread(features, sound, self._speech)
-        asked: dict[str, Any] = {"return_logprob": True, "token_ids_logprob": scored, "input_ids": prompt}
-        asked["sampling_params"] = {"temperature": warmth, "max_new_tokens": most}
-        inputs = await self._read(logprob_start_len=prompt.index(self._speech.start), **asked)
+        """The engine's answer to one window; logprobs are those from the start token on."""
+        inputs = await self._read(input_ids=prompt, logprob_start_len=prompt.index(self._speech.start), **asked)
         with shared_file(heard.nbytes) as file:
             await asyncio.to_thread(heard.tofile, file)
             digest = hashlib.blake2b(heard.tobytes(), digest_size=16).digest()
@@ -190,3 +218,11 @@ class Transcriber:
                     if emit is not None and piece.text:
                         emit(piece.text)
         return piece.answer
+
+
+def _asked(warmth: float, scored: list[int], most: int = 224) -> dict[str, Any]:
+    """For at most so many tokens, and the logprobs of those `scored` in the place of each."""
+    return {
+        "return_logprob": True, "token_ids_logprob": scored,
+        "sampling_params": {"temperature": warmth, "max_new_tokens": most},
+    }  # fmt: skip

@@ -3,6 +3,8 @@ tokens by Transformers' own rules for what may be written, several recordings at
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.generation import GenerateEncoderDecoderOutput
 from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -17,7 +20,10 @@ from transformers.generation.logits_process import (
 )
 
 from bough.core.media import Feature, MediaItem, MediaPrompt
+from bough.core.pooling import Pooling
+from bough.kernels.quant_linear.packed import Format
 from bough.messages.requests import LogprobRequest
+from bough.speech.words import first_positions
 from tests.fakes.boxes import generate
 from tests.fakes.whisper import (
     BEGIN_SUPPRESS,
@@ -102,6 +108,66 @@ def test_texts_and_logprobs_are_theirs_with_several_recordings_at_once(
     for handle, (tokens, scores) in enumerate(expected):
         assert engine.out.scored[handle] == tokens
         assert np.abs(np.array(engine.out.scores[handle]) - np.array(scores)).max() < 1e-4
+
+
+def test_weights_of_8_bits_give_nearly_the_same(
+    theirs: tuple[transformers.WhisperForConditionalGeneration, Path], tmp_path: Path
+) -> None:
+    """Encoder and decoder with native products: the scores of the tokens that Transformers has written."""
+    model, folder = theirs
+    engine = LocalEngine(folder, new=NEW, context_length=64, quantization="int8")
+    packed = [slot.packing.weight.format for slot in engine.executor._inner._model.slots() if slot.packing is not None]  # type: ignore[attr-defined]
+    assert Format.Q8 in packed
+    for seed in range(3):
+        written, scores = written_by_theirs(model, seed, [START])
+        wanted, media = LogprobRequest(start=0), recording(seed, tmp_path)
+        given = {"max_new_tokens": 1, "temperature": 0.0, "namespace": str(seed), "ignore_eos": True}
+        engine.inbox.pending.append(generate(seed, [START, *written], media=media, logprobs=wanted, **given))
+        while seed not in engine.out.ended:
+            engine.scheduler.turn()
+        run = engine.out.started[seed].input_logprobs
+        assert run is not None
+        ours = np.frombuffer(run.logprobs, np.float32)
+        assert len(ours) == len(scores) and np.abs(ours - np.array(scores)).max() < 0.25
+        assert np.corrcoef(ours, scores)[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("stated", [None, [[0, 1], [2, 0]]])
+def test_tokens_are_where_transformers_finds_them(
+    theirs: tuple[transformers.WhisperForConditionalGeneration, Path], stated: list[list[int]] | None, tmp_path: Path
+) -> None:
+    """In chunks of 16 tokens, several at once, by the heads that the checkpoint names or the upper half's."""
+    model, folder = theirs
+    if stated is not None:
+        config = json.loads((folder / "generation_config.json").read_text()) | {"alignment_heads": stated}
+        folder = tmp_path / "stated"
+        shutil.copytree(theirs[1], folder)
+        (folder / "generation_config.json").write_text(json.dumps(config))
+    engine = LocalEngine(folder, new=NEW, context_length=64, attention_backend="torch")
+    heads = stated or [[layer, head] for layer in (1, 2) for head in (0, 1)]
+    asked = [
+        (seed, prompt, written_by_theirs(model, seed, prompt)[0], frames)
+        for seed, prompt, frames in ((0, [START], 60), (1, [5, 6, START], 41), (2, [START], 33))
+    ]
+    for handle, (seed, prompt, written, frames) in enumerate(asked):
+        wanted = Pooling("align", dimensions=frames // 2, second=len(prompt))
+        given = {"media": recording(seed, tmp_path), "pooling": wanted, "namespace": str(seed), "max_new_tokens": 0}
+        engine.inbox.pending.append(generate(handle, prompt + written, **given))
+    while not all(handle in engine.out.ended for handle in range(len(asked))):
+        engine.scheduler.turn()
+    model.set_attn_implementation("eager")
+    places: set[float] = set()
+    for handle, (seed, prompt, written, frames) in enumerate(asked):
+        ids, features = torch.tensor([prompt + written]), torch.from_numpy(random_features(seed))[None]
+        with torch.no_grad():
+            read = model(input_features=features, decoder_input_ids=ids, output_attentions=True)
+        outputs = GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=(read.cross_attentions,))
+        expected = model._extract_token_timestamps(outputs, heads, num_frames=frames, num_input_ids=len(prompt))[0]
+        attended = np.frombuffer(engine.out.vectors[handle], np.float32).reshape(-1, frames // 2)
+        ours = first_positions(attended) * 0.02
+        assert ours == pytest.approx(expected[len(prompt) : -1].numpy())
+        places.update(ours.tolist())
+    assert len(places) > 4, "they are not all at the beginning or the end"
 
 
 def test_a_request_without_a_recording_is_refused(engine: LocalEngine) -> None:

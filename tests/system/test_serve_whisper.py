@@ -36,6 +36,11 @@ def test_a_voice_is_written_down() -> None:
         whole = asked(response_format="verbose_json")
         assert errors(BECKETT, whole.text)[0] <= 1 and whole.language == "en"
         assert 9 < whole.duration < 11 and 0 <= whole.segments[0].start < whole.segments[-1].end <= whole.duration
+        words = asked(response_format="verbose_json", timestamp_granularities=["word"]).words
+        assert " ".join(each.word for each in words) == whole.text
+        assert all(each.start <= each.end for each in words) and words[-1].end <= whole.duration
+        again = [each for each in words if each.word.lower().startswith("again")]
+        assert abs(again[0].start - 5.2) < 0.3, "where faster-whisper finds it, too"
         found: list[str] = []
         threads = [threading.Thread(target=lambda: found.append(asked().text)) for _ in range(3)]
         for thread in threads:

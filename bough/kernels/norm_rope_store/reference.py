@@ -106,13 +106,14 @@ def norm_rope_store_(
     q_weight, k_weight, eps, plus_one, cos, sin = qk_norm_rope
     q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
     qk = qkv[:, : heads + kv_heads]  # both at once: on a CPU each operation costs more than its arithmetic
-    if norm_last:
+    rotates = cos.shape[1] > 0
+    if norm_last and rotates:
         qk.copy_(apply_rope(qk, *angles_of(cos, sin, positions, axes)))
     for part, weight in ((q, q_weight), (k, k_weight)):
         if weight is not None:
             rows = part.reshape(len(part), -1, weight.numel())
             part.copy_(rms_norm(rows, weight, eps, plus_one=plus_one)[0].view(part.shape))
-    if not norm_last:
+    if rotates and not norm_last:
         qk.copy_(apply_rope(qk, *angles_of(cos, sin, positions, axes)))
     if kv_heads:
         store_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)

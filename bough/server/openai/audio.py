@@ -51,6 +51,9 @@ def read_task(form: dict[str, list[bytes]], *, translate: bool) -> Task:
     task = msgspec.convert({**given, "translate": translate}, Task, strict=False)
     if task.stream and task.response_format not in ("json", "text"):
         raise RequestError(f"stream gives text, which {task.response_format} is not.", field="response_format")
+    if "word" in task.timestamp_granularities and task.response_format != "verbose_json":
+        text = "timestamp_granularities: times of words come with response_format verbose_json, which is no stream."
+        raise RequestError(text, field="timestamp_granularities")
     return task
 
 
@@ -93,7 +96,11 @@ async def _whole(transcriber: Transcriber, sound: FloatArray, task: Task) -> Res
     shown: dict[str, Any] = {"text": text, "usage": _usage(sound)}
     if task.response_format == "verbose_json":
         shown |= {"task": "translate" if task.translate else "transcribe", "language": task.language}
-        shown |= {"duration": len(sound) / SAMPLE_RATE, "segments": segments}
+        shown["duration"] = len(sound) / SAMPLE_RATE
+        if task.timestamp_granularities != ("word",):
+            shown["segments"] = [msgspec.structs.replace(each, words=msgspec.UNSET) for each in segments]
+        if "word" in task.timestamp_granularities:
+            shown["words"] = [word for each in segments for word in each.words or ()]
     return json_response(shown)
 
 

@@ -47,11 +47,15 @@ class HearingEngine(NativeEngine):
         return dataclasses.replace(made, model=model)
 
     def _answer(self, message: Generate) -> None:
-        assert message.media is not None and message.logprobs is not None
+        assert message.media is not None
         (item,) = message.media.items
         (feature,) = item.features
         self.heard.append(np.fromfile(item.file, feature.dtype).reshape(feature.shape))
         assert message.namespace.startswith(item.digest.hex())
+        if message.pooling is not None:
+            self._look(message, np.frombuffer(message.input_ids, np.int32))
+            return
+        assert message.logprobs is not None
         ids, prompt = list(self.script(message)), np.frombuffer(message.input_ids, np.int32)  # type: ignore[arg-type]
         score = -3.0 if message.sampling.temperature <= self._unlikely else -0.1
         after_start = len(prompt) - message.logprobs.start - 1
@@ -74,6 +78,16 @@ class HearingEngine(NativeEngine):
                 Delta(message.handle, text, raw, None if number else started, [run([token], self._silent)], end)
             )
         self._later(deltas)
+
+    def _look(self, message: Generate, prompt: np.ndarray) -> None:
+        """Each token is read while five more positions, a tenth of a second, are looked at."""
+        assert message.pooling is not None and message.pooling.dimensions is not None
+        tokens = len(prompt) - (message.pooling.second or 0)
+        seen = np.repeat(np.eye(tokens, dtype=np.float32), 5, axis=1)
+        seen = np.pad(seen, ((0, 0), (0, 5 * tokens + message.pooling.dimensions)), mode="edge")
+        vector = seen[:, : message.pooling.dimensions].tobytes()
+        started = Started(message.handle, len(prompt), 0, 0.0, None)
+        self._later([Delta(message.handle, "", b"", started, [], FinishStop(None), vector=vector)])
 
 
 def wav(seconds: float, kind: str = "wav") -> bytes:
@@ -118,6 +132,22 @@ def test_every_format_of_an_answer() -> None:
         (1, 1.5, 2.0, " there."),
     ]
     assert verbose.segments[0].no_speech_prob == pytest.approx(0.01) and verbose.segments[0].avg_logprob < 0
+
+
+def test_words_have_times() -> None:
+    engine = HearingEngine(hello)
+    asked = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
+    verbose = transcribed(engine, 2.0, **asked)
+    # Tokens are bytes and times: `Hello` is read in the places 1 to 6, ` there.` in 9 to 15; paths bend by a position.
+    assert [(each.word, each.start, each.end) for each in verbose.words] == [
+        ("Hello", 0.0, pytest.approx(0.6, abs=0.021)),
+        ("there.", pytest.approx(0.8, abs=0.021), pytest.approx(1.5, abs=0.021)),
+    ]
+    assert verbose.segments is None and verbose.text == "Hello there."
+    read = np.frombuffer(engine.requests[1].input_ids, np.int32).tolist()
+    assert read == [257, *hello(engine.requests[0])[:-1]], "the decoder reads its answer, without the end"
+    both = transcribed(HearingEngine(hello), 2.0, **{**asked, "timestamp_granularities": ["word", "segment"]})
+    assert len(both.words) == len(both.segments) == 2 and both.segments[1].text == " there."
 
 
 def test_a_stream_is_the_text_in_pieces() -> None:
@@ -180,7 +210,8 @@ def test_a_prompt_comes_before_the_start() -> None:
         ({"response_format": "xml"}, "response_format"),
         ({"temperature": 3.0}, "temperature: expected float <= 1.0"),
         ({"language": "de"}, "knows English only"),
-        ({"timestamp_granularities": ["word"]}, "timestamp_granularities"),
+        ({"timestamp_granularities": ["word"]}, "times of words come with response_format verbose_json"),
+        ({"timestamp_granularities": ["letter"]}, "timestamp_granularities"),
         ({"stream": True, "response_format": "srt"}, "stream gives text"),
     ],
 )

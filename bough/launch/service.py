@@ -45,6 +45,7 @@ from bough.server.context import ServerContext
 from bough.server.crash_dump import RequestRecorder
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
+from bough.server.timelines import RecentRequests
 from bough.server.tracing import RequestLog, RequestLogging, RequestTraces, check_tracing, otlp_exporter, with_tracing
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
@@ -146,7 +147,8 @@ class Serving(ABC):
         settings, server = self._settings, self._settings.server
         bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
         tokenizer = tokenizer and tokenizer.bounded(bound)
-        watchers: list[RequestWatcher] = [RequestLog(self._logging, tokenizer)]
+        recent = RecentRequests()
+        watchers: list[RequestWatcher] = [RequestLog(self._logging, tokenizer), recent]
         if server.otlp_endpoint is not None:
             traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
             cleanup.push_async_callback(in_thread, traces.close)
@@ -162,7 +164,7 @@ class Serving(ABC):
             cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
         reader = input_reader(files, settings.model, tokenizer)
         main_pid = os.getppid() if end.number else os.getpid()
-        return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
+        return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid, recent)
 
     async def stop_others(self) -> None:
         """Ends the other processes that serve on the same socket, if they are this one's."""

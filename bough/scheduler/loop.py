@@ -33,6 +33,7 @@ from bough.messages.requests import (
     Garbled,
     Generate,
     GetState,
+    GetTimeline,
     GetTree,
     Pause,
     Ping,
@@ -44,6 +45,7 @@ from bough.messages.requests import (
     StreamEnded,
     ToScheduler,
 )
+from bough.observability.history import History
 from bough.observability.step_trace import Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
@@ -135,6 +137,7 @@ class Scheduler:
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
         self._timeline = timeline or Timeline()
+        self._history = History()
         self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._masked_step = -1  # the last that got its masks
@@ -218,6 +221,7 @@ class Scheduler:
         held, begun_at = self._grammar_steps.release(), self._clock()
         with self._timeline.phase("plan"):
             planned = self._planner.plan(self._clock(), drained=not self._in_flight)
+        planned_at = self._clock()
         if planned is None:
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
@@ -229,7 +233,9 @@ class Scheduler:
             return
         with self._timeline.phase("launch", planned.plan.step):
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
-            self._step_time.launched(planned, begun_at, self._clock())
+            launched_at = self._clock()
+            self._step_time.launched(planned, begun_at, launched_at)
+        self._history.launched(begun_at, planned_at, launched_at)
         self._handover.launched(planned)
         self._dirty = True
         self._supply_masks()
@@ -247,9 +253,9 @@ class Scheduler:
             self._executor.supply_masks(step.plan.step, self._grammar_steps.masks(step))
 
     def _commit_oldest(self) -> None:
-        step, in_flight = self._in_flight.popleft()
+        (step, in_flight), waited_from = self._in_flight.popleft(), self._clock()
         with self._timeline.phase("wait", step.plan.step):
-            result = in_flight.wait()
+            result, resulted_at = in_flight.wait(), self._clock()
         self._timeline.ran(step.plan, result)
         with self._timeline.phase("commit", step.plan.step):
             self._planner.after_step(step, result)
@@ -257,6 +263,8 @@ class Scheduler:
             self._step_time.ran(step, result.device_span)
             waiting, span = len(self._queue) + len(self._gate), result.device_span
             self._stats.after_step(step.category, span, self._committer, self._cache, self._table, waiting)
+        times = waited_from, resulted_at, self._clock()
+        self._history.committed(step.plan.step, times, span, step.decodes, step.prompt_tokens)
         self._supply_masks()
         self._recording.after_step()
 
@@ -300,6 +308,7 @@ class Scheduler:
             else:
                 self._queue_up(request, ticket)
         for request, reason in self._gate.passed():
+            request.enter("queued", self._clock())
             if reason is not None:
                 self._committer.end(request, reason)
                 continue
@@ -329,6 +338,8 @@ class Scheduler:
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
             case GetTree():
                 self._outbox.reply(Reply(message.call, True, data=self._cache.show(message.limit, message.node)))
+            case GetTimeline():
+                self._outbox.reply(Reply(message.call, True, data=self._timeline_since(message)))
             case Ping():
                 self._outbox.tokens(message)
             case ProcessCommand():
@@ -359,6 +370,14 @@ class Scheduler:
             case _:
                 assert_never(message)
 
+    def _timeline_since(self, message: GetTimeline) -> dict[str, object]:
+        now, table = self._clock(), self._table
+        live = [
+            r.record(r.generated if r.row < 0 else int(table.known[r.row]) - r.prompt_len, now, ended=False)
+            for r in self._requests.values()
+        ]
+        return self._history.show(live, message.since, now, message.name)
+
     def _take(self, message: Generate) -> None:
         try:
             self._control.check()
@@ -377,10 +396,13 @@ class Scheduler:
             return
         self._requests[request.handle] = request
         self._sessions.begin(message, request)
-        if not self._handover.enter(request, message, ticket):
+        if self._handover.enter(request, message, ticket):
+            request.enter("fetch", self._clock())
+        else:
             self._queue_up(request, ticket)
 
     def _queue_up(self, request: Request, ticket: Ticket | None) -> None:
+        request.enter("queued" if ticket is None else "grammar", self._clock())
         if ticket is not None:
             self._gate[request] = ticket
             return
@@ -429,6 +451,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.handle]
+        self._history.ended(request.record(request.generated, self._clock(), ended=True))
         self._sessions.ended(request)
         self._planner.learn(request)
 

@@ -17,7 +17,10 @@ from bough.core.sampling_params import SamplingParams
 from bough.memory.tree.node import Node
 from bough.messages.outputs import DraftCounts
 from bough.messages.requests import Thinking
+from bough.observability.history import RequestRecord, Stage
 from bough.scheduler.constraint import Constraint
+
+MOST_STAGES = 128  # from here on, further ones of a kind are counted as one
 
 
 @dataclass(slots=True, eq=False)
@@ -67,14 +70,39 @@ class Request:
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
     proposed_drafts: int = 0
     held_drafts: list[int] = field(default_factory=list)  # in how many of its steps 0, 1, … drafts held
+    arrived: float = 0.0
+    stage: str = "queued"  # or "grammar", "fetch", "prefill", "decode", "retracted"
+    stages: list[Stage] = field(default_factory=list)  # those before it
+
+    def enter(self, stage: str, now: float, tokens: int = 0) -> None:
+        """Its stage is over, which was about so many tokens, and the next begins."""
+        if stage == self.stage and not tokens:
+            return
+        if len(self.stages) >= MOST_STAGES and self.stages[-1][0] == self.stage:
+            tokens += self.stages.pop()[2]
+        self.stages.append((self.stage, now, tokens))
+        self.stage = stage
+
+    def record(self, output: int, now: float, *, ended: bool) -> RequestRecord:
+        """What it has been through until now, with so many output tokens."""
+        tokens = self._decoded(output) if self.stage == "decode" else 0
+        stages = (*self.stages, (self.stage, now, tokens))
+        return RequestRecord(
+            self.handle, self.arrived, self.prompt_len, max(self.cached_tokens, 0), output, stages, ended, self.names
+        )
+
+    def _decoded(self, output: int) -> int:
+        return max(0, output - sum(tokens for name, _, tokens in self.stages if name == "decode"))
 
     def begin_running(self, now: float) -> None:
+        self.enter("prefill", now)
         if not self.retractions:
             self.queue_time_s = now - self.since
         self.since = now
 
     def begin_waiting_again(self, now: float) -> None:
         """After a retraction."""
+        self.enter("retracted", now, self._decoded(self.generated) if self.stage == "decode" else 0)
         self.retractions += 1
         self.ran_s += now - self.since
         self.since = now

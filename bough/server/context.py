@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs, Prompt
@@ -26,6 +26,9 @@ from bough.server.parsing import AnswerPlan
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
+
+if TYPE_CHECKING:
+    from bough.server.timelines import RecentRequests
 
 T = TypeVar("T")
 
@@ -61,6 +64,7 @@ class ServerContext:
     settings: Settings
     watchdog: Watchdog | None = None
     main_pid: int = field(default_factory=os.getpid)  # of the process that started all others
+    recent: RecentRequests | None = None  # for the page's timelines
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         if self.tokenizer is None:

@@ -21,6 +21,7 @@ from bough.server.endpoint import EVENTS, GET, Endpoint, Query, json_response
 from bough.server.errors import HttpError, native_shape
 from bough.server.page import INDEX, page_file
 from bough.server.streaming import EventStream, json_event
+from bough.server.timelines import timeline_route
 
 PERIOD_S = 1.0
 SNAPSHOTS = 10  # of one stream; the page then opens the next, so that none keeps a server that drains
@@ -74,7 +75,8 @@ def page_routes(context: ServerContext) -> list[Endpoint]:
     page: dict[str, Any] = {"methods": GET, "access": "open", "tag": "pages", "media_type": "text/html"}
     live: dict[str, Any] = {"methods": GET, "answer": dict[str, Any], "tag": "pages"}
     return [
-        Endpoint("/ui", show, "The page: chat, load and the live tree", **page),
+        timeline_route(context),
+        Endpoint("/ui", show, "The page: chat, load, timelines and the live tree", **page),
         Endpoint("/ui/{name:path}", show, "A file of the page", **page),
         Endpoint("/ui/tree", tree, "The prefix cache, once a second for ten seconds", media_type=EVENTS, **live),
         Endpoint("/ui/tree/text", text, "How a node's text begins", access="admin_only", queries=(NODE,), **live),

@@ -20,6 +20,7 @@ from bough.messages.requests import (
     FlushCache,
     Generate,
     GetState,
+    GetTimeline,
     GetTree,
     Pause,
     Ping,
@@ -85,6 +86,7 @@ class NativeEngine(ScriptedEngine):
                     FlushCache()
                     | GetState()
                     | GetTree()
+                    | GetTimeline()
                     | Ping()
                     | ProcessCommand()
                     | ChangeSettings()

@@ -1,4 +1,4 @@
-"""The scheduler's record of its last steps and requests: complete, bounded, and silent about what callers call theirs."""
+"""The scheduler's record of its last steps and requests: complete, bounded, and without the ids of callers."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ OF_PARTS = {
     "tiers": "what the host's memory is worth to long chats",
     "online": "the online loads W5 and W6 on any OpenAI server",
     "edge": "what HTTP costs, without a model",
+    "page": "what an open page costs the engine",
     "tree": "the radix tree alone",
 }
 WITH_ENGINE = ("lang", "constrained", "cpu", "embeddings", "speculation", "tiers")

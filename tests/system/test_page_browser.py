@@ -95,8 +95,10 @@ def test_two_settings_answer_side_by_side(seen: dict[str, Any]) -> None:
 def test_an_answer_leads_to_its_own_timeline(seen: dict[str, Any]) -> None:
     order = ["tokenise", "queued", "prefill", "decode", "detokenise"]
     assert [stage for stage in seen["stages"] if stage in order] == order
-    assert "30 generated" in seen["timeline_of"] and seen["requests"] >= 8
-    assert re.search(r"Step \d+: 1 decodes, 0 prompt tokens; device .+, plan .+, launch .+, wait .+, commit", seen["step"])
+    assert re.search(r"\d+ generated", seen["timeline_of"]) and seen["requests"] >= 8
+    assert re.search(
+        r"Step \d+: 1 decodes, 0 prompt tokens; device .+, plan .+, launch .+, wait .+, commit", seen["step"]
+    )
     assert "not among the last" in seen["not_kept"]
 
 

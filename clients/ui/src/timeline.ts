@@ -47,7 +47,7 @@ const SHORTEST_S = 5e-5; // a stage without tokens that lasted no longer is left
 
 export class Recording {
   now = 0;
-  found: number | null = null;
+  found: number | null = null; // the request that was asked for
   steps: Step[] = [];
   requests: Request[] = []; // the latest first
 
@@ -59,7 +59,7 @@ export class Recording {
   with(answer: Answer): Recording {
     const next = new Recording();
     next.now = answer.now;
-    next.found = answer.found ?? this.found;
+    next.found = answer.found;
     const last = this.steps.at(-1)?.number ?? -1;
     next.steps = [...this.steps, ...answer.steps.filter(([number]) => number > last).map(stepOf)].slice(-STEPS);
     const known = new Map(this.requests.map((request) => [request.id, request]));

@@ -70,7 +70,7 @@ export function Timelines({ rid }: { rid: string }): VNode {
   useEffect(() => setChosen(null), [rid]);
 
   const recording = replicas[Math.min(rank, replicas.length - 1)];
-  const shown = chosen ?? recording?.found ?? null;
+  const shown = chosen ?? (rid ? recording?.found : null);
   const request = recording?.requests.find(({ id }) => id === shown);
   return (
     <section class="timelines" aria-label="Timelines">
@@ -210,7 +210,7 @@ function Steps({ steps, span, about }: { steps: Step[]; span: Span; about: strin
       <div class="lanes">
         <span>CPU</span><span>Device</span>
         <svg
-          viewBox={`0 0 ${WIDTH} 44`} preserveAspectRatio="none" tabIndex={0} role="application" aria-roledescription="step timeline"
+          viewBox={`0 0 ${WIDTH} 44`} preserveAspectRatio="none" tabindex={0} role="application" aria-roledescription="step timeline"
           aria-label={`${inside.length} steps. Left and right move from step to step.`} onClick={select} onKeyDown={steer}
         >
           {step && <path class="chosen" d={outline(span, [{ start: step.phases[0]!.start, end: endOf(step) }], 0, 44)} />}

@@ -161,6 +161,7 @@ class Visit:
     def timelines(self) -> None:
         page, seen = self.page, self.seen
         page.get_by_label("Most tokens").fill("30")
+        page.get_by_label("Temperature").fill("0")
         self.say("Which trees keep their leaves in winter?")
         self.answered(1)
         page.get_by_role("link", name="Timeline", exact=True).last.click()
@@ -249,7 +250,15 @@ def main() -> None:
         # Containers' users may have no namespaces of their own, which Chromium's sandbox is made of.
         browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
         visit = Visit(browser.new_page(viewport={"width": 1100, "height": 700}), given)
-        for view in (visit.chat, visit.tools, visit.compare, visit.timelines, visit.tree, visit.overview, visit.gateway):
+        for view in (
+            visit.chat,
+            visit.tools,
+            visit.compare,
+            visit.timelines,
+            visit.tree,
+            visit.overview,
+            visit.gateway,
+        ):
             view()
         browser.close()
     visit.seen["hosts"] = sorted(set(visit.seen["hosts"]))

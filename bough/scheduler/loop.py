@@ -13,8 +13,8 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NoReturn, assert_never
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, assert_never
 
 from bough.constrained.interface import Ticket
 from bough.core.control import SwapWeights
@@ -45,8 +45,7 @@ from bough.messages.requests import (
     StreamEnded,
     ToScheduler,
 )
-from bough.observability.history import History
-from bough.observability.step_trace import Timeline
+from bough.observability.timeline import Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
@@ -137,7 +136,6 @@ class Scheduler:
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
         self._timeline = timeline or Timeline()
-        self._history = History()
         self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
         self._masked_step = -1  # the last that got its masks
@@ -235,7 +233,7 @@ class Scheduler:
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
             launched_at = self._clock()
             self._step_time.launched(planned, begun_at, launched_at)
-        self._history.launched(begun_at, planned_at, launched_at)
+        self._timeline.launched(begun_at, planned_at, launched_at)
         self._handover.launched(planned)
         self._dirty = True
         self._supply_masks()
@@ -256,15 +254,14 @@ class Scheduler:
         (step, in_flight), waited_from = self._in_flight.popleft(), self._clock()
         with self._timeline.phase("wait", step.plan.step):
             result, resulted_at = in_flight.wait(), self._clock()
-        self._timeline.ran(step.plan, result)
         with self._timeline.phase("commit", step.plan.step):
             self._planner.after_step(step, result)
             self._committer.commit(step, result)
             self._step_time.ran(step, result.device_span)
             waiting, span = len(self._queue) + len(self._gate), result.device_span
             self._stats.after_step(step.category, span, self._committer, self._cache, self._table, waiting)
-        times = waited_from, resulted_at, self._clock()
-        self._history.committed(step.plan.step, times, span, step.decodes, step.prompt_tokens)
+        times, work = (waited_from, resulted_at, self._clock()), (step.decodes, step.prompt_tokens)
+        self._timeline.committed(step.plan.step, *times, span, *work)
         self._supply_masks()
         self._recording.after_step()
 
@@ -339,7 +336,8 @@ class Scheduler:
             case GetTree():
                 self._outbox.reply(Reply(message.call, True, data=self._cache.show(message.limit, message.node)))
             case GetTimeline():
-                self._outbox.reply(Reply(message.call, True, data=self._timeline_since(message)))
+                shown = self._timeline.show(self._records(), message.since, self._clock(), message.name)
+                self._outbox.reply(Reply(message.call, True, data=shown))
             case Ping():
                 self._outbox.tokens(message)
             case ProcessCommand():
@@ -370,13 +368,10 @@ class Scheduler:
             case _:
                 assert_never(message)
 
-    def _timeline_since(self, message: GetTimeline) -> dict[str, object]:
-        now, table = self._clock(), self._table
-        live = [
-            r.record(r.generated if r.row < 0 else int(table.known[r.row]) - r.prompt_len, now, ended=False)
-            for r in self._requests.values()
-        ]
-        return self._history.show(live, message.since, now, message.name)
+    def _records(self) -> Iterator[tuple[frozenset[str], dict[str, Any]]]:
+        for request in self._requests.values():
+            known = len(request.tokens) if request.row < 0 else int(self._table.known[request.row])
+            yield request.names, request.record(known - request.prompt_len, self._clock(), ended=False)
 
     def _take(self, message: Generate) -> None:
         try:
@@ -451,7 +446,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.handle]
-        self._history.ended(request.record(request.generated, self._clock(), ended=True))
+        self._timeline.ended(request.names, request.record(request.generated, self._clock(), ended=True))
         self._sessions.ended(request)
         self._planner.learn(request)
 

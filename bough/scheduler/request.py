@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from bough.core.sampling_params import SamplingParams
 from bough.memory.tree.node import Node
 from bough.messages.outputs import DraftCounts
 from bough.messages.requests import Thinking
-from bough.observability.history import RequestRecord, Stage
+from bough.observability.timeline import Stage
 from bough.scheduler.constraint import Constraint
 
 MOST_STAGES = 128  # from here on, further ones of a kind are counted as one
@@ -83,16 +84,16 @@ class Request:
         self.stages.append((self.stage, now, tokens))
         self.stage = stage
 
-    def record(self, output: int, now: float, *, ended: bool) -> RequestRecord:
+    def record(self, output: int, now: float, *, ended: bool) -> dict[str, Any]:
         """What it has been through until now, with so many output tokens."""
-        tokens = self._decoded(output) if self.stage == "decode" else 0
-        stages = (*self.stages, (self.stage, now, tokens))
-        return RequestRecord(
-            self.handle, self.arrived, self.prompt_len, max(self.cached_tokens, 0), output, stages, ended, self.names
-        )
+        stages = [*self.stages, (self.stage, now, self._decoded(output))]
+        facts = {"id": self.handle, "arrived": self.arrived, "prompt": self.prompt_len, "output": output}
+        return facts | {"cached": max(self.cached_tokens, 0), "stages": stages, "ended": ended}
 
     def _decoded(self, output: int) -> int:
-        return max(0, output - sum(tokens for name, _, tokens in self.stages if name == "decode"))
+        """Tokens of its stage, if that is a decode."""
+        before = sum(tokens for name, _, tokens in self.stages if name == "decode")
+        return max(0, output - before) if self.stage == "decode" else 0
 
     def begin_running(self, now: float) -> None:
         self.enter("prefill", now)
@@ -102,7 +103,7 @@ class Request:
 
     def begin_waiting_again(self, now: float) -> None:
         """After a retraction."""
-        self.enter("retracted", now, self._decoded(self.generated) if self.stage == "decode" else 0)
+        self.enter("retracted", now, self._decoded(self.generated))
         self.retractions += 1
         self.ran_s += now - self.since
         self.since = now

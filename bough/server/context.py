@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs, Prompt
@@ -23,12 +23,10 @@ from bough.server.bodies import warnings_of_body
 from bough.server.messages import Message, read_media, text_of, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
+from bough.server.tracing import RecentRequests
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
-
-if TYPE_CHECKING:
-    from bough.server.timelines import RecentRequests
 
 T = TypeVar("T")
 
@@ -64,7 +62,7 @@ class ServerContext:
     settings: Settings
     watchdog: Watchdog | None = None
     main_pid: int = field(default_factory=os.getpid)  # of the process that started all others
-    recent: RecentRequests | None = None  # for the page's timelines
+    recent: RecentRequests = field(default_factory=RecentRequests)
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         if self.tokenizer is None:

@@ -18,7 +18,7 @@ from bough.server import live_tree
 from bough.server.app import App, Front
 from bough.server.page import FOLDER, page_files
 from bough.server.protocols import all_endpoints
-from bough.server.timelines import RecentRequests
+from bough.server.tracing import RecentRequests
 from tests.fakes.whole_engine import WholeEngine
 from tests.server.native_engine import NativeEngine, open_server
 

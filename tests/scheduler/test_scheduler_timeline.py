@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from bough.messages.requests import Abort, GetTimeline
-from bough.observability import history
+from bough.observability import timeline as kept
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
 from tests.fakes.scheduler_bench import Bench
@@ -106,11 +106,11 @@ def test_steps_have_their_times_in_order_and_only_news_is_sent() -> None:
 
 def test_the_record_is_bounded() -> None:
     bench = Bench()
-    for handle in range(history.REQUESTS + 10):
+    for handle in range(kept.REQUESTS + 10):
         bench.ask(handle, [1, 2, 3], max_new_tokens=5)
         run(bench)
     shown = timeline(bench)
-    assert len(shown["requests"]) == history.REQUESTS and len(shown["steps"]) == history.STEPS
+    assert len(shown["requests"]) == kept.REQUESTS and len(shown["steps"]) == kept.STEPS
 
 
 def test_a_caller_finds_its_request_and_learns_no_other_name() -> None:

@@ -105,6 +105,6 @@ async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, tu
             read_event(record, bytes(response.body), time.monotonic() - began)
         if not record.output_tokens:
             raise HttpFailure("an answer without tokens")
-    except (HttpFailure, msgspec.DecodeError) as error:
+    except (HttpFailure, msgspec.DecodeError, AttributeError, TypeError) as error:  # the last two: not such JSON
         record.error = str(error)
     return record

@@ -169,9 +169,9 @@ def main() -> None:
             diary.do("the first chat", lambda: chat(served.url))
             diary.do("the tree", lambda: see_tree(served.url))
             diary.do("an example program", lambda: run_example(folder, served))
+            print(diary.table(), flush=True)  # ending and cleaning up are no part of the ten minutes
         finally:
             served.end()
-    print(diary.table())
 
 
 if __name__ == "__main__":

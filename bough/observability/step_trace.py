@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.core.errors import SettingsError
-from bough.observability.timeline import Span, Timeline
+from bough.observability.timeline import Span, Timeline, Times
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ class StepTrace(Timeline):
             details = {} if step is None else {"step": step}
             self.add(name, HOST_LANE, began, self.clock(), details, time.thread_time() - began_cpu)
 
-    def committed(self, step: int, wait: float, commit: float, end: float, span: Span | None, *work: int) -> None:
-        super().committed(step, wait, commit, end, span, *work)
+    def committed(self, step: int, times: Times, span: Span | None, work: tuple[int, int]) -> None:
+        super().committed(step, times, span, work)
         if span is not None:
             details = dict(zip(("step", "decodes", "prompt tokens"), (step, *work), strict=True))
             self.add(name_batch(*work), DEVICE_LANE, *span, details)

@@ -15,36 +15,34 @@ from typing import Any
 STEPS, REQUESTS = 1024, 256  # that are kept
 
 Span = tuple[float, float]  # from..to
+Kept = tuple[frozenset[str], dict[str, Any]]  # a request's names, and what it has been through
 Stage = tuple[str, float, int]  # what has ended, when, and the tokens that it was about
-# When planning, launching, the end of the launch, waiting, committing and its end came; then decodes and prompt tokens.
+Times = tuple[float, float, float]  # when planning, launching and its end came; or waiting, committing and its end
 Step = tuple[int, float, float, float, float, float, float, Span | None, int, int]
 
 
 class Timeline:
     def __init__(self) -> None:
-        self._launched: deque[tuple[float, float, float]] = deque()  # of the steps in flight
+        self._launched: deque[Times] = deque()  # of the steps in flight
         self._steps: deque[Step] = deque(maxlen=STEPS)
-        self._requests: deque[tuple[frozenset[str], dict[str, Any]]] = deque(maxlen=REQUESTS)
+        self._requests: deque[Kept] = deque(maxlen=REQUESTS)
 
     def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
         """The `with` block is a phase; phases may nest. They are not kept here."""
         return nullcontext()
 
-    def launched(self, plan: float, launch: float, launched: float) -> None:
-        self._launched.append((plan, launch, launched))
+    def launched(self, times: Times) -> None:
+        self._launched.append(times)
 
-    def committed(self, step: int, wait: float, commit: float, end: float, span: Span | None, *work: int) -> None:
+    def committed(self, step: int, times: Times, span: Span | None, work: tuple[int, int]) -> None:
         """The oldest step in flight; `work` are its decodes and its prompt tokens."""
-        decodes, prompt_tokens = work
-        self._steps.append((step, *self._launched.popleft(), wait, commit, end, span, decodes, prompt_tokens))
+        self._steps.append((step, *self._launched.popleft(), *times, span, *work))
 
     def ended(self, names: frozenset[str], record: dict[str, Any]) -> None:
         """A request whose caller alone should know its names."""
         self._requests.append((names, record))
 
-    def show(
-        self, live: Iterable[tuple[frozenset[str], dict[str, Any]]], since: float, now: float, name: str
-    ) -> dict[str, Any]:
+    def show(self, live: Iterable[Kept], since: float, now: float, name: str) -> dict[str, Any]:
         """What has ended after `since`, and what has not; `found` is the request with this name."""
         steps = takewhile(lambda step: step[6] > since, reversed(self._steps))
         running = list(live)[-REQUESTS:]

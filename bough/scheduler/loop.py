@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, assert_never
+from typing import NoReturn, assert_never
 
 from bough.constrained.interface import Ticket
 from bough.core.control import SwapWeights
@@ -45,7 +45,7 @@ from bough.messages.requests import (
     StreamEnded,
     ToScheduler,
 )
-from bough.observability.timeline import Timeline
+from bough.observability.timeline import Kept, Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
@@ -233,7 +233,7 @@ class Scheduler:
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
             launched_at = self._clock()
             self._step_time.launched(planned, begun_at, launched_at)
-        self._timeline.launched(begun_at, planned_at, launched_at)
+        self._timeline.launched((begun_at, planned_at, launched_at))
         self._handover.launched(planned)
         self._dirty = True
         self._supply_masks()
@@ -261,7 +261,7 @@ class Scheduler:
             waiting, span = len(self._queue) + len(self._gate), result.device_span
             self._stats.after_step(step.category, span, self._committer, self._cache, self._table, waiting)
         times, work = (waited_from, resulted_at, self._clock()), (step.decodes, step.prompt_tokens)
-        self._timeline.committed(step.plan.step, *times, span, *work)
+        self._timeline.committed(step.plan.step, times, span, work)
         self._supply_masks()
         self._recording.after_step()
 
@@ -368,7 +368,7 @@ class Scheduler:
             case _:
                 assert_never(message)
 
-    def _records(self) -> Iterator[tuple[frozenset[str], dict[str, Any]]]:
+    def _records(self) -> Iterator[Kept]:
         for request in self._requests.values():
             known = len(request.tokens) if request.row < 0 else int(self._table.known[request.row])
             yield request.names, request.record(known - request.prompt_len, self._clock(), ended=False)

@@ -162,13 +162,16 @@ class RecentRequests:
         self._times: dict[int, tuple[float, float, float | None, str]] = {}
 
     def arrived(self, answer: RequestOutput) -> None:
-        self._times[answer.handle] = (request_began.get() or answer.received_at, answer.received_at, None, "")
-        if len(self._times) > 2 * REQUESTS:
-            del self._times[next(iter(self._times))]
+        self._keep(answer, "")
 
     def ended(self, answer: RequestOutput) -> None:
-        began = self._times.get(answer.handle, (answer.received_at,))[0]
-        self._times[answer.handle] = (began, answer.received_at, answer.finished_at, finish_word(answer))
+        self._keep(answer, finish_word(answer))
+
+    def _keep(self, answer: RequestOutput, finish: str) -> None:
+        sent = answer.received_at
+        self._times[answer.handle] = (request_began.get() or sent, sent, answer.finished_at, finish)
+        if len(self._times) > 2 * REQUESTS:
+            del self._times[next(iter(self._times))]
 
     def complete(self, replica: State) -> State:
         """What a scheduler recorded, with what came before it and after it of this process's requests."""

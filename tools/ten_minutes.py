@@ -77,10 +77,11 @@ class Served:
         )
         self.environ = environ
         self.url = ""
+        self._set_up_at = float("nan")
 
     def wait(self, diary: Diary) -> None:
         began = time.monotonic()
-        installed = threading.Thread(target=self._watch_set_up, args=(diary, began), daemon=True)
+        installed = threading.Thread(target=self._watch_set_up, daemon=True)
         installed.start()
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -91,13 +92,14 @@ class Served:
             raise SystemExit("`make serve` has ended before it served; its messages stand above.")
         installed.join()
         diary.note("`make serve`: until it serves", time.monotonic() - began, self.url)
+        diary.note("of that: `.venv`", self._set_up_at - began, "environment made, packages installed")
 
-    def _watch_set_up(self, diary: Diary, began: float) -> None:
+    def _watch_set_up(self) -> None:
         while not (self._folder / ".venv" / ".installed").exists():
             if self._process.poll() is not None:
                 return
             time.sleep(0.2)
-        diary.note("of that: `.venv`", time.monotonic() - began, "environment made, packages installed")
+        self._set_up_at = time.monotonic()
 
     def end(self) -> None:
         if self._process.poll() is None:

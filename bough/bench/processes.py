@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from bough.core.errors import EngineDeadError
 
 T = TypeVar("T")
-OnProgress = Callable[[int], None]  # so many requests have been answered
+OnProgress = Callable[[int], object]  # so many requests have been answered
 _task: list[Any] = []  # of a forked process: the work, and where its progress goes
 
 

@@ -11,7 +11,7 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-versio
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install clients client client-tools ui docs wheel sbom image schemas demo serve test test-slow test-long check format clean
+.PHONY: install clients client client-tools ui docs wheel sbom image schemas demo serve ten-minutes test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -78,6 +78,10 @@ demo: $(STAMP)
 
 serve: $(STAMP)
 	$(BIN)/bough serve
+
+# What a stranger does first, in a clone, with its times: needs git, make and Python, and Chromium for the page.
+ten-minutes:
+	$(PYTHON) tools/ten_minutes.py $(TEN_MINUTES)
 
 check: $(STAMP)
 	$(BIN)/ruff check bough tests tools examples

@@ -119,66 +119,30 @@ def next_history(history: Prompt, answer: str, prompt: Prompt) -> Prompt:
 # ---- reading answers
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(_Details):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-    message: _Delta | None = None
-    token_ids: list[int] | None = None
-
-
-class _Event(msgspec.Struct):
-    """SGLang's have a text and `meta_info`, OpenAI's choices and usage."""
-
-    text: str = ""
-    meta_info: _Usage = msgspec.field(default_factory=_Usage)
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_DECODER = msgspec.json.Decoder(_Event)
-
-
 def read_native(record: Record, data: bytes, now_s: float) -> None:
     """SGLang's streams: every event has the whole text and all counts so far."""
     event = _decoded(data)
-    meta = event.meta_info
-    record.text = event.text
-    record.prompt_tokens = meta.prompt_tokens or record.prompt_tokens
-    record.cached_tokens = meta.cached_tokens or 0
-    total = record.output_tokens + 1 if meta.completion_tokens is None else meta.completion_tokens
-    _add_tokens(record, total - record.output_tokens, now_s)
+    meta = event.get("meta_info") or {}
+    record.text = event.get("text") or ""
+    record.prompt_tokens = meta.get("prompt_tokens") or record.prompt_tokens
+    record.cached_tokens = meta.get("cached_tokens") or 0
+    total = meta.get("completion_tokens")
+    _add_tokens(record, 1 if total is None else total - record.output_tokens, now_s)
 
 
 def read_openai(record: Record, data: bytes, now_s: float) -> None:
     """OpenAI's streams: every event has what is new; usage comes at the end."""
     event = _decoded(data)
-    for choice in event.choices:
-        said = choice.delta or choice.message or _Delta()
-        text = (choice.text or "") + (said.reasoning_content or "") + (said.content or "")
+    for choice in event.get("choices") or ():
+        said = choice.get("delta") or choice.get("message") or {}
+        text = (choice.get("text") or "") + (said.get("reasoning_content") or "") + (said.get("content") or "")
         record.text += text
-        if choice.token_ids or text:
-            _add_tokens(record, len(choice.token_ids or "?"), now_s)
-    if event.usage is not None:
-        record.prompt_tokens = event.usage.prompt_tokens or record.prompt_tokens
-        record.output_tokens = event.usage.completion_tokens or record.output_tokens
-        if event.usage.prompt_tokens_details is not None:
-            record.cached_tokens = event.usage.prompt_tokens_details.cached_tokens or 0
+        if (ids := choice.get("token_ids")) or text:
+            _add_tokens(record, len(ids or "?"), now_s)
+    if usage := event.get("usage"):
+        record.prompt_tokens = usage.get("prompt_tokens") or record.prompt_tokens
+        record.output_tokens = usage.get("completion_tokens") or record.output_tokens
+        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 # Each takes an event of a stream, or a whole answer, that came `now_s` after the request.
@@ -189,9 +153,10 @@ READERS: dict[Api, Callable[[Record, bytes, float], None]] = {
 }
 
 
-def _decoded(data: bytes) -> _Event:
-    event = _DECODER.decode(data)
-    if (error := event.error) is not None:
+def _decoded(data: bytes) -> dict[str, Any]:
+    """SGLang's have a text and `meta_info`, OpenAI's choices and usage."""
+    event = msgspec.json.decode(data, type=dict[str, Any])
+    if (error := event.get("error")) is not None:
         raise HttpFailure(str(error.get("message", error) if isinstance(error, dict) else error))
     return event
 

@@ -46,8 +46,8 @@ def _random(options: argparse.Namespace, draw: random.Random, tokenizer: Tokeniz
 
 
 def _random_ids(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
-    lengths = [_lengths(options, draw) for _ in range(options.num_prompts)]
-    return [_single(_ids(options, draw, length), length, output) for length, output in lengths]
+    lengths, largest = [_lengths(options, draw) for _ in range(options.num_prompts)], options.largest_token
+    return [_single([draw.randint(0, largest) for _ in range(size)], size, output) for size, output in lengths]
 
 
 def _shared_prefix(options: argparse.Namespace, draw: random.Random, tokenizer: Tokenizer | None) -> list[Conversation]:
@@ -166,12 +166,7 @@ def _text(draw: random.Random, tokenizer: Tokenizer | None, tokens: int) -> str:
     return words if tokenizer is None else tokenizer.decode(tokenizer.encode_batch([words])[0][:tokens])
 
 
-def _ids(options: argparse.Namespace, draw: random.Random, count: int) -> list[int]:
-    return [draw.randint(0, options.largest_token) for _ in range(count)]
-
-
 def _lengths(options: argparse.Namespace, draw: random.Random) -> tuple[int, int]:
-
     def between(full: int) -> int:
         return draw.randint(max(1, int(full * options.random_range_ratio)), full)
 

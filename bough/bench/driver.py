@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -33,35 +34,29 @@ class Target:
 def poisson_arrivals(conversations: Sequence[Conversation], rate: float, seed: int) -> list[Arrival]:
     """Exponential gaps between arrivals; at an infinite rate all come at once."""
     draw = random.Random(seed)
-    at_s = 0.0
-    arrivals = []
-    for conversation in conversations:
-        arrivals.append(Arrival(at_s, conversation))
-        at_s += 0.0 if rate == float("inf") else draw.expovariate(rate)
-    return arrivals
+    gaps = (0.0 if rate == float("inf") else draw.expovariate(rate) for _ in conversations[1:])
+    times = itertools.accumulate(gaps, initial=0.0)
+    return [Arrival(at_s, conversation) for at_s, conversation in zip(times, conversations, strict=False)]
 
 
 def drive(
     target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, on_progress: OnProgress
 ) -> list[Record]:
     """Plays the arrivals, at most `at_once` conversations at a time; `start` is on the monotonic clock."""
-    return uvloop.run(_drive(target, arrivals, at_once, start, on_progress))
-
-
-async def _drive(
-    target: Target, arrivals: Sequence[Arrival], at_once: int | None, start: float, on_progress: OnProgress
-) -> list[Record]:
     slots: contextlib.AbstractAsyncContextManager[object]
     slots = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
     records: list[Record] = []
 
-    async def play(arrival: Arrival) -> None:
+    async def play(client: HttpClient, arrival: Arrival) -> None:
         await asyncio.sleep(max(0.0, start + arrival.at_s - time.monotonic()))
         async with slots:
             await _converse(client, target.template, arrival.conversation, start, records, on_progress)
 
-    with contextlib.closing(HttpClient(target.url, target.headers)) as client:
-        await asyncio.gather(*map(play, arrivals))
+    async def play_all() -> None:
+        with contextlib.closing(HttpClient(target.url, target.headers)) as client:
+            await asyncio.gather(*(play(client, arrival) for arrival in arrivals))
+
+    uvloop.run(play_all())
     return records
 
 
@@ -105,6 +100,6 @@ async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, tu
             read_event(record, bytes(response.body), time.monotonic() - began)
         if not record.output_tokens:
             raise HttpFailure("an answer without tokens")
-    except (HttpFailure, msgspec.DecodeError) as error:
+    except (HttpFailure, msgspec.DecodeError, AttributeError, TypeError) as error:  # the last two: not such JSON
         record.error = str(error)
     return record

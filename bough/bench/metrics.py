@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -110,11 +111,7 @@ def tokens_by_second(records: Sequence[Record]) -> list[float]:
 def peak_concurrency(records: Sequence[Record]) -> int:
     # An end counts before a beginning at the same moment: a closed loop never has more than its users.
     changes = [(r.began_s + r.total_s, -1) for r in records] + [(r.began_s, 1) for r in records]
-    running = peak = 0
-    for _, change in sorted(changes):
-        running += change
-        peak = max(peak, running)
-    return peak
+    return max(itertools.accumulate(change for _, change in sorted(changes)), default=0)
 
 
 # ---- as text, in the order of SGLang's tool

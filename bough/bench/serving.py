@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,6 @@ def shown_settings(args: argparse.Namespace) -> dict[str, Any]:
 # ---- the command
 
 
-__all__ = ["add_flags", "main"]
-
 WARMUP_TOKENS = 32
 
 
@@ -190,22 +188,16 @@ def _measure(args: argparse.Namespace, target: Target, conversations: Sequence[C
     total = sum(map(len, conversations))
 
     def part(number: int, on_progress: OnProgress) -> list[Record]:
-        slots = None
-        if args.max_concurrency is not None:
-            slots = len(range(number, args.max_concurrency, args.procs))
+        most = args.max_concurrency
+        slots = None if most is None else len(range(number, most, args.procs))
         return drive(target, arrivals[number :: args.procs], slots, start, on_progress)
 
-    bars: list[Any] = []
+    with ExitStack() as shown:
 
-    def show_progress() -> OnProgress:
-        bars.append(tqdm(total=total, disable=args.disable_tqdm, unit="request"))
-        return lambda answered: bars[0].update(answered)
+        def show_progress() -> OnProgress:
+            return shown.enter_context(tqdm(total=total, disable=args.disable_tqdm, unit="request")).update
 
-    try:
         parts = run_parts(args.procs, part, show_progress)
-    finally:
-        for bar in bars:
-            bar.close()
     return sorted((record for records in parts for record in records), key=lambda record: record.began_s)
 
 

@@ -27,6 +27,7 @@ OF_PARTS = {
     "pd": "prompts on an engine of their own beside one engine",
     "online": "the online loads W5 and W6 on any OpenAI server",
     "edge": "what HTTP costs, without a model",
+    "page": "what an open page costs the engine",
     "tree": "the radix tree alone",
 }
 WITH_ENGINE = ("lang", "constrained", "cpu", "embeddings", "speculation", "tiers", "restart", "pd")

@@ -98,12 +98,8 @@ def _shown(default: Any) -> str:
 # ---- values
 
 
-def settings_from(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    return Settings.from_flat(given_settings(parsed, environ))
-
-
 def settings_with_model(parsed: argparse.Namespace) -> Settings:
-    """The same for commands that take the model as an argument, too."""
+    """Of commands that take the model as an argument, too."""
     given = given_settings(parsed)
     if parsed.model is not None:
         if vars(parsed).get("model_path", parsed.model) != parsed.model:

@@ -231,9 +231,9 @@ class RequestOutput:
         self._retractions = 0
         self._drafts: DraftCounts | None = None
         self._updates = updates
-        self._received_at = time.perf_counter()
-        self._finished_at: float | None = None
-        self._latency = None if meter is None else LatencyRecorder(meter, self._received_at)
+        self.received_at = time.perf_counter()
+        self.finished_at: float | None = None
+        self._latency = None if meter is None else LatencyRecorder(meter, self.received_at)
 
     def add(self, delta: Delta, now: float | None = None) -> None:
         """`now` is when the delta arrived, where that is known."""
@@ -250,7 +250,7 @@ class RequestOutput:
         self._retractions, self._drafts = delta.retractions, delta.drafts or self._drafts
         if delta.finish is not None:
             self.finish, self.vector = delta.finish, np.frombuffer(delta.vector, dtype=np.float32)
-            self._finished_at = now
+            self.finished_at = now
         if self._latency is not None:
             self._latency.add(delta, len(delta.ids) // ID_BYTES, now)
         self._updates.put(self)
@@ -325,9 +325,7 @@ class RequestOutput:
 
     @property
     def timings(self) -> Timings:
-        return Timings.of(
-            self._started, (self._finished_at or time.perf_counter()) - self._received_at, self.new_tokens
-        )
+        return Timings.of(self._started, (self.finished_at or time.perf_counter()) - self.received_at, self.new_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         if self.prompt.pooling not in (None, ALL_STATES):
@@ -336,7 +334,7 @@ class RequestOutput:
         return {**shown, "output_ids": list(self.ids), "meta_info": self.meta_info()}
 
     def meta_info(self) -> dict[str, Any]:
-        end = self._finished_at or time.perf_counter()
+        end = self.finished_at or time.perf_counter()
         meta: dict[str, Any] = {
             "id": self.prompt.rid,
             "finish_reason": None if self.finish is None else finish_to_dict(self.finish),
@@ -347,7 +345,7 @@ class RequestOutput:
             "num_retractions": self._retractions,
             "weight_version": self._started.weight_version,
             "queue_time": self._started.queue_time_s,
-            "e2e_latency": end - self._received_at,
+            "e2e_latency": end - self.received_at,
         }
         if self._started.host_tokens is not None:
             meta["cached_tokens_details"] = self.cached_details

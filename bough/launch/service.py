@@ -38,14 +38,13 @@ from bough.loader.locate import ModelFiles
 from bough.messages.channels import cluster_key
 from bough.observability.logs import set_up_logging
 from bough.observability.request_meter import RequestMeter
-from bough.server import http
+from bough.server import http, tracing
 from bough.server.app import App, Front, Phase, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.crash_dump import RequestRecorder
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
-from bough.server.tracing import RequestLog, RequestLogging, RequestTraces, check_tracing, otlp_exporter, with_tracing
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
@@ -59,7 +58,7 @@ T = TypeVar("T")
 def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     """Serves until told to stop. Raises what kept it from starting, or ended it."""
     set_up_logging("server", settings.process.log_level)
-    check_tracing(settings.server.otlp_endpoint)
+    tracing.check_tracing(settings.server.otlp_endpoint)
     check_server_code(settings)
     check_nodes(settings.parallel)
     if settings.parallel.node_rank:
@@ -115,7 +114,7 @@ class Serving(ABC):
         self._loop = asyncio.get_running_loop()
         server = settings.server
         browsers = BrowserRules(server, loopback=http.is_loopback(listener))
-        self._logging = RequestLogging(server.log_requests, server.log_requests_level)
+        self._logging = tracing.RequestLogging(server.log_requests, server.log_requests_level)
         self._front = Front(logging=self._logging, root_path=server.root_path, browsers=browsers)
         folder = server.crash_dump_folder
         self._recorder = None if folder is None else RequestRecorder(Path(folder).expanduser())
@@ -146,9 +145,10 @@ class Serving(ABC):
         settings, server = self._settings, self._settings.server
         bound = TextBound(model.context_length, cut=settings.scheduler.allow_auto_truncate)
         tokenizer = tokenizer and tokenizer.bounded(bound)
-        watchers: list[RequestWatcher] = [RequestLog(self._logging, tokenizer)]
+        recent = tracing.RecentRequests()
+        watchers: list[RequestWatcher] = [tracing.RequestLog(self._logging, tokenizer), recent]
         if server.otlp_endpoint is not None:
-            traces = RequestTraces(otlp_exporter(server.otlp_endpoint), model.name)
+            traces = tracing.RequestTraces(tracing.otlp_exporter(server.otlp_endpoint), model.name)
             cleanup.push_async_callback(in_thread, traces.close)
             watchers.append(traces)
         method, cache_tokens = settings.parallel.load_balance_method, model.limits["max_total_num_tokens"]
@@ -162,7 +162,7 @@ class Serving(ABC):
             cleanup.callback(asyncio.create_task(watchdog.run()).cancel)
         reader = input_reader(files, settings.model, tokenizer)
         main_pid = os.getppid() if end.number else os.getpid()
-        return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid)
+        return ServerContext(client, reader, tokenizer, model, settings, watchdog, main_pid, recent)
 
     async def stop_others(self) -> None:
         """Ends the other processes that serve on the same socket, if they are this one's."""
@@ -177,7 +177,7 @@ class Serving(ABC):
                 app = with_cors(App(all_endpoints(context), server, self._recorder), server)
                 app = with_count(app, context.client.meter)
                 settle_garbage()
-                self._front.open(with_tracing(app, server.otlp_endpoint))
+                self._front.open(tracing.with_tracing(app, server.otlp_endpoint))
                 self.on_ready(context)
                 await http.unless_ending(asyncio.Event().wait(), self._ending, serving)
                 others = asyncio.ensure_future(self.stop_others())

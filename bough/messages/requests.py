@@ -119,6 +119,15 @@ class GetTree(msgspec.Struct, frozen=True, tag=True):
     node: tuple[int, int] | None = None
 
 
+class GetTimeline(msgspec.Struct, frozen=True, tag=True):
+    """The steps and requests that ended after `since`, by the engine's clock, and those that run; and which of them is
+    called `name`."""
+
+    call: int
+    since: float = 0.0
+    name: str = ""
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Goes the way of a request: the scheduler hands it on and the detokenizer replies. Both are alive when it comes
     back."""
@@ -229,6 +238,7 @@ Command = (
     FlushCache
     | GetState
     | GetTree
+    | GetTimeline
     | Ping
     | ProcessCommand
     | ChangeSettings

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
+request_began: ContextVar[float] = ContextVar("request_began", default=0.0)  # when HTTP brought it
 
 
 def set_up_logging(role: str, level: str) -> None:

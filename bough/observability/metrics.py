@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from bough.core.files import table_beside
 
-PREFIX = "bough:"
 State = Mapping[str, Any]  # the scheduler's reply to `GetState`
 _TABLE = table_beside(__file__, "metrics.toml")
 
@@ -24,10 +23,6 @@ class Metric:
     buckets: tuple[float, ...] = ()
     key: Any = None  # of the scheduler's state, if not its name
     label: str = ""  # what tells its numbers apart, where it has several
-
-    @property
-    def full_name(self) -> str:
-        return PREFIX + self.name
 
 
 def _metric(name: str, stated: Any) -> Metric:

@@ -16,7 +16,8 @@ def cpu_seconds(main: int) -> dict[str, float]:
     has ended; so no number ever falls."""
     seconds: dict[str, float] = {}
     component_of = {main: "tokenizer"}
-    for process in _family(main):
+    first = psutil.Process(main)
+    for process in (first, *first.children(recursive=True)):  # parents stand before their children
         with contextlib.suppress(psutil.NoSuchProcess), process.oneshot():  # it has just ended
             title = next(iter(process.cmdline()), "")
             component = component_of.get(process.pid) or component_of.get(process.ppid(), "tokenizer")
@@ -27,9 +28,3 @@ def cpu_seconds(main: int) -> dict[str, float]:
             user, system, ended_user, ended_system = process.cpu_times()[:4]
             seconds[component] = seconds.get(component, 0.0) + user + system + ended_user + ended_system
     return seconds
-
-
-def _family(main: int) -> list[psutil.Process]:
-    """Parents stand before their children."""
-    process = psutil.Process(main)
-    return [process, *process.children(recursive=True)]

@@ -50,12 +50,10 @@ class Counts:
     def totals(self) -> list[float]:
         if self._folder is None:
             return list(self.cells)
-        rows = [array("d", content) for content in self._contents(self._folder)]
+        found = [path.read_bytes() for path in self._folder.glob("counts*")]
+        whole = (content for content in found if len(content) == self._size * DOUBLE)  # others are just being made
+        rows = [array("d", content) for content in whole]
         return [sum(column) for column in zip(*rows, strict=True)]
-
-    def _contents(self, folder: Path) -> list[bytes]:
-        found = [path.read_bytes() for path in folder.glob("counts*")]
-        return [content for content in found if len(content) == self._size * DOUBLE]  # others are just being made
 
 
 def _map(path: Path, size: int) -> mmap.mmap:

@@ -11,30 +11,18 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bough.core.errors import SettingsError
-from bough.core.plan import BatchPlan, StepResult
+from bough.observability.timeline import Span, Timeline, Times
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 HOST_LANE, DEVICE_LANE = 1, 2
 LANES = {HOST_LANE: "scheduler loop", DEVICE_LANE: "device"}
-
-
-class Timeline:
-    """The default records nothing."""
-
-    _nothing = nullcontext()
-
-    def phase(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
-        """The `with` block is a phase; phases may nest."""
-        return self._nothing
-
-    def ran(self, plan: BatchPlan, result: StepResult) -> None: ...
 
 
 def default_trace_path(home: Path) -> Path:
@@ -52,6 +40,7 @@ class StepTrace(Timeline):
             raise SettingsError(
                 f"Cannot write the step trace to {path} ({error.strerror or error}); set --step-trace-path."
             ) from None
+        super().__init__()
         self.path = path
         self.clock = clock
         self._origin = clock()
@@ -72,11 +61,11 @@ class StepTrace(Timeline):
             details = {} if step is None else {"step": step}
             self.add(name, HOST_LANE, began, self.clock(), details, time.thread_time() - began_cpu)
 
-    def ran(self, plan: BatchPlan, result: StepResult) -> None:
-        if result.device_span is not None:
-            decodes, prompt_tokens = count_work(plan)
-            details = {"step": plan.step, "decodes": decodes, "prompt tokens": prompt_tokens}
-            self.add(name_batch(decodes, prompt_tokens), DEVICE_LANE, *result.device_span, details)
+    def committed(self, step: int, times: Times, span: Span | None, work: tuple[int, int]) -> None:
+        super().committed(step, times, span, work)
+        if span is not None:
+            details = dict(zip(("step", "decodes", "prompt tokens"), (step, *work), strict=True))
+            self.add(name_batch(*work), DEVICE_LANE, *span, details)
 
     def add(
         self, name: str, lane: int, start: float, end: float, details: dict[str, Any], cpu_s: float | None = None
@@ -106,11 +95,6 @@ class StepTrace(Timeline):
         self._left -= len(line)
         self._before = b",\n"
         self._file.write(line)
-
-
-def count_work(plan: BatchPlan) -> tuple[int, int]:
-    """Decoding rows, and prompt tokens."""
-    return int((plan.given < plan.query_lens).sum()), int(plan.given.sum())
 
 
 def name_batch(decodes: int, prompt_tokens: int) -> str:

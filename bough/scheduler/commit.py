@@ -238,6 +238,7 @@ class Committer:
         started: list[Started] = []
         for index, chunk in chunks:
             request = chunk.request
+            request.enter("decode" if chunk.final else "prefill", self._clock(), chunk.count)
             if index in result.input_logprobs:
                 request.add_scores(result.input_logprobs[index])
             if chunk.final and not request.started:

@@ -104,6 +104,7 @@ class Intake:
             logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
             arrival=next(self._arrivals),
             since=now,
+            arrived=now,
             names=frozenset({message.rid, *message.names}),
             stream=message.stream,
             adapter=message.adapter,

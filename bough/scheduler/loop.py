@@ -13,7 +13,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, assert_never
 
 from bough.constrained.interface import Ticket
@@ -33,6 +33,7 @@ from bough.messages.requests import (
     Garbled,
     Generate,
     GetState,
+    GetTimeline,
     GetTree,
     Pause,
     Ping,
@@ -44,7 +45,7 @@ from bough.messages.requests import (
     StreamEnded,
     ToScheduler,
 )
-from bough.observability.step_trace import Timeline
+from bough.observability.timeline import Kept, Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
@@ -218,6 +219,7 @@ class Scheduler:
         held, begun_at = self._grammar_steps.release(), self._clock()
         with self._timeline.phase("plan"):
             planned = self._planner.plan(self._clock(), drained=not self._in_flight)
+        planned_at = self._clock()
         if planned is None:
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
@@ -229,7 +231,9 @@ class Scheduler:
             return
         with self._timeline.phase("launch", planned.plan.step):
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
-            self._step_time.launched(planned, begun_at, self._clock())
+            launched_at = self._clock()
+            self._step_time.launched(planned, begun_at, launched_at)
+        self._timeline.launched((begun_at, planned_at, launched_at))
         self._handover.launched(planned)
         self._dirty = True
         self._supply_masks()
@@ -247,16 +251,17 @@ class Scheduler:
             self._executor.supply_masks(step.plan.step, self._grammar_steps.masks(step))
 
     def _commit_oldest(self) -> None:
-        step, in_flight = self._in_flight.popleft()
+        (step, in_flight), waited_from = self._in_flight.popleft(), self._clock()
         with self._timeline.phase("wait", step.plan.step):
-            result = in_flight.wait()
-        self._timeline.ran(step.plan, result)
+            result, resulted_at = in_flight.wait(), self._clock()
         with self._timeline.phase("commit", step.plan.step):
             self._planner.after_step(step, result)
             self._committer.commit(step, result)
             self._step_time.ran(step, result.device_span)
             waiting, span = len(self._queue) + len(self._gate), result.device_span
             self._stats.after_step(step.category, span, self._committer, self._cache, self._table, waiting)
+        times, work = (waited_from, resulted_at, self._clock()), (step.decodes, step.prompt_tokens)
+        self._timeline.committed(step.plan.step, times, span, work)
         self._supply_masks()
         self._recording.after_step()
 
@@ -300,6 +305,7 @@ class Scheduler:
             else:
                 self._queue_up(request, ticket)
         for request, reason in self._gate.passed():
+            request.enter("queued", self._clock())
             if reason is not None:
                 self._committer.end(request, reason)
                 continue
@@ -329,6 +335,9 @@ class Scheduler:
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
             case GetTree():
                 self._outbox.reply(Reply(message.call, True, data=self._cache.show(message.limit, message.node)))
+            case GetTimeline():
+                shown = self._timeline.show(self._records(), message.since, self._clock(), message.name)
+                self._outbox.reply(Reply(message.call, True, data=shown))
             case Ping():
                 self._outbox.tokens(message)
             case ProcessCommand():
@@ -359,6 +368,11 @@ class Scheduler:
             case _:
                 assert_never(message)
 
+    def _records(self) -> Iterator[Kept]:
+        for request in self._requests.values():
+            known = len(request.tokens) if request.row < 0 else int(self._table.known[request.row])
+            yield request.names, request.record(known - request.prompt_len, self._clock(), ended=False)
+
     def _take(self, message: Generate) -> None:
         try:
             self._control.check()
@@ -377,10 +391,13 @@ class Scheduler:
             return
         self._requests[request.handle] = request
         self._sessions.begin(message, request)
-        if not self._handover.enter(request, message, ticket):
+        if self._handover.enter(request, message, ticket):
+            request.enter("fetch", self._clock())
+        else:
             self._queue_up(request, ticket)
 
     def _queue_up(self, request: Request, ticket: Ticket | None) -> None:
+        request.enter("queued" if ticket is None else "grammar", self._clock())
         if ticket is not None:
             self._gate[request] = ticket
             return
@@ -429,6 +446,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.handle]
+        self._timeline.ended(request.names, request.record(request.generated, self._clock(), ended=True))
         self._sessions.ended(request)
         self._planner.learn(request)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,10 @@ from bough.core.sampling_params import SamplingParams
 from bough.memory.tree.node import Node
 from bough.messages.outputs import DraftCounts
 from bough.messages.requests import Thinking
+from bough.observability.timeline import Stage
 from bough.scheduler.constraint import Constraint
+
+MOST_STAGES = 128  # from here on, further ones of a kind are counted as one
 
 
 @dataclass(slots=True, eq=False)
@@ -67,14 +71,39 @@ class Request:
     forced_logprobs: list[PositionLogprobs] = field(default_factory=list)
     proposed_drafts: int = 0
     held_drafts: list[int] = field(default_factory=list)  # in how many of its steps 0, 1, … drafts held
+    arrived: float = 0.0
+    stage: str = "queued"  # or "grammar", "fetch", "prefill", "decode", "retracted"
+    stages: list[Stage] = field(default_factory=list)  # those before it
+
+    def enter(self, stage: str, now: float, tokens: int = 0) -> None:
+        """Its stage is over, which was about so many tokens, and the next begins."""
+        if stage == self.stage and not tokens:
+            return
+        if len(self.stages) >= MOST_STAGES and self.stages[-1][0] == self.stage:
+            tokens += self.stages.pop()[2]
+        self.stages.append((self.stage, now, tokens))
+        self.stage = stage
+
+    def record(self, output: int, now: float, *, ended: bool) -> dict[str, Any]:
+        """What it has been through until now, with so many output tokens."""
+        stages = [*self.stages, (self.stage, now, self._decoded(output))]
+        facts = {"id": self.handle, "arrived": self.arrived, "prompt": self.prompt_len, "output": output}
+        return facts | {"cached": max(self.cached_tokens, 0), "stages": stages, "ended": ended}
+
+    def _decoded(self, output: int) -> int:
+        """Tokens of its stage, if that is a decode."""
+        before = sum(tokens for name, _, tokens in self.stages if name == "decode")
+        return max(0, output - before) if self.stage == "decode" else 0
 
     def begin_running(self, now: float) -> None:
+        self.enter("prefill", now)
         if not self.retractions:
             self.queue_time_s = now - self.since
         self.since = now
 
     def begin_waiting_again(self, now: float) -> None:
         """After a retraction."""
+        self.enter("retracted", now, self._decoded(self.generated))
         self.retractions += 1
         self.ran_s += now - self.since
         self.since = now

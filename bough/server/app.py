@@ -22,7 +22,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.core.server_settings import EdgeSettings, ServerSettings
-from bough.observability.logs import current_request
+from bough.observability.logs import current_request, request_began
 from bough.observability.request_meter import RequestMeter
 from bough.server.bodies import RECORDED_KEY, RECORDER_KEY, SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
@@ -201,6 +201,7 @@ class Front:
         token = current_request.set(identity)
         status = 0
         began = time.perf_counter()
+        request_began.set(began)
 
         async def named_send(message: Message) -> None:
             nonlocal status

@@ -23,6 +23,7 @@ from bough.server.bodies import warnings_of_body
 from bough.server.messages import Message, read_media, text_of, text_size
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
+from bough.server.tracing import RecentRequests
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
@@ -61,6 +62,7 @@ class ServerContext:
     settings: Settings
     watchdog: Watchdog | None = None
     main_pid: int = field(default_factory=os.getpid)  # of the process that started all others
+    recent: RecentRequests = field(default_factory=RecentRequests)
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         if self.tokenizer is None:

@@ -1,7 +1,8 @@
-"""The routes of the page at /ui: its files, and the stream of the live tree.
+"""The routes of the page at /ui: its files, the stream of the live tree, and timelines.
 
 The tree is asked for once a second for all that watch through this process, and never while nobody does. Its text is
-the operator's alone (`admin_only`): prompts of other clients stand in it.
+the operator's alone (`admin_only`): prompts of other clients stand in it. Timelines know requests by their handles: the
+id that a client gave its request may open more to others than its times.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from bough.core.errors import RequestError
-from bough.messages.requests import GetTree
+from bough.messages.requests import GetTimeline, GetTree
 from bough.server.context import STATE_TIMEOUT_S, ServerContext
 from bough.server.endpoint import EVENTS, GET, Endpoint, Query, json_response
 from bough.server.errors import HttpError, native_shape
@@ -26,6 +27,10 @@ PERIOD_S = 1.0
 SNAPSHOTS = 10  # of one stream; the page then opens the next, so that none keeps a server that drains
 MAX_NODES = 1500  # the scheduler takes about 5 ms for so many on a slow core: 0.5 % of its time
 NODE = Query("node", str, "its `created` and its first position, joined by a dash")
+TIMELINE = (
+    Query("since", float, "the `now` of the answer before: what ended earlier is left out"),
+    Query("rid", str, "the id of a request; `found` is the one that has it"),
+)
 
 
 class TreeFeed:
@@ -71,12 +76,23 @@ def page_routes(context: ServerContext) -> list[Endpoint]:
     async def text(request: Request) -> Response:
         return json_response({"text": await node_text(context, request.query_params.get("node", ""))})
 
+    async def timeline(request: Request) -> Response:
+        given = request.query_params
+        try:
+            since = float(given.get("since", "0"))
+        except ValueError:
+            raise RequestError(f"since must be a number, got {given['since'][:40]!r}.", field="since") from None
+        rid = given.get("rid", "")
+        replicas = await context.client.ask(lambda call: GetTimeline(call, since, rid), STATE_TIMEOUT_S)
+        return json_response({"replicas": list(map(context.recent.complete, replicas))})
+
     page: dict[str, Any] = {"methods": GET, "access": "open", "tag": "pages", "media_type": "text/html"}
     live: dict[str, Any] = {"methods": GET, "answer": dict[str, Any], "tag": "pages"}
     return [
-        Endpoint("/ui", show, "The page: chat, load and the live tree", **page),
+        Endpoint("/ui", show, "The page: chat, load, timelines and the live tree", **page),
         Endpoint("/ui/{name:path}", show, "A file of the page", **page),
         Endpoint("/ui/tree", tree, "The prefix cache, once a second for ten seconds", media_type=EVENTS, **live),
+        Endpoint("/ui/timeline", timeline, "The last steps and requests, and their times", queries=TIMELINE, **live),
         Endpoint("/ui/tree/text", text, "How a node's text begins", access="admin_only", queries=(NODE,), **live),
     ]
 

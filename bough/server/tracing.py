@@ -13,7 +13,7 @@ import logging
 import time
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,7 +23,9 @@ from bough.client.outputs import RequestOutput
 from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort
 from bough.messages.requests import ProcessCommand
-from bough.observability.logs import current_request
+from bough.observability.logs import current_request, request_began
+from bough.observability.metrics import State
+from bough.observability.timeline import REQUESTS
 from bough.tokenizer.tokenizer import Tokenizer
 from bough.version import __version__
 
@@ -41,6 +43,7 @@ PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 DEFAULT_PATH = "/v1/traces"  # where collectors listen, for an endpoint without a path
 EXPORT_TIMEOUT_S = 5.0  # a collector that does not answer may hold up the end of the server for that long
 NS = 1_000_000_000
+SAME_CLOCK_S = 1.0  # clocks that differ by more are those of two machines
 
 
 @dataclass(slots=True)
@@ -149,6 +152,40 @@ def span_provider(exporter: SpanExporter, service: str) -> TracerProvider:
     provider = TracerProvider(resource=Resource.create({"service.name": service, "service.version": __version__}))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
+
+
+class RecentRequests:
+    """What this process knows of its last requests, for the page's timelines: how long they were read and tokenised,
+    and when their last text arrived. A watcher of the engine's client. Owns their times, by handle."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, tuple[float, float, float | None, str]] = {}
+
+    def arrived(self, answer: RequestOutput) -> None:
+        self._keep(answer, "")
+
+    def ended(self, answer: RequestOutput) -> None:
+        self._keep(answer, finish_word(answer))
+
+    def _keep(self, answer: RequestOutput, finish: str) -> None:
+        sent = answer.received_at
+        self._times[answer.handle] = (request_began.get() or sent, sent, answer.finished_at, finish)
+        if len(self._times) > 2 * REQUESTS:
+            del self._times[next(iter(self._times))]
+
+    def complete(self, replica: State) -> State:
+        """What a scheduler recorded, with what came before it and after it of this process's requests."""
+        if abs(time.perf_counter() - replica["now"]) > SAME_CLOCK_S:
+            return replica
+        return {**replica, "requests": list(map(self._complete, replica["requests"]))}
+
+    def _complete(self, request: dict[str, Any]) -> dict[str, Any]:
+        began, sent, finished, finish = self._times.get(request["id"], (request["arrived"], 0.0, None, ""))
+        if sent:
+            request["stages"] = [("tokenise", sent, 0), ("hand over", request["arrived"], 0), *request["stages"]]
+        if finished is not None:
+            request["stages"].append(("detokenise", finished, 0))
+        return request | {"arrived": began, "finish": finish}
 
 
 class RequestTraces:

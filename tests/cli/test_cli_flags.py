@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from bough.cli.commands import Parser
-from bough.cli.flags import add_engine_flags, given_settings, settings_from
+from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
 from bough.core.setting_checks import field_type
 from bough.core.settings import Settings, all_fields
@@ -76,7 +76,7 @@ def test_every_setting_has_a_key_in_the_file(kebab: bool, as_text: bool, tmp_pat
 
 def test_nothing_given_means_the_defaults() -> None:
     assert given() == {}
-    assert settings_from(parser().parse([]), {}) == Settings()
+    assert Settings.from_flat(given_settings(parser().parse([]), {})) == Settings()
 
 
 def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_an_unknown_variable_is_mentioned_once_and_ignored(caplog: pytest.LogCap
     "argv", [["--pp-size", "1"], ["--pp", "1", "--data-parallel-size=1"], ["--nnodes", "1", "--node_rank", "0"]]
 )
 def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[str]) -> None:
-    assert settings_from(parser().parse(argv), {}) == Settings()
+    assert Settings.from_flat(given_settings(parser().parse(argv), {})) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
 )
 def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        settings_from(parser().parse(argv), {})
+        Settings.from_flat(given_settings(parser().parse(argv), {}))
     assert str(caught.value).startswith(text)
 
 
@@ -248,14 +248,14 @@ def test_a_variable_may_hold_settings_that_are_not_built(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("flag", ["--tp-size", "--tp", "--tensor-parallel-size"])
 def test_the_number_of_ranks_has_three_names(flag: str) -> None:
-    assert settings_from(parser().parse([flag, "2"]), {}).parallel.tp_size == 2
+    assert Settings.from_flat(given_settings(parser().parse([flag, "2"]), {})).parallel.tp_size == 2
 
 
 @pytest.mark.parametrize("flag", ["--pp-size", "--pp", "--pipeline-parallel-size"])
 def test_the_number_of_stages_has_three_names(flag: str) -> None:
-    assert settings_from(parser().parse([flag, "2"]), {}).parallel.pp_size == 2
+    assert Settings.from_flat(given_settings(parser().parse([flag, "2"]), {})).parallel.pp_size == 2
 
 
 @pytest.mark.parametrize("flag", ["--dp-size", "--dp", "--data-parallel-size"])
 def test_the_number_of_replicas_has_three_names(flag: str) -> None:
-    assert settings_from(parser().parse([flag, "2"]), {}).parallel.dp_size == 2
+    assert Settings.from_flat(given_settings(parser().parse([flag, "2"]), {})).parallel.dp_size == 2

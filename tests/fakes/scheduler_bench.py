@@ -10,7 +10,7 @@ import numpy as np
 from bough.core.plan import Executor
 from bough.core.settings import LoraSettings, MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
-from bough.observability.step_trace import Timeline
+from bough.observability.timeline import Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.handover import Handover
 from bough.scheduler.loop import Scheduler

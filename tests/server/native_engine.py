@@ -20,6 +20,7 @@ from bough.messages.requests import (
     FlushCache,
     Generate,
     GetState,
+    GetTimeline,
     GetTree,
     Pause,
     Ping,
@@ -85,6 +86,7 @@ class NativeEngine(ScriptedEngine):
                     FlushCache()
                     | GetState()
                     | GetTree()
+                    | GetTimeline()
                     | Ping()
                     | ProcessCommand()
                     | ChangeSettings()
@@ -110,6 +112,8 @@ class NativeEngine(ScriptedEngine):
         shows = isinstance(message, Control) and isinstance(message.command, ReadWeight)
         done = "[[3, 1], [0, 4]]" if dumps else "[[0.5]]" if shows else "done"
         data = {"ids": None} | self.state if isinstance(message, GetTree) else self.state | {"num_paused_requests": 0}
+        if isinstance(message, GetTimeline):
+            data = {"now": 0.0, "steps": [], "requests": [], "found": None}
         reply = Reply(message.call, ok, done if ok else "busy", data)
         loop.call_soon(self.client.receive, reply)
 

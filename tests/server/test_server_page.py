@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 import re
@@ -14,9 +15,10 @@ import pytest
 
 from bough.messages.requests import GetTree
 from bough.server import live_tree
-from bough.server.app import App
+from bough.server.app import App, Front
 from bough.server.page import FOLDER, page_files
 from bough.server.protocols import all_endpoints
+from bough.server.tracing import RecentRequests
 from tests.fakes.whole_engine import WholeEngine
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -77,7 +79,7 @@ def test_there_is_no_other_file(path: str) -> None:
     assert get(path).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/ui", "/ui/", "/ui/app.js", "/ui/tree", "/ui/tree/text?node=1-0"])
+@pytest.mark.parametrize("path", ["/ui", "/ui/", "/ui/app.js", "/ui/tree", "/ui/tree/text?node=1-0", "/ui/timeline"])
 def test_disable_ui_takes_all_of_it_away(path: str) -> None:
     assert get(path, disable_ui=True).status_code == 404
 
@@ -88,6 +90,10 @@ def test_disable_ui_takes_all_of_it_away(path: str) -> None:
         ({}, "/ui/tree", {}, 200),
         ({}, "/ui/tree/text?node=1-0", {}, 200),
         ({"api_key": "api"}, "/ui/tree", {}, 401),
+        ({}, "/ui/timeline?since=1.5", {}, 200),
+        ({}, "/ui/timeline?since=x", {}, 400),
+        ({"api_key": "api"}, "/ui/timeline", {}, 401),
+        ({"api_key": "api"}, "/ui/timeline", API, 200),
         ({"api_key": "api"}, "/ui/tree", API, 200),
         # Prompts of others stand in the tree: a client's key must never open them.
         ({"api_key": "api"}, "/ui/tree/text?node=1-0", API, 403),
@@ -162,3 +168,26 @@ def test_the_stream_shows_what_the_scheduler_has_cached() -> None:
     last = seen[-1]
     assert last["tokens"][last["parent"].index(-1)] == len(text) and last["hits"][last["parent"].index(-1)] >= 1
     assert sum(last["tokens"]) == last["cached_tokens"] and last["locks"] == [0] * len(last["locks"])
+
+
+def test_a_timeline_goes_from_the_http_request_to_the_last_text() -> None:
+    async def go() -> list[dict[str, Any]]:
+        whole, recent = WholeEngine(), RecentRequests()
+        whole.client._watchers = (recent,)
+        context = dataclasses.replace(whole.context(), recent=recent)
+        front = Front()
+        front.open(App(all_endpoints(context), context.settings.server))
+        transport = httpx.ASGITransport(app=front)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            body = {"text": "abc", "rid": "mine", "sampling_params": {"max_new_tokens": 3, "temperature": 0}}
+            assert (await http.post("/generate", json=body)).status_code == 200
+            answers = [await http.get("/ui/timeline", params={"rid": rid}) for rid in ("mine", "other")]
+            return [answer.json()["replicas"][0] for answer in answers]
+
+    mine, other = asyncio.run(go())
+    (request,) = mine["requests"]
+    assert mine["found"] == request["id"] and other["found"] is None and "mine" not in json.dumps(mine)
+    names = [name for name, _, _ in request["stages"]]
+    assert names == ["tokenise", "hand over", "queued", "prefill", "decode", "detokenise"]
+    times = [request["arrived"], *(end for _, end, _ in request["stages"])]
+    assert times == sorted(times) and request["finish"] == "length" and len(mine["steps"]) == 3

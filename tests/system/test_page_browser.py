@@ -79,6 +79,30 @@ def test_settings_reach_the_engine(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_a_tool_is_called_and_its_result_goes_back(seen: dict[str, Any]) -> None:
+    assert "calls weather" in seen["call"] and re.search(r'"city": "(Oslo|Bern)"', seen["call"])
+    question, call, result = seen["after_call"][-3:]
+    assert question["role"] == "user" and result["role"] == "tool" and result["content"] == "It snows."
+    assert call["tool_calls"][0]["id"] == result["tool_call_id"] and "tokens" in seen["result_stats"]
+
+
+@pytest.mark.slow
+def test_two_settings_answer_side_by_side(seen: dict[str, Any]) -> None:
+    assert [stats.split()[0] for stats in seen["compared"]] == ["5", "9"] and seen["sides_left"] == 1
+
+
+@pytest.mark.slow
+def test_an_answer_leads_to_its_own_timeline(seen: dict[str, Any]) -> None:
+    order = ["tokenise", "queued", "prefill", "decode", "detokenise"]
+    assert [stage for stage in seen["stages"] if stage in order] == order
+    assert re.search(r"\d+ generated", seen["timeline_of"]) and seen["requests"] >= 8
+    assert re.search(
+        r"Step \d+: 1 decodes, 0 prompt tokens; device .+, plan .+, launch .+, wait .+, commit", seen["step"]
+    )
+    assert "not among the last" in seen["not_kept"]
+
+
+@pytest.mark.slow
 def test_what_a_model_says_is_never_run(seen: dict[str, Any]) -> None:
     assert seen["harmed"] is None and not {"IMG", "A", "SCRIPT", "B"} & set(seen["elements"])
     assert "H3" in seen["elements"] and seen["code"] == 'x = "<b>"'
@@ -108,4 +132,4 @@ def test_everybody_can_use_it(seen: dict[str, Any]) -> None:
     assert not seen["too_wide"], "views that scroll sideways on a phone"
     if not AXE.exists():
         pytest.skip("`make ui` installs axe, which looks for what keeps people out")
-    assert len(seen["violations"]) == 8 and not any(seen["violations"].values())
+    assert len(seen["violations"]) == 12 and not any(seen["violations"].values())

@@ -53,8 +53,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     memory: dict[str, Any] = {"body": schemas.MemoryBody, "access": "admin_only"}
     counts: dict[str, Any] = {"answer": schemas.ExpertCounts}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
-    methods = ("GET", "PUT", "DELETE")
-    storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
+    storage: dict[str, Any] = {"methods": ("GET", "PUT", "DELETE"), "access": "admin", "answer": dict[str, str | None]}
     clear = partial(commands.FlushCache, storage=True)
 
     def record(action: Literal["start", "stop", "dump"]) -> Callable[[schemas.Nothing], Coroutine[Any, Any, Reply]]:

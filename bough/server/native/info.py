@@ -112,12 +112,11 @@ async def loads(context: ServerContext, request: Request) -> Response:
 
 
 async def brief_load(context: ServerContext, request: Request) -> Response:
-    return json_response(list(map(_brief_load_of, await known_states(context))))
-
-
-def _brief_load_of(state: State) -> BriefLoad:
-    requests = state["num_running_reqs"] + state["num_waiting_reqs"]
-    return BriefLoad(state.get("dp_rank", 0), requests, state["num_waiting_reqs"], state["num_used_tokens"])
+    found = []
+    for state in await known_states(context):
+        running, waiting = state["num_running_reqs"], state["num_waiting_reqs"]
+        found.append(BriefLoad(state.get("dp_rank", 0), running + waiting, waiting, state["num_used_tokens"]))
+    return json_response(found)
 
 
 async def health(context: ServerContext, request: Request) -> Response:

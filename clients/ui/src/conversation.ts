@@ -9,13 +9,22 @@ export interface Stats {
   finish: string;
 }
 
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: string;
+}
+
 export interface Turn {
   id: number;
   parent: number; // ROOT: the first turn
-  role: "user" | "assistant";
+  role: "user" | "assistant" | "tool";
   text: string;
   thinking: string;
   images: string[]; // data URLs
+  calls: ToolCall[]; // that the model made
+  callId: string; // of a tool's result: the call that it answers
+  rid: string; // of an answer: its request
   busy: boolean;
   error: string;
   stats: Stats | null;
@@ -27,9 +36,17 @@ export class Conversation {
   readonly turns: Turn[] = [];
   private readonly chosen = new Map<number, number>(); // by parent: which of its children is shown
 
-  add(parent: number, role: Turn["role"], text = "", images: string[] = []): Turn {
+  /** Another with the same turns, which goes its own way from here. */
+  copy(): Conversation {
+    const made = new Conversation();
+    made.turns.push(...this.turns.map((turn) => ({ ...turn, busy: false })));
+    for (const [parent, child] of this.chosen) made.chosen.set(parent, child);
+    return made;
+  }
+
+  add(parent: number, role: Turn["role"], text = "", images: string[] = [], callId = ""): Turn {
     const turn: Turn = {
-      id: this.turns.length, parent, role, text, images, thinking: "", busy: false, error: "", stats: null,
+      id: this.turns.length, parent, role, text, images, callId, calls: [], rid: "", thinking: "", busy: false, error: "", stats: null,
     };
     this.turns.push(turn);
     this.chosen.set(parent, turn.id);

@@ -6,18 +6,30 @@ import { Chat } from "./chat";
 import { Gateway } from "./gateway";
 import { Overview } from "./overview";
 import "./style.css";
+import { Timelines } from "./timelines";
 import { Tree } from "./tree";
 
-const VIEWS: Record<string, [string, () => VNode]> = {
-  chat: ["Chat", Chat],
-  overview: ["Overview", Overview],
-  ...(ofGateway ? { gateway: ["Gateway", Gateway] } : { tree: ["Tree", Tree] }),
+interface View {
+  title: string;
+  show: (about: string) => VNode; // what follows the view's name in the address
+}
+
+const VIEWS: Record<string, View> = {
+  chat: { title: "Chat", show: () => <Chat /> },
+  overview: { title: "Overview", show: () => <Overview /> },
+  ...(ofGateway ? { gateway: { title: "Gateway", show: () => <Gateway /> } } : {
+    timelines: { title: "Timelines", show: (rid: string) => <Timelines rid={rid} /> },
+    tree: { title: "Tree", show: () => <Tree /> },
+  }),
 };
 
-const place = (): string => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "chat");
+function place(): [string, string] {
+  const [view = "", about = ""] = location.hash.slice(1).split("/");
+  return view in VIEWS ? [view, decodeURIComponent(about)] : ["chat", ""];
+}
 
 function App(): VNode {
-  const [view, setView] = useState(place);
+  const [[view, about], setView] = useState(place);
   const [asked, setAsked] = useState<Access | null>(null);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -33,7 +45,7 @@ function App(): VNode {
       window.removeEventListener("bough-key-wanted", want);
     };
   }, []);
-  const [title, View] = VIEWS[view]!;
+  const { title, show } = VIEWS[view]!;
   useEffect(() => {
     document.title = `${title} – Bough`;
   }, [title]);
@@ -42,13 +54,13 @@ function App(): VNode {
       <header>
         <h1>Bough</h1>
         <nav aria-label="Views">
-          {Object.entries(VIEWS).map(([name, [label]]) => (
+          {Object.entries(VIEWS).map(([name, { title: label }]) => (
             <a key={name} href={`#${name}`} aria-current={name === view ? "page" : undefined}>{label}</a>
           ))}
         </nav>
         <button type="button" class="quiet" onClick={() => setAsked("api")}>Keys</button>
       </header>
-      <main ref={main} tabIndex={-1} aria-label={title}><View /></main>
+      <main ref={main} tabIndex={-1} aria-label={title}>{show(about)}</main>
       {asked && <KeyDialog first={asked} onClose={() => setAsked(null)} />}
     </>
   );

@@ -12,16 +12,22 @@ export interface Sampling {
   seed: string;
   stop: string;
   schema: string;
+  tools: string;
+  tool_choice: string;
+  model: string; // empty: the server's first
 }
 
 const EMPTY: Sampling = {
   system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "", stop: "", schema: "",
+  tools: "", tool_choice: "auto", model: "",
 };
 const STORED = "bough-sampling";
+const CHOICES = ["auto", "required", "none"];
 
-export function storedSampling(): Sampling {
+/** Those of a side; the second begins with those of the first. */
+export function storedSampling(side = ""): Sampling {
   try {
-    return { ...EMPTY, ...JSON.parse(localStorage.getItem(STORED) ?? "{}") };
+    return { ...EMPTY, ...JSON.parse(localStorage.getItem(STORED + side) ?? localStorage.getItem(STORED) ?? "{}") };
   } catch {
     return EMPTY; // somebody else's value
   }
@@ -38,15 +44,23 @@ export function requestFields(sampling: Sampling): Record<string, unknown> {
   }
   if (sampling.stop) fields.stop = sampling.stop.split("\n").filter(Boolean);
   if (sampling.schema.trim()) {
-    let schema: unknown;
-    try {
-      schema = JSON.parse(sampling.schema);
-    } catch (error) {
-      throw new Error(`The JSON schema is not JSON: ${(error as Error).message}`);
-    }
+    const schema = parsed(sampling.schema, "The JSON schema is not JSON");
     fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
+  if (sampling.tools.trim()) {
+    const tools = [parsed(sampling.tools, "The tools are not JSON")].flat() as Record<string, unknown>[];
+    fields.tools = tools.map((tool) => ("function" in tool ? tool : { type: "function", function: tool }));
+    fields.tool_choice = sampling.tool_choice;
+  }
   return fields;
+}
+
+function parsed(text: string, problem: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${problem}: ${(error as Error).message}`);
+  }
 }
 
 const NUMBERS: [keyof Sampling, string, string][] = [
@@ -58,22 +72,36 @@ const NUMBERS: [keyof Sampling, string, string][] = [
   ["seed", "Seed", "random"],
 ];
 
-export function SamplingForm({ onChange }: { onChange: (sampling: Sampling) => void }): VNode {
-  const [sampling, setSampling] = useState(storedSampling);
+interface FormProps {
+  side: string;
+  label: string;
+  models: string[];
+  onChange: (sampling: Sampling) => void;
+}
+
+export function SamplingForm({ side, label, models, onChange }: FormProps): VNode {
+  const [sampling, setSampling] = useState(() => storedSampling(side));
   const change = (name: keyof Sampling) => (event: Event): void => {
     const next = { ...sampling, [name]: (event.target as HTMLInputElement).value };
     setSampling(next);
-    localStorage.setItem(STORED, JSON.stringify(next));
+    localStorage.setItem(STORED + side, JSON.stringify(next));
     onChange(next);
   };
-  const area = (name: keyof Sampling, label: string, rows: number, hint: string): VNode => (
+  const area = (name: keyof Sampling, caption: string, rows: number, hint: string): VNode => (
     <label>
-      {label}
+      {caption}
       <textarea name={name} rows={rows} value={sampling[name]} placeholder={hint} spellcheck={false} onInput={change(name)} />
     </label>
   );
+  const choice = (name: keyof Sampling, caption: string, options: string[], value: string): VNode => (
+    <label>
+      {caption}
+      <select name={name} value={value} onChange={change(name)}>{options.map((option) => <option key={option}>{option}</option>)}</select>
+    </label>
+  );
   return (
-    <form class="sampling" aria-label="Settings of answers" onSubmit={(event) => event.preventDefault()}>
+    <form class="sampling" aria-label={label} onSubmit={(event) => event.preventDefault()}>
+      {models.length > 1 && choice("model", "Model", models, models.includes(sampling.model) ? sampling.model : models[0]!)}
       {area("system", "System prompt", 4, "none")}
       <div class="grid">
         {NUMBERS.map(([name, label, hint]) => (
@@ -85,6 +113,8 @@ export function SamplingForm({ onChange }: { onChange: (sampling: Sampling) => v
       </div>
       {area("stop", "Stop at, one on a line", 2, "nothing")}
       {area("schema", "JSON schema of the answer", 5, '{"type": "object", …}')}
+      {area("tools", "Tools, as JSON", 5, '[{"name": "weather", "parameters": {…}}]')}
+      {sampling.tools.trim() && choice("tool_choice", "Tool choice", CHOICES, sampling.tool_choice)}
     </form>
   );
 }

@@ -128,6 +128,57 @@ class Visit:
         seen["code"] = page.locator(".markdown pre").inner_text()
         page.unroute("**/v1/chat/completions")
 
+    def tools(self) -> None:
+        page, seen = self.page, self.seen
+        page.get_by_role("button", name="New chat").click()
+        parameters = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bern"]}}, "required": ["city"]}
+        page.get_by_label("Tools, as JSON").fill(json.dumps([{"name": "weather", "parameters": parameters}]))
+        page.get_by_label("Tool choice").select_option("required")
+        self.say("What is the weather in Oslo?")
+        seen["call_stats"] = self.answered(0)
+        seen["call"] = page.locator(".call").inner_text()
+        page.get_by_label("Tool choice").select_option("none")
+        page.get_by_label("Result of weather").fill("It snows.")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_role("button", name="Send the result").click()
+        seen["after_call"] = sent.value.post_data_json["messages"]
+        seen["result_stats"] = self.answered(1)
+        page.get_by_label("Tools, as JSON").fill("")
+
+    def compare(self) -> None:
+        page, seen = self.page, self.seen
+        page.get_by_role("button", name="New chat").click()
+        page.get_by_role("button", name="Compare two").click()
+        page.get_by_role("form", name="Settings of A").get_by_label("Most tokens").fill("5")
+        page.get_by_role("form", name="Settings of B").get_by_label("Most tokens").fill("9")
+        self.say("Name three trees.")
+        logs = [page.get_by_role("log", name=f"Messages of {name}") for name in "AB"]
+        seen["compared"] = [log.locator(".stats").inner_text() for log in logs]
+        self.look("compare")
+        page.get_by_role("button", name="One side").click()
+        seen["sides_left"] = page.get_by_role("log").count()
+
+    def timelines(self) -> None:
+        page, seen = self.page, self.seen
+        page.get_by_label("Most tokens").fill("30")
+        page.get_by_label("Temperature").fill("0")
+        self.say("Which trees keep their leaves in winter?")
+        self.answered(1)
+        page.get_by_role("link", name="Timeline", exact=True).last.click()
+        stages = page.get_by_role("region", name="Stages of the request")
+        page.get_by_text("detokenise", exact=True).first.wait_for()
+        seen["stages"] = stages.locator("tbody th").all_inner_texts()
+        seen["timeline_of"] = page.locator(".timelines h2").first.inner_text()
+        page.get_by_role("application").focus()
+        page.keyboard.press("End")
+        seen["step"] = page.locator(".step").inner_text()
+        self.look("timelines")
+        page.get_by_role("button", name="All requests").click()
+        page.locator(".requests li").first.wait_for()
+        seen["requests"] = page.locator(".requests li").count()
+        page.goto(f"{self.given.url}/ui#timelines/unknown")
+        seen["not_kept"] = page.locator(".timelines .hint").first.inner_text()
+
     def ask_engine(self, text: str) -> None:
         self.page.request.post(
             f"{self.given.url}/generate",
@@ -199,7 +250,15 @@ def main() -> None:
         # Containers' users may have no namespaces of their own, which Chromium's sandbox is made of.
         browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
         visit = Visit(browser.new_page(viewport={"width": 1100, "height": 700}), given)
-        for view in (visit.chat, visit.tree, visit.overview, visit.gateway):
+        for view in (
+            visit.chat,
+            visit.tools,
+            visit.compare,
+            visit.timelines,
+            visit.tree,
+            visit.overview,
+            visit.gateway,
+        ):
             view()
         browser.close()
     visit.seen["hosts"] = sorted(set(visit.seen["hosts"]))

@@ -1,0 +1,122 @@
+// One turn of a conversation, with what it cost, its branches, and the tools that it calls.
+import type { VNode } from "preact";
+import { useRef, useState } from "preact/hooks";
+import { ofGateway } from "./api";
+import type { Conversation, ToolCall, Turn } from "./conversation";
+import { count, duration, percent } from "./format";
+import { Markdown } from "./markdown";
+
+interface MessageProps {
+  turn: Turn;
+  conversation: Conversation;
+  idle: boolean;
+  last: boolean;
+  onAsk: (parent: number, text: string, images: string[]) => void;
+  onAgain: (question: Turn) => void;
+  onResults: (call: Turn, results: string[]) => void;
+  onChoose: (turn: Turn) => void;
+}
+
+const SPEAKERS = { user: "You", assistant: "The model", tool: "A tool" };
+
+export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResults, onChoose }: MessageProps): VNode {
+  const [editing, setEditing] = useState(false);
+  const edited = useRef<HTMLTextAreaElement>(null);
+  const siblings = conversation.siblings(turn);
+  const place = siblings.indexOf(turn);
+  const answer = turn.role === "assistant";
+  return (
+    <article class={`message ${turn.role}`} aria-label={SPEAKERS[turn.role]} aria-busy={turn.busy}>
+      {turn.images.map((url, index) => <img key={index} src={url} alt={`attached image ${index + 1}`} />)}
+      {turn.thinking && <details><summary>Thinking</summary><Markdown text={turn.thinking} /></details>}
+      {turn.role === "tool" && <p class="hint">Result of {nameOfCall(conversation, turn)}</p>}
+      {editing ? (
+        <form
+          onSubmit={(event) => {
+            event.preventDefault();
+            setEditing(false);
+            onAsk(turn.parent, edited.current!.value, turn.images);
+          }}
+        >
+          <textarea ref={edited} rows={3} aria-label="Edited message">{turn.text}</textarea>
+          <div class="row">
+            <button type="submit">Send as a branch</button>
+            <button type="button" class="quiet" onClick={() => setEditing(false)}>Cancel</button>
+          </div>
+        </form>
+      ) : answer ? <Markdown text={turn.text} /> : <p class="plain">{turn.text}</p>}
+      {turn.calls.map((call) => <Call key={call.id} call={call} />)}
+      {turn.calls.length > 0 && last && idle && <Results calls={turn.calls} onSend={(results) => onResults(turn, results)} />}
+      {turn.busy && !turn.text && !turn.calls.length && <p class="hint">…</p>}
+      {turn.error && <p class="error" role="alert">{turn.error}</p>}
+      {turn.stats && <StatsLine turn={turn} />}
+      <div class="row tools">
+        {siblings.length > 1 && (
+          <>
+            <button type="button" class="small quiet" disabled={place === 0} onClick={() => onChoose(siblings[place - 1]!)} aria-label="Previous branch">‹</button>
+            <span class="hint">branch {place + 1} of {siblings.length}</span>
+            <button type="button" class="small quiet" disabled={place === siblings.length - 1} onClick={() => onChoose(siblings[place + 1]!)} aria-label="Next branch">›</button>
+          </>
+        )}
+        {turn.role === "user" && !editing && idle && <button type="button" class="small quiet" onClick={() => setEditing(true)}>Edit</button>}
+        {answer && idle && (
+          <button type="button" class="small quiet" onClick={() => onAgain(conversation.turns[turn.parent]!)}>Again</button>
+        )}
+        {answer && turn.rid && !turn.busy && !ofGateway && <a class="small" href={`#timelines/${encodeURIComponent(turn.rid)}`}>Timeline</a>}
+      </div>
+    </article>
+  );
+}
+
+function nameOfCall(conversation: Conversation, turn: Turn): string {
+  const calls = conversation.before(turn).flatMap(({ calls: made }) => made);
+  return calls.findLast(({ id }) => id === turn.callId)?.name ?? "a tool";
+}
+
+function Call({ call }: { call: ToolCall }): VNode {
+  let shown = call.arguments;
+  try {
+    shown = JSON.stringify(JSON.parse(shown), null, 2);
+  } catch {
+    // not whole yet, or not JSON: as it came
+  }
+  return (
+    <div class="code call">
+      <div class="code-head">calls {call.name}</div>
+      <pre tabIndex={0} aria-label={`Arguments of ${call.name}`}>{shown}</pre>
+    </div>
+  );
+}
+
+function Results({ calls, onSend }: { calls: ToolCall[]; onSend: (results: string[]) => void }): VNode {
+  const form = useRef<HTMLFormElement>(null);
+  return (
+    <form
+      class="results" ref={form}
+      onSubmit={(event) => {
+        event.preventDefault();
+        onSend([...form.current!.querySelectorAll("textarea")].map((field) => field.value));
+      }}
+    >
+      {calls.map((call) => <label key={call.id}>Result of {call.name}<textarea rows={2} spellcheck={false} /></label>)}
+      <div class="row"><button type="submit">Send the result{calls.length > 1 && "s"}</button></div>
+    </form>
+  );
+}
+
+function StatsLine({ turn }: { turn: Turn }): VNode {
+  const { promptTokens, cachedTokens, outputTokens, firstTokenS, tokensPerS, finish } = turn.stats!;
+  const share = cachedTokens / promptTokens;
+  return (
+    <p class="stats">
+      <span>{count(outputTokens)} tokens</span>
+      {outputTokens > 1 && <span>{count(tokensPerS)} tokens/s</span>}
+      <span>first after {duration(firstTokenS)}</span>
+      <span title="Tokens of the prompt that were found in the radix tree">
+        <meter min={0} max={1} value={share} aria-label="cached share of the prompt" /> {count(cachedTokens)} of {count(promptTokens)}{" "}
+        prompt tokens cached ({percent(share)})
+      </span>
+      {finish && finish !== "stop" && <span>ended by {finish}</span>}
+    </p>
+  );
+}

@@ -12,11 +12,12 @@ import contextlib
 import json
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from bough.core import control
 from bough.core.control import ProfileStart, ReadWeight, SwapWeights, TakeTensors, WeightsCommand
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
@@ -170,6 +171,31 @@ class Engine:
 
         with shared_tensors(named_tensors) as path:
             return self._update(TakeTensors((path,)), **options)
+
+    def init_weights_update_group(
+        self, master_address: str, master_port: int, rank_offset: int, world_size: int, **more: str
+    ) -> str:
+        """Joins a trainer's group, which `bough.rl.TrainerGroup` makes. Options: group_name, backend. Raises a
+        `RequestError` where the trainer does not come."""
+        command = control.JoinTrainer(master_address, master_port, rank_offset, world_size, **more)
+        return self._order(self._client.change_trainers(command)).message
+
+    def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[Any],
+        shapes: Sequence[Sequence[int]],
+        group_name: str = control.WEIGHTS_GROUP,
+        **options: Any,
+    ) -> WeightUpdate:
+        """Receives the tensors that the trainer of a group sends, in this order; the rest is as with
+        `update_weights_from_tensor`."""
+        sizes = tuple(tuple(shape) for shape in shapes)
+        command = control.ReceiveTensors(tuple(names), tuple(map(str, dtypes)), sizes, group_name)
+        return self._update(command, **options)
+
+    def destroy_weights_update_group(self, group_name: str = control.WEIGHTS_GROUP) -> str:
+        return self._order(self._client.change_trainers(control.LeaveTrainer(group_name))).message
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
         """The first rows of a tensor, by the checkpoint's name."""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from bough.client.outputs import Timings
+from bough.core import control
 from bough.core import sampling_params as sampling
 from bough.server.bodies import UNSUPPORTED, fields_without_effect
 from bough.server.streaming import Resume
@@ -297,6 +298,30 @@ class IpcBody(UpdateBody):
     """Safetensors files of the engine's user, such as in /dev/shm."""
 
     files: Annotated[list[str], Meta(min_length=1)]
+
+
+class NamedGroup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    group_name: str = control.WEIGHTS_GROUP
+
+
+class GroupBody(NamedGroup, kw_only=True):
+    """Where the trainer waits, which is rank 0 of the group; the engine's ranks follow from `rank_offset` on."""
+
+    master_address: str
+    master_port: Annotated[int, Meta(ge=1, le=65535)]
+    rank_offset: Annotated[int, Meta(ge=1)] = 1
+    world_size: Annotated[int, Meta(ge=2)]
+    backend: Literal["gloo", "nccl"] | None = None  # null: nccl on GPUs, gloo on CPUs
+
+
+class DistributedBody(UpdateBody):
+    """What a trainer sends to a group, in this order."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[Annotated[int, Meta(ge=0)]]]
+    group_name: str = control.WEIGHTS_GROUP
+    load_format: None = None
 
 
 class ReadWeightBody(msgspec.Struct, forbid_unknown_fields=True):

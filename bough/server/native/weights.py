@@ -1,4 +1,4 @@
-"""Weights that change while the server runs: from disk, sent as tensors, or shared in memory.
+"""Weights that change while the server runs: from disk, sent as tensors or by a trainer's group, or shared in memory.
 
 All of it is the operator's (`admin_only`): it reads paths, or changes what all clients get.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ OTHER_WAYS = "Use /update_weights_from_ipc or _from_disk, send fewer tensors at 
 PICKLES = (b"\x80", b"PK")  # how pickles and torch.save's archives begin
 FROM_DISK = "Read another checkpoint of the same model in the place of its weights"
 FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/octet-stream, with options as queries"
+FROM_GROUP = "Receive tensors that the trainer of a group sends"
+JOIN_GROUP = "Make a group with a trainer, which sends tensors to it"
 FROM_IPC = "Take tensors from memory of the same user"
 READ_WEIGHT = "The first rows of a tensor by the checkpoint's name"
 
@@ -47,6 +49,12 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
 
         return Endpoint(f"/update_weights_from_{kind}", handle, summary, body=body, **updating)
 
+    def group(verb: str, summary: str, body: Any, command: Callable[..., control.TrainerCommand]) -> Endpoint:
+        def act(given: Any) -> Coroutine[Any, Any, Reply]:
+            return context.client.change_trainers(command(**msgspec.structs.asdict(given)))
+
+        return command_route(f"/{verb}_weights_update_group", summary, act, body, access="admin_only")
+
     async def name_version(body: schemas.VersionBody) -> Reply:
         options: dict[str, Any] = {"flush_cache": False, "abort_all_requests": body.abort_all_requests}
         reply = await context.client.update_weights(control.SetVersion(), weight_version=body.new_version, **options)
@@ -56,6 +64,16 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
     return [
         update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
         update("ipc", FROM_IPC, schemas.IpcBody, lambda b: control.TakeTensors(tuple(b.files))),
+        update(
+            "distributed",
+            FROM_GROUP,
+            schemas.DistributedBody,
+            lambda b: control.ReceiveTensors(
+                tuple(b.names), tuple(b.dtypes), tuple(map(tuple, b.shapes)), b.group_name
+            ),
+        ),
+        group("init", JOIN_GROUP, schemas.GroupBody, control.JoinTrainer),
+        group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
         Endpoint("/update_weights_from_tensor", partial(update_from_tensor, context), FROM_TENSOR, **updating),
         Endpoint(
             "/get_weights_by_name",

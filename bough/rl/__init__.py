@@ -56,8 +56,9 @@ class TrainerGroup:
         place = {"master_address": address, "master_port": store.port, "rank_offset": 1, "world_size": world_size}
         asked = _beside(ask, "init_weights_update_group", {**place, "group_name": group_name, "backend": backend})
         meeting = _beside(WeightsGroup, store, group_name, 0, world_size, backend, timeout_s)
-        wait((asked, meeting), return_when=FIRST_EXCEPTION)  # the engine's reason comes first
-        asked.result(0 if meeting.done() and meeting.exception() else None)
+        wait((asked, meeting), return_when=FIRST_EXCEPTION)
+        for each in (asked, meeting) if asked.done() else (meeting, asked):  # the engine's reason, where it has one
+            each.result()
         self._group: WeightsGroup = meeting.result()
 
     def update(self, named_tensors: NamedTensors, **options: Any) -> Any:

@@ -6,14 +6,16 @@ other as in SGLang's groups, so its trainers can be the first rank as they are.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
 
+from bough.core.errors import RequestError
 from bough.distributed.group import interface_to, reason_of
 
 dist: Any = torch.distributed  # its types do not tell of stores and of groups apart from the process's own
@@ -22,20 +24,19 @@ LOOK_S = 0.0005  # between two looks at a tensor under way
 SLACK_S = 600.0  # NCCL's own watchdog ends the process, so it must wait longer than the limit
 
 
-class GroupLostError(Exception):
-    """The group is of no use any more, and why."""
-
-    def __init__(self, what: str, error: object) -> None:
-        super().__init__(f"{what}: {reason_of(error)}")
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise RequestError(f"{what}: {reason_of(error)}") from None
 
 
 def open_store(address: str, port: int, world_size: int, timeout_s: float, *, first: bool = False) -> Any:
     """Where ranks find each other: the first opens it, at any free port if that is 0; the others reach it."""
-    try:
+    with _refused(f"There is no group at {address}:{port} within {timeout_s:g} s"):
         timeout = timedelta(seconds=timeout_s)
         return dist.TCPStore(address, port, world_size, first, timeout, wait_for_workers=not first)
-    except (RuntimeError, ValueError) as error:
-        raise GroupLostError(f"There is no group at {address}:{port}", error) from None
 
 
 class WeightsGroup:
@@ -43,46 +44,35 @@ class WeightsGroup:
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int, backend: str, timeout_s: float) -> None:
         """Waits for the others."""
-        self._backend, self._timeout_s, address = backend, timeout_s, f"{store.host}:{store.port}"
-        for prefix in (name, f"{name}/", f"{DEVICES[backend]}/"):  # as torch and SGLang name what they keep there
+        self.device, self._timeout_s, address = DEVICES[backend], timeout_s, f"{store.host}:{store.port}"
+        for prefix in (name, f"{name}/", f"{self.device}/"):  # as torch and SGLang name what they keep there
             store = dist.PrefixStore(prefix, store)
-        try:
+        with _refused(f"Not all of the {world_size} ranks of {name} have come within {timeout_s:g} s"):
             if backend == "nccl":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = timedelta(seconds=timeout_s + SLACK_S)
                 self._group = dist.ProcessGroupNCCL(store, rank, world_size, options)
-            else:
-                options = dist.ProcessGroupGloo._Options()
-                options._devices = [dist.ProcessGroupGloo.create_device(interface=interface_to(address))]
-                options._timeout = timedelta(seconds=timeout_s)
-                self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
-        except (RuntimeError, OSError) as error:
-            raise GroupLostError(f"Not all of the {world_size} ranks of {name} have come", error) from None
+                return
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(interface=interface_to(address))]
+            options._timeout = timedelta(seconds=timeout_s)
+            self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
 
-    def receive(self, like: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """The next tensor that the first rank sends, which has the shape and the type of `like`."""
-        try:
-            tensor = torch.empty_like(like, device=device if self._backend == "nccl" else "cpu")
-        except RuntimeError as error:
-            raise GroupLostError("There is no memory for a tensor", error) from None
-        self.broadcast(tensor)
-        return tensor
-
-    def broadcast(self, tensor: torch.Tensor, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Sends a tensor from the first rank, or receives one, as long as `go_on` says so."""
-        if not tensor.numel():
-            return
+    def broadcast(self, tensor: torch.Tensor, go_on: Callable[[], bool] = lambda: True) -> torch.Tensor:
+        """Sends a tensor from the first rank, or receives it in its memory, as long as `go_on` says so."""
         until = time.monotonic() + self._timeout_s
-        try:  # as bytes: not every backend knows every number format
-            work = self._group.broadcast(tensor.view(-1).view(torch.uint8), 0)
-            while not work.is_completed():
+        with _refused("A tensor did not arrive"), contextlib.ExitStack() as failing:
+            failing.callback(self.close)
+            # As bytes: not every backend knows every number format.
+            work = self._group.broadcast(tensor.view(-1).view(torch.uint8), 0) if tensor.numel() else None
+            while work is not None and not work.is_completed():
                 if not go_on() or time.monotonic() > until:
                     raise RuntimeError(f"the others did not take part in time ({self._timeout_s:g} s)")
                 time.sleep(LOOK_S)
-            work.wait()
-        except RuntimeError as error:
-            self.close()
-            raise GroupLostError("A tensor did not arrive", error) from None
+            if work is not None:
+                work.wait()
+            failing.pop_all()
+        return tensor
 
     def close(self) -> None:
         """Lets the others find out at once, too."""

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from bough.core.control import JoinTrainer, LeaveTrainer, ReadWeight, ReceiveTensors, TakeTensors, TrainerCommand
 from bough.core.errors import BoughError, RequestError
 from bough.core.parallel_settings import ParallelSettings
-from bough.distributed.weights_group import DEVICES, GroupLostError, WeightsGroup, open_store
+from bough.distributed.weights_group import DEVICES, WeightsGroup, open_store
 from bough.executor.load_model import LoadedWeights
 from bough.kernels.quant_linear.packed import linear_library, structs_of
 from bough.layers.weights import WeightSlot
@@ -82,32 +82,28 @@ class LiveWeights:
         return result
 
     def _join(self, command: JoinTrainer) -> str:
-        rank, size, ranks = (
-            command.rank_offset + self._ranks.topology.rank,
+        name, size, first, ranks = (
+            command.group_name,
             command.world_size,
+            command.rank_offset,
             self._ranks.topology.ranks,
         )
+        here = self._loaded.device.type
+        backend = command.backend or ("nccl" if here == "cuda" else "gloo")
         if self._parallel.dp_size > self._parallel.groups:
             raise RequestError("Replicas cannot share a group; give each an engine of its own, or use another way.")
-        if command.rank_offset < 1 or command.rank_offset + ranks > size:
-            least = f"world_size at least rank_offset + {ranks}, which the engine's ranks are"
-            raise RequestError(f"rank_offset must be 1 or more, and {least}.", field="rank_offset")
-        backend = command.backend or ("nccl" if self._loaded.device.type == "cuda" else "gloo")
-        if DEVICES.get(backend) not in ("cpu", self._loaded.device.type):
+        if not 1 <= first <= size - ranks:
+            text = f"rank_offset must be 1 or more, and world_size at least {ranks} more, which the engine's ranks are."
+            raise RequestError(text, field="rank_offset")
+        if DEVICES.get(backend) not in ("cpu", here):
             raise RequestError("backend must be gloo, or nccl where the engine runs on GPUs.", field="backend")
-        if command.group_name in self._trainers:
-            self._leave(LeaveTrainer(command.group_name))
-        # All ranks must have given up before those that did so first take the others for lost.
-        timeout_s = self._parallel.dist_timeout / 4
-        try:
-            store = open_store(command.master_address, command.master_port, size, timeout_s)
-            group = WeightsGroup(store, command.group_name, rank, size, backend, timeout_s)
-        except GroupLostError as error:
-            raise RequestError(f"{error} (within {timeout_s:g} s, a quarter of --dist-timeout).") from None
-        self._trainers[command.group_name] = group
-        return (
-            f"The engine is ranks {command.rank_offset} to {command.rank_offset + ranks - 1} of {command.group_name}."
-        )
+        if name in self._trainers:
+            self._trainers.pop(name).close()
+        timeout_s = self._parallel.dist_timeout / 4  # all ranks give up before the others take one that has for lost
+        store = open_store(command.master_address, command.master_port, size, timeout_s)
+        rank = first + self._ranks.topology.rank
+        self._trainers[name] = WeightsGroup(store, name, rank, size, backend, timeout_s)
+        return f"The engine is ranks {first} to {first + ranks - 1} of {name}."
 
     def _leave(self, command: LeaveTrainer) -> str:
         self._group_of(command.group_name).close()
@@ -123,19 +119,21 @@ class LiveWeights:
     def _received(self, command: ReceiveTensors, slots: Sequence[WeightSlot]) -> Tensors:
         """What the trainer sends. What does not fit is taken and dropped: the trainer sends it in any case, and what it
         sends next must come next here."""
-        group, declared, objection, taken = self._group_of(command.group_name), _declared(command), None, {}
+        group, declared, taken = self._group_of(command.group_name), _declared(command), dict[str, torch.Tensor]()
+        objection: BoughError | None = None
         try:
             self._fitting([declared], slots)
         except BoughError as error:
             objection = error
         try:
+            device = self._loaded.device if group.device == "cuda" else "cpu"
             for name, like in declared.items():
-                tensor = group.receive(like, self._loaded.device)
+                tensor = group.broadcast(torch.empty_like(like, device=device))
                 if objection is None:
                     taken[name] = tensor
-        except GroupLostError as error:
-            del self._trainers[command.group_name]
-            raise RequestError(f"{error}. The old weights stay; make the group again.") from None
+        except (RequestError, RuntimeError) as error:  # the trainer is gone, or there is no memory
+            self._trainers.pop(command.group_name).close()
+            raise RequestError(f"{error} The old weights stay; make the group again.") from None
         if objection is not None:
             raise objection
         return taken
@@ -199,19 +197,19 @@ class LiveWeights:
 
 def _declared(command: ReceiveTensors) -> Tensors:
     """The tensors that the trainer says it sends, without memory."""
-    names, dtypes, shapes = command.names, command.dtypes, command.shapes
-    if not len(set(names)) == len(names) == len(dtypes) == len(shapes):
+    names, shapes = command.names, command.shapes
+    if not len(set(names)) == len(names) == len(command.dtypes) == len(shapes):
         raise RequestError("names, dtypes and shapes must be of the same length, and each name another.", field="names")
-    found = {}
-    for name, given, shape in zip(names, dtypes, shapes, strict=True):
-        dtype = getattr(torch, given.removeprefix("torch."), None)
-        if not isinstance(dtype, torch.dtype):
-            raise RequestError(f"{given!r} is no number format of torch.", field="dtypes")
-        try:
-            found[name] = torch.empty(shape, dtype=dtype, device="meta")
-        except (RuntimeError, TypeError) as error:
-            raise RequestError(f"{list(shape)} is no shape: {error}", field="shapes") from None
-    return found
+    dtypes = [getattr(torch, given.removeprefix("torch."), None) for given in command.dtypes]
+    if wrong := [
+        given for given, dtype in zip(command.dtypes, dtypes, strict=True) if not isinstance(dtype, torch.dtype)
+    ]:
+        raise RequestError(f"{wrong[0]!r} is no number format of torch.", field="dtypes")
+    try:
+        of_each = zip(names, shapes, dtypes, strict=True)
+        return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in of_each}
+    except RuntimeError as error:
+        raise RequestError(f"shapes: {error}", field="shapes") from None
 
 
 def _row(slot: WeightSlot, number: int) -> torch.Tensor:

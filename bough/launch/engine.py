@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -91,23 +91,15 @@ class Engine:
         base64, bytes, Pillow images, arrays, tensors: one, a list, or a list for each prompt); and what the answer must
         match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
         structural_tag or choices."""
-        inputs = self._read(prompt, sampling_params, input_ids, options)
+        inputs = self._read(prompt, sampling_params, input_ids, **options)
         if stream:
             return self._iterate(inputs)
         return self._wait(self._client.generate(inputs))
 
-    async def async_generate(
-        self,
-        prompt: str | list[str] | None = None,
-        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
-        input_ids: list[int] | list[list[int]] | None = None,
-        *,
-        stream: bool = False,
-        **options: Any,
-    ) -> Any:
+    async def async_generate(self, *given: Any, stream: bool = False, **options: Any) -> Any:
         """Like `generate`, for callers with an event loop of their own: await the answer or, with `stream=True`, an
         async iterator."""
-        inputs = self._read(prompt, sampling_params, input_ids, options)
+        inputs = self._read(*given, **options)
         if stream:
             return self._aiterate(inputs)
         return await asyncio.wrap_future(self._schedule(self._client.generate(inputs)))
@@ -172,27 +164,17 @@ class Engine:
         with shared_tensors(named_tensors) as path:
             return self._update(TakeTensors((path,)), **options)
 
-    def init_weights_update_group(
-        self, master_address: str, master_port: int, rank_offset: int, world_size: int, **more: str
-    ) -> str:
-        """Joins a trainer's group, which `bough.rl.TrainerGroup` makes. Options: group_name, backend. Raises a
-        `RequestError` where the trainer does not come."""
-        command = control.JoinTrainer(master_address, master_port, rank_offset, world_size, **more)
-        return self._order(self._client.change_trainers(command)).message
+    def init_weights_update_group(self, *place: Any, **options: Any) -> str:
+        """Joins a trainer's group (`bough.rl.TrainerGroup`), by `JoinTrainer`'s fields. Raises a `RequestError` where
+        the trainer does not come."""
+        return self._order(self._client.change_trainers(control.JoinTrainer(*place, **options))).message
 
     def update_weights_from_distributed(
-        self,
-        names: Sequence[str],
-        dtypes: Sequence[Any],
-        shapes: Sequence[Sequence[int]],
-        group_name: str = control.WEIGHTS_GROUP,
-        **options: Any,
+        self, names: Any, dtypes: Any, shapes: Any, group_name: str = control.WEIGHTS_GROUP, **options: Any
     ) -> WeightUpdate:
-        """Receives the tensors that the trainer of a group sends, in this order; the rest is as with
-        `update_weights_from_tensor`."""
+        """Receives what the trainer of a group sends, in this order; else like `update_weights_from_tensor`."""
         sizes = tuple(tuple(shape) for shape in shapes)
-        command = control.ReceiveTensors(tuple(names), tuple(map(str, dtypes)), sizes, group_name)
-        return self._update(command, **options)
+        return self._update(control.ReceiveTensors(tuple(names), tuple(map(str, dtypes)), sizes, group_name), **options)
 
     def destroy_weights_update_group(self, group_name: str = control.WEIGHTS_GROUP) -> str:
         return self._order(self._client.change_trainers(control.LeaveTrainer(group_name))).message
@@ -314,7 +296,7 @@ class Engine:
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
-    def _read(self, prompt: Any, sampling_params: Any, input_ids: Any, options: dict[str, Any]) -> Inputs:
+    def _read(self, prompt: Any = None, sampling_params: Any = None, input_ids: Any = None, **options: Any) -> Inputs:
         if self._closed:
             raise EngineDeadError("This engine was shut down.")
         grammar = {name: value for name in GRAMMAR_FIELDS if (value := options.pop(name, None)) is not None}

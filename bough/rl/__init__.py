@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save, save_file
 
 from bough.core.control import WEIGHTS_GROUP
+from bough.core.errors import RequestError
 from bough.core.files import shared_file
-from bough.distributed.weights_group import DEVICES, GroupLostError, WeightsGroup, open_store
+from bough.distributed.weights_group import DEVICES, WeightsGroup, open_store
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -75,7 +76,7 @@ class TrainerGroup:
         try:
             for tensor in tensors.values():
                 self._group.broadcast(tensor, lambda: not asked.done())
-        except GroupLostError:
+        except RequestError:
             if not asked.done():
                 raise
         return asked.result()

@@ -128,7 +128,7 @@ def test_what_does_not_fit_changes_nothing_and_the_group_goes_on(
             ("of the same length", {"dtypes": integers[1:]}),
             ("each name another", {"names": (NORM,) * len(tensors)}),
             ("'Tensor' is no number format", {"dtypes": ("Tensor",) * len(tensors)}),
-            ("no shape", {"shapes": ((-1,),) * len(tensors)}),
+            ("shapes: ", {"shapes": ((-1,),) * len(tensors)}),
             ("no group 'other'", {"group_name": "other"}),
         ):
             with pytest.raises(RequestError, match=reason):
@@ -159,7 +159,7 @@ def test_a_trainer_that_dies_ends_its_group_alone(checkpoints: tuple[Path, Path]
 def test_a_trainer_that_never_comes_or_never_sends_is_not_waited_for(checkpoints: tuple[Path, Path]) -> None:
     executor = make(checkpoints[0], dist_timeout=8.0)
     before, tensors = tokens_of(executor), load_file(checkpoints[1] / "model.safetensors")
-    with pytest.raises(RequestError, match=r"no group at 127.0.0.1:\d+: .*within 2 s, a quarter of --dist-timeout"):
+    with pytest.raises(RequestError, match=r"no group at 127.0.0.1:\d+ within 2 s: "):
         join(executor, free_port())
     store = open_store("127.0.0.1", 0, 3, 60.0, first=True)
     with pytest.raises(RequestError, match="Not all of the 3 ranks of weight_update_group have come"):

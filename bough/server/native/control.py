@@ -195,9 +195,8 @@ def _timeout_of(request: Request) -> float:
     except ValueError:
         timeout_s = math.nan
     if not 0 <= timeout_s <= LONGEST_WAIT_S:
-        raise RequestError(
-            f"timeout must be a number of seconds between 0 and {LONGEST_WAIT_S:g}, got {given!r}.", field="timeout"
-        )
+        text = f"timeout must be a number of seconds between 0 and {LONGEST_WAIT_S:g}, got {given!r}."
+        raise RequestError(text, field="timeout")
     return timeout_s
 
 

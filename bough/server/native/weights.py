@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -28,6 +28,7 @@ from bough.server.native import schemas
 from bough.server.native.control import command_route, raise_if_refused
 from bough.server.streaming import while_connected
 
+T = TypeVar("T")
 OPTIONS = ("flush_cache", "abort_all_requests", "weight_version")
 SAFE = "send safetensors (safetensors.torch.save, bough.rl.json_body)"
 OTHER_WAYS = "Use /update_weights_from_ipc or _from_disk, send fewer tensors at a time, or raise it."
@@ -49,9 +50,9 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
 
         return Endpoint(f"/update_weights_from_{kind}", handle, summary, body=body, **updating)
 
-    def group(verb: str, summary: str, body: Any, command: Callable[..., control.TrainerCommand]) -> Endpoint:
-        def act(given: Any) -> Coroutine[Any, Any, Reply]:
-            return context.client.change_trainers(command(**msgspec.structs.asdict(given)))
+    def group(verb: str, summary: str, body: Any, command: type[control.TrainerCommand]) -> Endpoint:
+        async def act(given: Any) -> Reply:
+            return await context.client.change_trainers(read_as(command, given))
 
         return command_route(f"/{verb}_weights_update_group", summary, act, body, access="admin_only")
 
@@ -64,14 +65,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
     return [
         update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
         update("ipc", FROM_IPC, schemas.IpcBody, lambda b: control.TakeTensors(tuple(b.files))),
-        update(
-            "distributed",
-            FROM_GROUP,
-            schemas.DistributedBody,
-            lambda b: control.ReceiveTensors(
-                tuple(b.names), tuple(b.dtypes), tuple(map(tuple, b.shapes)), b.group_name
-            ),
-        ),
+        update("distributed", FROM_GROUP, schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
         group("init", JOIN_GROUP, schemas.GroupBody, control.JoinTrainer),
         group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
         Endpoint("/update_weights_from_tensor", partial(update_from_tensor, context), FROM_TENSOR, **updating),
@@ -93,6 +87,11 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
             access="admin_only",
         ),
     ]
+
+
+def read_as(command: type[T], body: msgspec.Struct) -> T:
+    """The command that has those fields of a body that it knows."""
+    return msgspec.convert(body, command, from_attributes=True)
 
 
 async def update_weights(
@@ -134,9 +133,8 @@ def _decoded(part: str) -> bytes:
     try:
         return base64.b64decode(part, validate=True)
     except ValueError:
-        raise RequestError(
-            f"serialized_named_tensors must be base64; {SAFE}.", field="serialized_named_tensors"
-        ) from None
+        text = f"serialized_named_tensors must be base64; {SAFE}."
+        raise RequestError(text, field="serialized_named_tensors") from None
 
 
 async def read_weight(context: ServerContext, request: Request, body: schemas.ReadWeightBody) -> Response:

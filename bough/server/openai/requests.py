@@ -267,10 +267,8 @@ def _choose_among(
     said = choice if inside is None else choice.get("allowed_tools")
     named = said.get("tools") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(named, list) or said.get("mode", "auto") not in MODES:
-        raise RequestError(
-            "tool_choice of type allowed_tools needs a mode, auto or required, and a list of tools.",
-            field="tool_choice",
-        )
+        text = "tool_choice of type allowed_tools needs a mode, auto or required, and a list of tools."
+        raise RequestError(text, field="tool_choice")
     functions = [each if inside is None or not isinstance(each, Mapping) else each.get(inside) for each in named]
     names = [each.get("name") if isinstance(each, Mapping) else None for each in functions]
     for name in names:

@@ -22,7 +22,7 @@ from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
 from bough.core.media import MediaPrompt, MediaSource
 from bough.core.plan import IntArray
-from bough.core.pooling import ALL_STATES, Pooling
+from bough.core.pooling import OF_TOKENS, Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
@@ -139,6 +139,7 @@ class InputReader:
         audio_data: Any = None,
         media: Sequence[MediaSource] = (),
         return_hidden_states: bool | Sequence[bool] | None = None,
+        return_routed_experts: bool | Sequence[bool] | None = None,
         session_params: Mapping[str, Any] | SessionParams | Sequence[Any] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
@@ -175,7 +176,8 @@ class InputReader:
             "adapter": _column(lora_path, count, many, "lora_path"),
             "sources": read_columns({"image": image_data, "video": video_data, "audio": audio_data}, count, many),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
-            "states": _column(return_hidden_states, count, many, "return_hidden_states"),
+            "return_hidden_states": _column(return_hidden_states, count, many, "return_hidden_states"),
+            "return_routed_experts": _column(return_routed_experts, count, many, "return_routed_experts"),
             "session": _column(session_params, count, many, "session_params"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -205,6 +207,10 @@ class InputReader:
             if session is not None and session.rid is not None and self._tokenizer is not None:
                 begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
                 bodies[i]["ids"] = bodies[i]["ids"][int(begun.any()) :]
+            brings = [each for each, name in OF_TOKENS.items() if columns[name][i]]
+            if len(brings) > 1:
+                text = "return_hidden_states and return_routed_experts cannot be had at once; ask for one of them."
+                raise RequestError(text, field="return_routed_experts")
             namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "adapter")))
             seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
@@ -229,7 +235,7 @@ class InputReader:
                         custom_logit_processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
-                        pooling=ALL_STATES if columns["states"][i] else columns["pooling"][i],
+                        pooling=brings[0] if brings else columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
                         adapter=columns["adapter"][i] or "",
                         sources=(*columns["sources"][i], *media),

@@ -307,7 +307,7 @@ def test_unknown_fields_pass_unless_strict() -> None:
         ("chat_template", "x"),
         ("include_reasoning", False),
         ("thinking_token_budget", 0),
-        ("return_routed_experts", True),
+        ("return_sampling_mask", True),
         ("disagg_prefill_dp_rank", 1),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),

@@ -8,7 +8,7 @@ done raises a `BoughError` from `wait` and has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import msgspec
 
@@ -73,15 +73,19 @@ class ReceiveTensors(msgspec.Struct, frozen=True, tag=True):
     group_name: str = WEIGHTS_GROUP
 
 
-class JoinTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Makes a group with a trainer, its first rank; the engine's ranks follow from `rank_offset` on."""
+class GroupPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the trainer waits, which is rank 0 of the group; the engine's ranks follow from `rank_offset` on."""
 
     master_address: str
-    master_port: int
-    rank_offset: int
-    world_size: int
+    master_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    rank_offset: Annotated[int, msgspec.Meta(ge=1)]
+    world_size: Annotated[int, msgspec.Meta(ge=2)]
     group_name: str = WEIGHTS_GROUP
-    backend: str | None = None  # None: nccl on GPUs, gloo on CPUs
+    backend: Literal["gloo", "nccl"] | None = None  # None: nccl on GPUs, gloo on CPUs
+
+
+class JoinTrainer(GroupPlace, frozen=True, tag=True):
+    """Makes a group with a trainer."""
 
 
 class LeaveTrainer(msgspec.Struct, frozen=True, tag=True):

@@ -302,18 +302,8 @@ class IpcBody(UpdateBody):
     files: Annotated[list[str], Meta(min_length=1)]
 
 
-class NamedGroup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class NamedGroup(msgspec.Struct, forbid_unknown_fields=True):
     group_name: str = control.WEIGHTS_GROUP
-
-
-class GroupBody(NamedGroup, kw_only=True):
-    """Where the trainer waits, which is rank 0 of the group; the engine's ranks follow from `rank_offset` on."""
-
-    master_address: str
-    master_port: Annotated[int, Meta(ge=1, le=65535)]
-    rank_offset: Annotated[int, Meta(ge=1)] = 1
-    world_size: Annotated[int, Meta(ge=2)]
-    backend: Literal["gloo", "nccl"] | None = None  # null: nccl on GPUs, gloo on CPUs
 
 
 class DistributedBody(UpdateBody):

@@ -66,7 +66,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
         update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
         update("ipc", FROM_IPC, schemas.IpcBody, lambda b: control.TakeTensors(tuple(b.files))),
         update("distributed", FROM_GROUP, schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
-        group("init", JOIN_GROUP, schemas.GroupBody, control.JoinTrainer),
+        group("init", JOIN_GROUP, control.GroupPlace, control.JoinTrainer),
         group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
         Endpoint("/update_weights_from_tensor", partial(update_from_tensor, context), FROM_TENSOR, **updating),
         Endpoint(

@@ -21,6 +21,7 @@ from bough.distributed.group import interface_to, reason_of
 dist: Any = torch.distributed  # its types do not tell of stores and of groups apart from the process's own
 DEVICES = {"gloo": "cpu", "nccl": "cuda"}  # whose memory each backend sends
 LOOK_S = 0.0005  # between two looks at a tensor under way
+GRACE_S = 5.0  # for one that is no longer waited for
 SLACK_S = 600.0  # NCCL's own watchdog ends the process, so it must wait longer than the limit
 
 
@@ -66,7 +67,9 @@ class WeightsGroup:
             # As bytes: not every backend knows every number format.
             work = self._group.broadcast(tensor.view(-1).view(torch.uint8), 0) if tensor.numel() else None
             while work is not None and not work.is_completed():
-                if not go_on() or time.monotonic() > until:
+                if not go_on():  # what was sent may still be on its way into the sockets
+                    until, go_on = min(until, time.monotonic() + GRACE_S), lambda: True
+                if time.monotonic() > until:
                     raise RuntimeError(f"the others did not take part in time ({self._timeout_s:g} s)")
                 time.sleep(LOOK_S)
             if work is not None:

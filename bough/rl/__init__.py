@@ -82,8 +82,8 @@ class TrainerGroup:
         return asked.result()
 
     def close(self) -> None:
-        self._ask("destroy_weights_update_group", {"group_name": self._name})
         self._group.close()
+        self._ask("destroy_weights_update_group", {"group_name": self._name})
 
     def __enter__(self) -> Self:
         return self

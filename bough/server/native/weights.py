@@ -38,11 +38,14 @@ FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/o
 FROM_GROUP = "Receive tensors that the trainer of a group sends"
 JOIN_GROUP = "Make a group with a trainer, which sends tensors to it"
 FROM_IPC = "Take tensors from memory of the same user"
+NAME = "Name the weights that are served"
 READ_WEIGHT = "The first rows of a tensor by the checkpoint's name"
 
 
 def weight_routes(context: ServerContext) -> list[Endpoint]:
     updating: dict[str, Any] = {"access": "admin_only", "answer": schemas.WeightsOutcome}
+    reading: dict[str, Any] = {"access": "admin_only", "methods": ("GET", "POST"), "body": schemas.ReadWeightBody}
+    naming: dict[str, Any] = {"access": "admin_only", "answer": dict[str, Any]}
 
     def update(kind: str, summary: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
         async def handle(request: Request, given: Any) -> Response:
@@ -69,23 +72,8 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
         group("init", JOIN_GROUP, control.GroupPlace, control.JoinTrainer),
         group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
         Endpoint("/update_weights_from_tensor", partial(update_from_tensor, context), FROM_TENSOR, **updating),
-        Endpoint(
-            "/get_weights_by_name",
-            partial(read_weight, context),
-            READ_WEIGHT,
-            methods=("GET", "POST"),
-            body=schemas.ReadWeightBody,
-            answer=list[Any],
-            access="admin_only",
-        ),
-        command_route(
-            "/update_weight_version",
-            "Name the weights that are served",
-            name_version,
-            schemas.VersionBody,
-            answer=dict[str, Any],
-            access="admin_only",
-        ),
+        Endpoint("/get_weights_by_name", partial(read_weight, context), READ_WEIGHT, answer=list[Any], **reading),
+        command_route("/update_weight_version", NAME, name_version, schemas.VersionBody, **naming),
     ]
 
 

@@ -21,10 +21,8 @@ def embedded(vectors: Any) -> dict[str, Any]:
     except (ValueError, TypeError):
         values = np.zeros(0, dtype="<f4")
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-        raise RequestError(
-            "input_embeds must be a list of vectors, all of one length, or a list of such lists; each number finite.",
-            field="input_embeds",
-        )
+        text = "input_embeds must be a list of vectors, all of one length, or a list of such lists; each number finite."
+        raise RequestError(text, field="input_embeds")
     count, content = len(values), values.tobytes()
     digest = hashlib.blake2b(content, digest_size=16, key=b"input_embeds").digest()
     file = tempfile.NamedTemporaryFile(prefix="bough-", dir=SHARED if SHARED.is_dir() else None)  # noqa: SIM115

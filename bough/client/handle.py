@@ -160,6 +160,10 @@ class EngineClient:
         options = {"abort_all": bool(abort_all_requests), "flush_cache": flush_cache is not False}
         return merge_replies(await self._control(command, wait=True, facts=facts, **options))
 
+    async def change_trainers(self, command: control.TrainerCommand) -> Reply:
+        """Returns when the requests before it have ended, and the group is made or left."""
+        return merge_replies(await self._control(command, wait=True))
+
     async def read_weight(self, command: control.ReadWeight) -> Reply:
         """Of one replica: all have the same."""
         return next(iter((await self._control(command, wait=True)).values()))

@@ -22,7 +22,7 @@ from bough.client.token_rules import banned_words, with_rules
 from bough.core.errors import RequestError
 from bough.core.media import MediaPrompt, MediaSource
 from bough.core.plan import IntArray
-from bough.core.pooling import ALL_STATES, Pooling
+from bough.core.pooling import OF_TOKENS, Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import check_patterns
@@ -139,6 +139,7 @@ class InputReader:
         audio_data: Any = None,
         media: Sequence[MediaSource] = (),
         return_hidden_states: bool | Sequence[bool] | None = None,
+        return_routed_experts: bool | Sequence[bool] | None = None,
         session_params: Mapping[str, Any] | SessionParams | Sequence[Any] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
@@ -175,13 +176,13 @@ class InputReader:
             "adapter": _column(lora_path, count, many, "lora_path"),
             "sources": read_columns({"image": image_data, "video": video_data, "audio": audio_data}, count, many),
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
-            "states": _column(return_hidden_states, count, many, "return_hidden_states"),
+            "return_hidden_states": _column(return_hidden_states, count, many, "return_hidden_states"),
+            "return_routed_experts": _column(return_routed_experts, count, many, "return_routed_experts"),
             "session": _column(session_params, count, many, "session_params"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
-            raise RequestError(
-                f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}.", field="priority"
-            )
+            text = f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}."
+            raise RequestError(text, field="priority")
         dp_rank = data_parallel_rank if routed_dp_rank is None else routed_dp_rank
         if dp_rank is not None and not _is_int(dp_rank):
             raise RequestError(f"routed_dp_rank must be a whole number, got {dp_rank!r}.", field="routed_dp_rank")
@@ -191,10 +192,8 @@ class InputReader:
             samplings = [with_rules(sampling, banned, allowed_token_ids) for sampling in samplings]
         if truncate_prompt_tokens is not None:
             if not 1 <= truncate_prompt_tokens <= INT32_MAX:
-                raise RequestError(
-                    "truncate_prompt_tokens must be -1 (what the context leaves for the prompt) or at least 1.",
-                    field="truncate_prompt_tokens",
-                )
+                text = "truncate_prompt_tokens must be -1 (what the context leaves for the prompt) or at least 1."
+                raise RequestError(text, field="truncate_prompt_tokens")
             bodies = [{**each, "ids": each["ids"][-truncate_prompt_tokens:]} for each in bodies]
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
@@ -208,6 +207,10 @@ class InputReader:
             if session is not None and session.rid is not None and self._tokenizer is not None:
                 begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
                 bodies[i]["ids"] = bodies[i]["ids"][int(begun.any()) :]
+            brings = [each for each, name in OF_TOKENS.items() if columns[name][i]]
+            if len(brings) > 1:
+                text = "return_hidden_states and return_routed_experts cannot be had at once; ask for one of them."
+                raise RequestError(text, field="return_routed_experts")
             namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "adapter")))
             seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
@@ -232,7 +235,7 @@ class InputReader:
                         custom_logit_processor=_processor(columns["processor"][i]),
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
-                        pooling=ALL_STATES if columns["states"][i] else columns["pooling"][i],
+                        pooling=brings[0] if brings else columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
                         adapter=columns["adapter"][i] or "",
                         sources=(*columns["sources"][i], *media),
@@ -258,9 +261,8 @@ class InputReader:
 
     def _marks(self, thinking: ThinkingMarks) -> Thinking:
         if self._tokenizer is None:
-            raise RequestError(
-                "This engine has no tokenizer (--skip-tokenizer-init), so it cannot tell thinking apart."
-            )
+            text = "This engine has no tokenizer (--skip-tokenizer-init), so it cannot tell thinking apart."
+            raise RequestError(text)
         texts = [thinking.start, thinking.end, thinking.cut]
         start, end, cut = (tuple(ids) for ids in self._tokenizer.encode_batch(texts, add_special_tokens=False))
         return Thinking(start, end, cut, thinking.begun, thinking.budget)
@@ -290,9 +292,8 @@ class InputReader:
             if any(not isinstance(text, str) for text in texts):
                 raise RequestError("prompt must be a string or a list of strings.", field="prompt")
             if self._tokenizer is None:
-                raise RequestError(
-                    "This engine has no tokenizer (--skip-tokenizer-init); give token ids.", field="prompt"
-                )
+                problem = "This engine has no tokenizer (--skip-tokenizer-init); give token ids."
+                raise RequestError(problem, field="prompt")
             arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_each(texts)]
         else:
             if not _is_list(input_ids):
@@ -316,10 +317,8 @@ def _check_count(prompt: Any, input_ids: Any, limit: int | None) -> None:
 
 
 def _too_many(what: str, limit: int, field: str) -> RequestError:
-    return RequestError(
-        f"{what} make more than {limit} requests, which is the most that one call may ask for; send several.",
-        field=field,
-    )
+    text = f"{what} make more than {limit} requests, which is the most that one call may ask for; send several."
+    return RequestError(text, field=field)
 
 
 def _field(input_ids: Any) -> str:
@@ -403,32 +402,25 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
     """Which logprobs the caller gets; the fields are checked even where none are wanted."""
     start, top = -1 if start is None else start, top or 0
     if not _is_int(start) or not -1 <= start <= INT32_MAX:
-        raise RequestError(
-            f"logprob_start_len must be -1 (output only) or a prompt position, got {start!r}.",
-            field="logprob_start_len",
-        )
+        text = f"logprob_start_len must be -1 (output only) or a prompt position, got {start!r}."
+        raise RequestError(text, field="logprob_start_len")
     if not _is_int(top) or not 0 <= top <= MAX_LOGPROBS:
-        raise RequestError(
-            f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}, got {top!r}.", field="top_logprobs_num"
-        )
+        text = f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}, got {top!r}."
+        raise RequestError(text, field="top_logprobs_num")
     chosen = () if ids is None else tuple(ids) if _is_list(ids) else (ids,)
     if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
-        raise RequestError(
-            f"token_ids_logprob must be a list of token ids (0 to {INT32_MAX}).", field="token_ids_logprob"
-        )
+        text = f"token_ids_logprob must be a list of token ids (0 to {INT32_MAX})."
+        raise RequestError(text, field="token_ids_logprob")
     if len(chosen) > MAX_LOGPROBS:
-        raise RequestError(
-            f"token_ids_logprob has {len(chosen)} entries; at most {MAX_LOGPROBS} are taken.", field="token_ids_logprob"
-        )
+        text = f"token_ids_logprob has {len(chosen)} entries; at most {MAX_LOGPROBS} are taken."
+        raise RequestError(text, field="token_ids_logprob")
     return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen)) if wanted else None
 
 
 def _processor(given: Any) -> str | None:
     if given is not None and not isinstance(given, str):
-        raise RequestError(
-            "custom_logit_processor must be the text that CustomLogitProcessor.to_str() made.",
-            field="custom_logit_processor",
-        )
+        text = "custom_logit_processor must be the text that CustomLogitProcessor.to_str() made."
+        raise RequestError(text, field="custom_logit_processor")
     return given or None
 
 

@@ -7,6 +7,7 @@ not a growing queue. Adding a delta and taking a piece cost as much as what is n
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from bough.client.inputs import Prompt
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
-from bough.core.pooling import ALL_STATES
+from bough.core.pooling import ALL_EXPERTS, ALL_STATES, OF_TOKENS
 from bough.messages.outputs import Delta, DraftCounts, LogprobRun, Started
 from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
@@ -219,7 +220,7 @@ class RequestOutput:
         self.input_logprobs = LogprobColumns()
         self.output_logprobs = LogprobColumns()  # may be longer than `ids`: tokens after a stop string are cut
         self.vector = np.zeros(0, dtype=np.float32)  # of a request for one
-        self.states: list[Any] = []  # hidden states of prompt and output, where they are wanted
+        self.states: list[Any] = []  # hidden states or experts of prompt and output, where they are wanted
         self.resumed_ids = 0  # of `ids`, those delivered before the stream was resumed; they have no logprobs
         self.resumed_text = ""  # their text: parsers of the stream read it before they read what follows
         self._read: list[str] = []  # text that was taken in pieces; `_unread` follows it
@@ -328,7 +329,7 @@ class RequestOutput:
         return Timings.of(self._started, (self.finished_at or time.perf_counter()) - self.received_at, self.new_tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        if self.prompt.pooling not in (None, ALL_STATES):
+        if self.prompt.pooling not in (None, *OF_TOKENS):
             return {"embedding": self.vector.tolist(), "meta_info": self.meta_info()}
         shown = {"text": self.text} if self._tokenizer is not None else {}
         return {**shown, "output_ids": list(self.ids), "meta_info": self.meta_info()}
@@ -359,6 +360,8 @@ class RequestOutput:
             meta.update(draft_fields(self._drafts, len(self.ids)))
         if self.prompt.pooling == ALL_STATES and self.finish is not None:  # much: a stream has them at its end
             meta["hidden_states"] = self.hidden_states
+        if self.prompt.pooling == ALL_EXPERTS and self.finish is not None:
+            meta["routed_experts"] = self.routed_experts
         if self.prompt.logprobs is not None:
             meta.update(self._logprob_fields(self.prompt.logprobs))
         return meta
@@ -375,9 +378,17 @@ class RequestOutput:
     @property
     def hidden_states(self) -> list[Any]:
         """Those of the prompt as one entry, then one for each token of the output but the last, which no step read."""
-        count = self.prompt_tokens + max(len(self.ids) - 1, 0)  # what a stop string cuts off is no part
-        rows = [row.tolist() for row in self.states[:count]]
+        rows = [row.tolist() for row in self._states()]
         return [rows[: self.prompt_tokens], *rows[self.prompt_tokens :]]
+
+    @property
+    def routed_experts(self) -> str:
+        """Base64 of int32 [tokens but the last, layers, experts of a token], as SGLang has them."""
+        return base64.b64encode(b"".join(row.tobytes() for row in self._states())).decode()
+
+    def _states(self) -> list[Any]:
+        """Without those of tokens that a stop string cuts off."""
+        return self.states[: self.prompt_tokens + max(len(self.ids) - 1, 0)]
 
     def _start(self, started: Started) -> None:
         self.started, self._started = True, started

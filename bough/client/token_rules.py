@@ -40,10 +40,8 @@ def with_rules(sampling: SamplingParams, banned: Iterable[int], allowed: Sequenc
         if not allowed or any(not 0 <= token <= INT32_MAX for token in allowed):
             raise RequestError("allowed_token_ids must be a list of at least one token id.", field="allowed_token_ids")
         if sampling.repetition_penalty != 1.0:
-            raise RequestError(
-                "allowed_token_ids cannot be given together with a repetition_penalty; set that to 1.",
-                field="allowed_token_ids",
-            )
+            text = "allowed_token_ids cannot be given together with a repetition_penalty; set that to 1."
+            raise RequestError(text, field="allowed_token_ids")
         lift = ALLOWED_BIAS * max(1.0, sampling.temperature)
         for token in allowed:
             bias[token] = bias.get(token, 0.0) + lift

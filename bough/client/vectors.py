@@ -89,9 +89,8 @@ class Vectors:
             raise RequestError("label_token_ids is empty; name the tokens to score.", field="label_token_ids")
         listed = [items] if isinstance(items, str) else list(items)
         if not listed or any(isinstance(item, str) != isinstance(query, str) for item in listed):
-            raise RequestError(
-                "query and items must be texts, or both token ids; give an item at least.", field="items"
-            )
+            text = "query and items must be texts, or both token ids; give an item at least."
+            raise RequestError(text, field="items")
         pairs: Any = [(item, query) if item_first else (query, item) for item in listed]
         if isinstance(query, str):
             ids = await asyncio.to_thread(self._require_tokenizer().encode_batch, ["".join(pair) for pair in pairs])

@@ -8,7 +8,7 @@ done raises a `BoughError` from `wait` and has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # clients start without it
 
 MemoryTag = Literal["weights", "kv_cache"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache")
+WEIGHTS_GROUP = "weight_update_group"
 
 
 def memory_tags(tags: Sequence[str] | None) -> tuple[MemoryTag, ...]:
@@ -61,6 +62,34 @@ class TakeTensors(msgspec.Struct, frozen=True, tag=True):
     """Gives the tensors of the model that files hold, by the checkpoint's names, other values: all, or none."""
 
     files: tuple[str, ...]  # safetensors of this user
+
+
+class ReceiveTensors(msgspec.Struct, frozen=True, tag=True):
+    """The same with tensors that a trainer sends in this order to a group that `JoinTrainer` has made."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    group_name: str = WEIGHTS_GROUP
+
+
+class GroupPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the trainer waits, which is rank 0 of the group; the engine's ranks follow from `rank_offset` on."""
+
+    master_address: str
+    master_port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    rank_offset: Annotated[int, msgspec.Meta(ge=1)]
+    world_size: Annotated[int, msgspec.Meta(ge=2)]
+    group_name: str = WEIGHTS_GROUP
+    backend: Literal["gloo", "nccl"] | None = None  # None: nccl on GPUs, gloo on CPUs
+
+
+class JoinTrainer(GroupPlace, frozen=True, tag=True):
+    """Makes a group with a trainer."""
+
+
+class LeaveTrainer(msgspec.Struct, frozen=True, tag=True):
+    group_name: str = WEIGHTS_GROUP
 
 
 class ReadWeight(msgspec.Struct, frozen=True, tag=True):
@@ -144,8 +173,11 @@ class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 AdapterCommand = ReadAdapter | LoadAdapter | PlaceAdapter
-WeightsCommand = SwapWeights | TakeTensors | SetVersion
-ClientCommand = WeightsCommand | ReadWeight | Sleep | Wake | RecordExperts  # that clients send through the scheduler
+WeightsCommand = SwapWeights | TakeTensors | ReceiveTensors | SetVersion
+TrainerCommand = JoinTrainer | LeaveTrainer
+ClientCommand = (
+    WeightsCommand | TrainerCommand | ReadWeight | Sleep | Wake | RecordExperts
+)  # that clients send through the scheduler
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
 Command = GroupCommand | AdapterCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 

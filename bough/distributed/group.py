@@ -179,8 +179,8 @@ class TorchGroup(RankGroup):
             place = f"Rank {self.place.rank} of {self.place.ranks}"
             late = [] if self.progress is None else self.progress.late()
             blame = f"; rank {', '.join(map(str, late))} did not come" if late else ""
-            why = re.sub(r"^\[[^\]]*\] *", "", str(error))  # where in gloo's source
-            raise RankLostError(f"{place} could not {what} with the others in {self.doing}{blame}: {why}") from error
+            blame += f": {reason_of(error)}"
+            raise RankLostError(f"{place} could not {what} with the others in {self.doing}{blame}") from error
 
 
 class AttentionGroup(RankGroup):
@@ -256,7 +256,7 @@ def open_group(
     try:
         if addresses.store:
             patience = timedelta(seconds=settings.process.start_timeout_s)  # hosts start at different times
-            interface, way = _interface_to(addresses.store), _meet(addresses.store, rank, size, patience, listener)
+            interface, way = interface_to(addresses.store), _meet(addresses.store, rank, size, patience, listener)
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)  # nobody elsewhere takes part
         dist.init_process_group(backend, timeout=timeout, world_size=size, rank=rank, **way)
@@ -282,7 +282,12 @@ def _meet(address: str, rank: int, size: int, patience: timedelta, listener: int
     return {"store": store}
 
 
-def _interface_to(address: str) -> str:
+def reason_of(error: object) -> str:
+    """Without the place in gloo's source."""
+    return re.sub(r"^\[[^\]]*\] *", "", str(error))
+
+
+def interface_to(address: str) -> str:
     """The one from which this host reaches the address; no packet is sent."""
     family, kind, protocol, _, target = socket.getaddrinfo(*split_address(address), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -14,6 +14,7 @@ from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.parallel_settings import ParallelSettings
+from bough.core.pooling import OF_TOKENS
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
@@ -110,8 +111,13 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     check_deterministic(settings.model, names, device.type)
     if settings.lora.enable_lora and settings.model.enable_deterministic_inference and device.type == "cuda":
         raise SettingsError("--enable-lora does not go with --enable-deterministic-inference on a GPU; leave one out.")
-    if settings.scheduler.enable_return_hidden_states and device.type == "cuda":
-        raise SettingsError("--enable-return-hidden-states is for CPUs here; leave it out, or add --device cpu.")
+    for name in OF_TOKENS.values():
+        if getattr(settings.scheduler, f"enable_{name}") and device.type == "cuda":
+            flag = f"--enable-{name.replace('_', '-')}"
+            raise SettingsError(f"{flag} is for CPUs here; leave it out, or add --device cpu.")
+    if settings.scheduler.enable_return_routed_experts and settings.parallel.pp_size * settings.parallel.groups > 1:
+        others = "leave out --pp-size and --enable-dp-attention"
+        raise SettingsError(f"--enable-return-routed-experts needs all layers of a token on each rank; {others}.")
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
@@ -277,6 +283,8 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return "they do not apply adapters (--enable-lora)"
     if settings.parallel.expert_distribution_recorder_mode is not None:
         return "they do not count how often experts are chosen (--expert-distribution-recorder-mode)"
+    if settings.scheduler.enable_return_routed_experts:
+        return "they do not tell which experts are chosen (--enable-return-routed-experts)"
     if settings.speculative.has_model:
         return f"they run no draft models (--speculative-algorithm {settings.speculative.speculative_algorithm})"
     if dtype != torch.float32:

@@ -81,11 +81,14 @@ class ModelControl:
         match command:
             case commands.SwapWeights():
                 message = self._swap(command)
-            case commands.TakeTensors():
+            case commands.TakeTensors() | commands.ReceiveTensors():
                 weights = self._awake_weights()
                 source = weights.live.open(command, weights.slots)
                 with self._moving(weights):
                     message = weights.patch(source)
+            case commands.JoinTrainer() | commands.LeaveTrainer():
+                assert self._weights is not None
+                message = self._weights.live.change_group(command)
             case commands.ReadWeight():
                 weights = self._awake_weights()
                 message = weights.live.read(command, weights.slots)

@@ -1,7 +1,7 @@
 """What trainers do with the weights of an engine that runs: hand tensors over, and look at them.
 
-Tensors have the checkpoint's names. They come in safetensors files of this user, most of them in shared memory; never
-pickled. All ranks have found that they fit before one of them writes.
+Tensors have the checkpoint's names. They come in safetensors files of this user, most of them in shared memory, or from
+a trainer's group; never pickled. All ranks have found that they fit before one of them writes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from bough.core.control import ReadWeight, TakeTensors
+from bough.core.control import JoinTrainer, LeaveTrainer, ReadWeight, ReceiveTensors, TakeTensors, TrainerCommand
 from bough.core.errors import BoughError, RequestError
+from bough.core.parallel_settings import ParallelSettings
+from bough.distributed.weights_group import DEVICES, WeightsGroup, open_store
 from bough.executor.load_model import LoadedWeights
 from bough.kernels.quant_linear.packed import linear_library, structs_of
 from bough.layers.weights import WeightSlot
@@ -40,13 +42,20 @@ HEAD = "lm_head.weight"
 class LiveWeights:
     """One rank's side."""
 
-    def __init__(self, loaded: LoadedWeights, files: ModelFiles) -> None:
-        self._loaded, self._ranks = loaded, loaded.group
+    def __init__(self, loaded: LoadedWeights, files: ModelFiles, parallel: ParallelSettings) -> None:
+        self._loaded, self._ranks, self._parallel = loaded, loaded.group, parallel
+        self._trainers: dict[str, WeightsGroup] = {}
         self._alike = files.gguf is None or loaded.config.architecture in GGUF_ALIKE
 
-    def open(self, command: TakeTensors, slots: Sequence[WeightSlot]) -> WeightSource:
+    def open(self, command: TakeTensors | ReceiveTensors, slots: Sequence[WeightSlot]) -> WeightSource:
         """The tensors that are handed over, by the model's names. Raises on all ranks unless they fit on all."""
+        if isinstance(command, ReceiveTensors):
+            return self._together(lambda: self._fitting([self._received(command, slots)], slots))
         return self._together(lambda: self._fitting([_of_file(Path(path)) for path in command.files], slots))
+
+    def change_group(self, command: TrainerCommand) -> str:
+        """Joins a trainer's group, in the place of one of the same name, or leaves it."""
+        return self._together(lambda: self._join(command) if isinstance(command, JoinTrainer) else self._leave(command))
 
     def read(self, command: ReadWeight, slots: Sequence[WeightSlot]) -> str:
         """The rows of all tensor parallel ranks together."""
@@ -71,6 +80,63 @@ class LiveWeights:
             raise result if isinstance(result, BoughError) else RequestError("Another rank cannot do it; see its log.")
         assert not isinstance(result, BoughError)
         return result
+
+    def _join(self, command: JoinTrainer) -> str:
+        name, size, first, ranks = (
+            command.group_name,
+            command.world_size,
+            command.rank_offset,
+            self._ranks.topology.ranks,
+        )
+        here = self._loaded.device.type
+        backend = command.backend or ("nccl" if here == "cuda" else "gloo")
+        if self._parallel.dp_size > self._parallel.groups:
+            raise RequestError("Replicas cannot share a group; give each an engine of its own, or use another way.")
+        if not 1 <= first <= size - ranks:
+            text = f"rank_offset must be 1 or more, and world_size at least {ranks} more, which the engine's ranks are."
+            raise RequestError(text, field="rank_offset")
+        if DEVICES.get(backend) not in ("cpu", here):
+            raise RequestError("backend must be gloo, or nccl where the engine runs on GPUs.", field="backend")
+        if name in self._trainers:
+            self._trainers.pop(name).close()
+        timeout_s = self._parallel.dist_timeout / 4  # all ranks give up before the others take one that has for lost
+        store = open_store(command.master_address, command.master_port, size, timeout_s)
+        rank = first + self._ranks.topology.rank
+        self._trainers[name] = WeightsGroup(store, name, rank, size, backend, timeout_s)
+        return f"The engine is ranks {first} to {first + ranks - 1} of {name}."
+
+    def _leave(self, command: LeaveTrainer) -> str:
+        self._group_of(command.group_name).close()
+        del self._trainers[command.group_name]
+        return f"The engine has left {command.group_name}."
+
+    def _group_of(self, name: str) -> WeightsGroup:
+        if name not in self._trainers:
+            text = f"There is no group {name!r}; make it first (/init_weights_update_group)."
+            raise RequestError(text, field="group_name")
+        return self._trainers[name]
+
+    def _received(self, command: ReceiveTensors, slots: Sequence[WeightSlot]) -> Tensors:
+        """What the trainer sends. What does not fit is taken and dropped: the trainer sends it in any case, and what it
+        sends next must come next here."""
+        group, declared, taken = self._group_of(command.group_name), _declared(command), dict[str, torch.Tensor]()
+        objection: BoughError | None = None
+        try:
+            self._fitting([declared], slots)
+        except BoughError as error:
+            objection = error
+        try:
+            device = self._loaded.device if group.device == "cuda" else "cpu"
+            for name, like in declared.items():
+                tensor = group.broadcast(torch.empty_like(like, device=device))
+                if objection is None:
+                    taken[name] = tensor
+        except (RequestError, RuntimeError) as error:  # the trainer is gone, or there is no memory
+            self._trainers.pop(command.group_name).close()
+            raise RequestError(f"{error} The old weights stay; make the group again.") from None
+        if objection is not None:
+            raise objection
+        return taken
 
     @functools.cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -127,6 +193,23 @@ class LiveWeights:
                 values[place][tuple(columns)] += _row(slot, place - own.start)
                 counts[place][tuple(columns)] += 1
         return values.to(self._loaded.device), counts.to(self._loaded.device)
+
+
+def _declared(command: ReceiveTensors) -> Tensors:
+    """The tensors that the trainer says it sends, without memory."""
+    names, shapes = command.names, command.shapes
+    if not len(set(names)) == len(names) == len(command.dtypes) == len(shapes):
+        raise RequestError("names, dtypes and shapes must be of the same length, and each name another.", field="names")
+    dtypes = [getattr(torch, given.removeprefix("torch."), None) for given in command.dtypes]
+    if wrong := [
+        given for given, dtype in zip(command.dtypes, dtypes, strict=True) if not isinstance(dtype, torch.dtype)
+    ]:
+        raise RequestError(f"{wrong[0]!r} is no number format of torch.", field="dtypes")
+    try:
+        of_each = zip(names, shapes, dtypes, strict=True)
+        return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in of_each}
+    except RuntimeError as error:
+        raise RequestError(f"shapes: {error}", field="shapes") from None
 
 
 def _row(slot: WeightSlot, number: int) -> torch.Tensor:

@@ -206,7 +206,10 @@ def load_model(
         form_of = kept_forms(source, fp8=fp8)
     parallel = settings.parallel
     options = SpreadOptions(
-        parallel.ep_num_redundant_experts, parallel.counts_experts, parallel.moe_a2a_backend == "torch"
+        parallel.ep_num_redundant_experts,
+        parallel.counts_experts,
+        parallel.moe_a2a_backend == "torch",
+        settings.scheduler.enable_return_routed_experts,
     )
     spread = SpreadExperts(group, options)
     adapters = AdapterSlots(settings.lora.max_loras_per_batch, tables=on_cpu) if settings.lora.enable_lora else None
@@ -223,6 +226,8 @@ def load_model(
         spread=spread,
         adapters=adapters,
     )
+    if options.record and not spread.layers:
+        raise SettingsError("--enable-return-routed-experts is for models with experts, and this one has none.")
     slots = list(model.slots())
     check_weights(slots, source)
     if topology.has_ends:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -28,9 +29,14 @@ class Gathered:
 class Pooler:
     """Owns the rows that end with a vector."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self._config, self._head = model.config.vectors or VectorConfig(), model.label_head
-        self._context = model.config.context_length
+    def __init__(self, model: CausalLM, chosen: list[torch.Tensor] | None = None) -> None:
+        """`chosen` gets the experts of a step's tokens, layer by layer, where they are recorded."""
+        self._config, self._head, self._chosen = (
+            model.config.vectors or VectorConfig(),
+            model.label_head,
+            [] if chosen is None else chosen,
+        )
+        self._model, self._context = model.config, model.config.context_length
         self._typed = model.config.positions > self._context
         self._rows: dict[int, Gathered] = {}
 
@@ -43,6 +49,7 @@ class Pooler:
     def wanted(self, plan: BatchPlan, layout: StepLayout) -> bool:
         """Whether some row gives a vector, now or later. The tokens of second texts then have the positions of their
         type: see `PlaceTable`."""
+        self._chosen.clear()
         for i, row in enumerate(plan.rows.tolist() if self._typed and self._rows else ()):
             if row in self._rows and (second := self._rows[row].wanted.second) is not None:
                 positions = layout.positions[layout.query_starts[i] : layout.query_starts[i + 1]]
@@ -52,7 +59,7 @@ class Pooler:
     @torch.inference_mode()
     def pool(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor) -> dict[int, FloatArray]:
         """The vectors of the prompts that end with this step, of the hidden states of all its tokens; of rows that want
-        all states, those."""
+        all states or the experts of all tokens, those."""
         pooled: dict[int, torch.Tensor] = {}
         whole: dict[int, FloatArray] = {}
         starts, ends = layout.query_starts.tolist(), layout.lengths.tolist()
@@ -64,6 +71,9 @@ class Pooler:
                 continue
             if mode == "all":
                 whole[i] = states.to("cpu", torch.float32, copy=True).numpy()
+                continue
+            if mode == "experts":
+                whole[i] = self._experts(slice(starts[i], starts[i + 1]))
                 continue
             if mode == "mean":
                 total = states.sum(0, dtype=torch.float32)
@@ -78,6 +88,13 @@ class Pooler:
         if self._head is not None and pooled:
             pooled = dict(zip(pooled, self._head(torch.stack(list(pooled.values()))), strict=True))
         return whole | {i: vector.cpu().numpy() for i, vector in pooled.items()}
+
+    def _experts(self, tokens: slice) -> FloatArray:
+        """Those of all layers, [tokens, layers * per_token] int32 in the place of floats; dense layers have zeros."""
+        has = [self._model.experts_of(layer) is not None for layer in range(self._model.num_layers)]
+        found = iter([ids[tokens].int().cpu() for ids in self._chosen[-sum(has) :]])  # a draft model's came before
+        blank = torch.zeros_like(self._chosen[-1][tokens], dtype=torch.int32)
+        return torch.cat([next(found) if each else blank for each in has], 1).numpy().view(np.float32)
 
     def _shaped(self, vector: torch.Tensor, wanted: Pooling) -> torch.Tensor:
         vector = vector[: wanted.dimensions]

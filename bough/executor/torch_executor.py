@@ -59,7 +59,7 @@ class TorchExecutor:
         self._group = group
         self._check = check
         self._drafter, self._encoder = drafter, encoder
-        self._pooler = Pooler(model)
+        self._pooler = Pooler(model, [] if weights is None else weights.experts.chosen)
         self._hearing = Hearing(model) if isinstance(model, WhisperModel) else None
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))

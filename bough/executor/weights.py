@@ -47,7 +47,7 @@ class WeightStore:
         self._held_bytes = loaded.weight_bytes
         self.experts = ExpertRecord(loaded.spread, loaded.config)
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their size in bytes
-        self.live = LiveWeights(loaded, files)
+        self.live = LiveWeights(loaded, files, settings.parallel)
         self.patched = False  # some are not those of the files
 
     @property

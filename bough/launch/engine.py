@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from bough.core import control
 from bough.core.control import ProfileStart, ReadWeight, SwapWeights, TakeTensors, WeightsCommand
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
@@ -86,27 +87,19 @@ class Engine:
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
         return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt, routed_dp_rank,
         lora_path (the name of an adapter), custom_logit_processor, session_params (of `open_session`),
-        return_hidden_states, input_embeds (vectors in the place of tokens); image_data, video_data, audio_data (URLs,
-        base64, bytes, Pillow images, arrays, tensors: one, a list, or a list for each prompt); and what the answer must
-        match, here or in `sampling_params`: json_schema (an object, JSON text or a pydantic model), regex, ebnf,
-        structural_tag or choices."""
-        inputs = self._read(prompt, sampling_params, input_ids, options)
+        return_hidden_states, return_routed_experts, input_embeds (vectors in the place of tokens); image_data,
+        video_data, audio_data (URLs, base64, bytes, Pillow images, arrays, tensors: one, a list, or a list for each
+        prompt); and what the answer must match, here or in `sampling_params`: json_schema (an object, JSON text or a
+        pydantic model), regex, ebnf, structural_tag or choices."""
+        inputs = self._read(prompt, sampling_params, input_ids, **options)
         if stream:
             return self._iterate(inputs)
         return self._wait(self._client.generate(inputs))
 
-    async def async_generate(
-        self,
-        prompt: str | list[str] | None = None,
-        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
-        input_ids: list[int] | list[list[int]] | None = None,
-        *,
-        stream: bool = False,
-        **options: Any,
-    ) -> Any:
+    async def async_generate(self, *given: Any, stream: bool = False, **options: Any) -> Any:
         """Like `generate`, for callers with an event loop of their own: await the answer or, with `stream=True`, an
         async iterator."""
-        inputs = self._read(prompt, sampling_params, input_ids, options)
+        inputs = self._read(*given, **options)
         if stream:
             return self._aiterate(inputs)
         return await asyncio.wrap_future(self._schedule(self._client.generate(inputs)))
@@ -170,6 +163,21 @@ class Engine:
 
         with shared_tensors(named_tensors) as path:
             return self._update(TakeTensors((path,)), **options)
+
+    def init_weights_update_group(self, *place: Any, **options: Any) -> str:
+        """Joins a trainer's group (`bough.rl.TrainerGroup`), by `JoinTrainer`'s fields. Raises a `RequestError` where
+        the trainer does not come."""
+        return self._order(self._client.change_trainers(control.JoinTrainer(*place, **options))).message
+
+    def update_weights_from_distributed(
+        self, names: Any, dtypes: Any, shapes: Any, group_name: str = control.WEIGHTS_GROUP, **options: Any
+    ) -> WeightUpdate:
+        """Receives what the trainer of a group sends, in this order; else like `update_weights_from_tensor`."""
+        sizes = tuple(tuple(shape) for shape in shapes)
+        return self._update(control.ReceiveTensors(tuple(names), tuple(map(str, dtypes)), sizes, group_name), **options)
+
+    def destroy_weights_update_group(self, group_name: str = control.WEIGHTS_GROUP) -> str:
+        return self._order(self._client.change_trainers(control.LeaveTrainer(group_name))).message
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
         """The first rows of a tensor, by the checkpoint's name."""
@@ -288,7 +296,7 @@ class Engine:
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
-    def _read(self, prompt: Any, sampling_params: Any, input_ids: Any, options: dict[str, Any]) -> Inputs:
+    def _read(self, prompt: Any = None, sampling_params: Any = None, input_ids: Any = None, **options: Any) -> Inputs:
         if self._closed:
             raise EngineDeadError("This engine was shut down.")
         grammar = {name: value for name in GRAMMAR_FIELDS if (value := options.pop(name, None)) is not None}

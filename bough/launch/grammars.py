@@ -45,10 +45,8 @@ class GrammarDesk:
     def request(self, spec: GrammarSpec) -> Ticket:
         settings = self._settings
         if settings.grammar_backend == NO_BACKEND:
-            raise RequestError(
-                "This server follows no grammars (--grammar-backend none); ask for an answer of any form.",
-                field="choices" if spec.kind == "choice" else spec.kind,
-            )
+            text = "This server follows no grammars (--grammar-backend none); ask for an answer of any form."
+            raise RequestError(text, field="choices" if spec.kind == "choice" else spec.kind)
         if self._compiler is None:
             from bough.constrained.compiler import CachingCompiler
 

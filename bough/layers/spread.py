@@ -25,7 +25,13 @@ class LayerExperts:
     """The experts of one layer. `slots` says where all are, `held` which are here, by the place of their matrices."""
 
     def __init__(
-        self, experts: int, topology: Topology, device: torch.device, options: SpreadOptions, group: RankGroup
+        self,
+        experts: int,
+        topology: Topology,
+        device: torch.device,
+        options: SpreadOptions,
+        group: RankGroup,
+        chosen: list[torch.Tensor] | None = None,
     ) -> None:
         self._rank, self._ranks = topology.ep_rank, topology.ep_size
         slots = plain_slots(experts, self._ranks, options.redundant)
@@ -35,13 +41,14 @@ class LayerExperts:
         self.loads = torch.zeros(experts, dtype=torch.int64, device=device)
         self.seen = self.loads.clone()  # when experts last moved
         send = partial(dispatch_share, group, self._width) if options.all_to_all else None
-        self._tables = Spread(places, copies, self._ranks, self.loads if options.count else None, send)
+        self._tables = Spread(places, copies, self._ranks, self.loads if options.count else None, send, chosen)
         self.place(slots)
 
     @property
     def spread(self) -> Spread | None:
         """How the router's choices become places; None: they are."""
-        return None if self._ranks == 1 and self._tables.loads is None else self._tables
+        plain = self._ranks == 1 and self._tables.loads is None and self._tables.chosen is None
+        return None if plain else self._tables
 
     @property
     def held(self) -> Slots:
@@ -70,6 +77,7 @@ class SpreadOptions:
     redundant: int = 0  # slots that hold further copies of experts
     count: bool = False  # how often each expert is chosen
     all_to_all: bool = False  # tokens go to the ranks that have their experts; else each rank looks at all tokens
+    record: bool = False  # which experts each token of a step passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +87,12 @@ class SpreadExperts:
     group: RankGroup = ALONE
     options: SpreadOptions = SpreadOptions()
     layers: list[LayerExperts] = field(default_factory=list)
+    chosen: list[torch.Tensor] = field(default_factory=list)  # [tokens, per_token] of each layer in this step
 
     def layer(self, experts: int, topology: Topology, device: torch.device) -> LayerExperts:
         """Those of one more layer."""
-        self.layers.append(LayerExperts(experts, topology, device, self.options, self.group))
+        chosen = self.chosen if self.options.record else None
+        self.layers.append(LayerExperts(experts, topology, device, self.options, self.group, chosen))
         return self.layers[-1]
 
     def better(self) -> list[Slots]:
@@ -116,7 +126,7 @@ class ExpertRecord:
     """How often experts are chosen between two commands. Requests end before a command: it has whole ones."""
 
     def __init__(self, spread: SpreadExperts, config: ModelConfig) -> None:
-        self._spread, self._config = spread, config
+        self._spread, self._config, self.chosen = spread, config, spread.chosen
         self._began: torch.Tensor | None = None
         self._ended: torch.Tensor | None = None
 

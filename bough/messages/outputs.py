@@ -34,7 +34,7 @@ class HiddenStates(msgspec.Struct, frozen=True, array_like=True):
 
     first: int
     count: int
-    values: bytes  # float32 [count, hidden size]
+    values: bytes  # [count, hidden size] float32, or int32 [count, layers * experts of a token]
 
 
 class Open(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

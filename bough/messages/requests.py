@@ -99,47 +99,47 @@ class StreamEnded(msgspec.Struct, frozen=True, tag=True):
     generated: int = 0  # tokens of the answer
 
 
-class FlushCache(msgspec.Struct, frozen=True, tag=True):
-    """Empties the prefix cache, if nothing is running, or the store below it."""
+class Call(msgspec.Struct, frozen=True):
+    """What is answered with a `Reply` to the call of this number."""
 
     call: int
+
+
+class FlushCache(Call, frozen=True, tag=True):
+    """Empties the prefix cache, if nothing is running, or the store below it."""
+
     storage: bool = False
 
 
-class GetState(msgspec.Struct, frozen=True, tag=True):
-    call: int
+class GetState(Call, frozen=True, tag=True):
+    """What `/server_info` shows of the scheduler."""
 
 
-class GetTree(msgspec.Struct, frozen=True, tag=True):
+class GetTree(Call, frozen=True, tag=True):
     """The nodes of the prefix cache that were used last, at most `limit`; or the tokens of one, by the clock's reading
     when it came and its first position."""
 
-    call: int
     limit: int
     node: tuple[int, int] | None = None
 
 
-class GetTimeline(msgspec.Struct, frozen=True, tag=True):
+class GetTimeline(Call, frozen=True, tag=True):
     """The steps and requests that ended after `since`, by the engine's clock, and those that run; and which of them is
     called `name`."""
 
-    call: int
     since: float = 0.0
     name: str = ""
 
 
-class Ping(msgspec.Struct, frozen=True, tag=True):
+class Ping(Call, frozen=True, tag=True):
     """Goes the way of a request: the scheduler hands it on and the detokenizer replies. Both are alive when it comes
     back."""
 
-    call: int
 
-
-class ProcessCommand(msgspec.Struct, frozen=True, tag=True):
+class ProcessCommand(Call, frozen=True, tag=True):
     """For each process of the engine and each client: the scheduler does it and hands it on, the detokenizer does it,
     tells all clients, and replies."""
 
-    call: int
     freeze_gc: bool = False
     log_level: str | None = None
     log_requests: bool | None = None  # of those that serve HTTP
@@ -152,38 +152,33 @@ class ProcessCommand(msgspec.Struct, frozen=True, tag=True):
             logging.getLogger("bough").setLevel(self.log_level.upper())
 
 
-class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
+class ChangeSettings(Call, frozen=True, tag=True):
     """Gives settings of the scheduler (`LIVE_SETTINGS`) other values, which were checked before."""
 
-    call: int
     values: dict[str, Any]
 
 
-class Pause(msgspec.Struct, frozen=True, tag=True):
+class Pause(Call, frozen=True, tag=True):
     """Stops computing until `Resume`; requests are taken in and wait. `mode` says what becomes of those that run:
     abort ends all, retract sends them back to the queue without their pages, in_place leaves them in their rows."""
 
-    call: int
     mode: PauseMode = "abort"
 
 
-class Resume(msgspec.Struct, frozen=True, tag=True):
-    call: int
+class Resume(Call, frozen=True, tag=True):
+    """Ends a `Pause`."""
 
 
-class StartProfile(msgspec.Struct, frozen=True, tag=True):
+class StartProfile(Call, frozen=True, tag=True):
     """Records what the engine does, from `start_step` steps on, for `num_steps` steps or until `StopProfile`."""
 
-    call: int
     start_step: int = 0
     num_steps: int | None = None
     command: ProfileStart = ProfileStart()
 
 
-class StopProfile(msgspec.Struct, frozen=True, tag=True):
+class StopProfile(Call, frozen=True, tag=True):
     """Ends the recording and writes it to its file."""
-
-    call: int
 
 
 class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -197,20 +192,18 @@ class Control(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     facts: dict[str, str] = {}  # what the engine's state says from then on
 
 
-class ChangeAdapters(msgspec.Struct, frozen=True, tag=True):
+class ChangeAdapters(Call, frozen=True, tag=True):
     """Loads an adapter, which requests may then choose by its name; without a path it is forgotten, if no request uses
     it. One that is `pinned` keeps its slot."""
 
-    call: int
     name: str
     path: str | None = None
     pinned: bool = False
 
 
-class ChangeSession(msgspec.Struct, frozen=True, tag=True):
+class ChangeSession(Call, frozen=True, tag=True):
     """Opens a session, which is closed when it was not used for so long, or closes it."""
 
-    call: int
     id: str
     open: bool = True
     timeout_s: float | None = None
@@ -234,20 +227,7 @@ class Garbled(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Command = (
-    FlushCache
-    | GetState
-    | GetTree
-    | GetTimeline
-    | Ping
-    | ProcessCommand
-    | ChangeSettings
-    | Pause
-    | Resume
-    | StartProfile
-    | StopProfile
-    | Control
-    | ChangeAdapters
-    | ChangeSession
-)
+Question = FlushCache | GetState | GetTree | GetTimeline | Ping | StartProfile | StopProfile
+Change = ProcessCommand | ChangeSettings | Pause | Resume | Control | ChangeAdapters | ChangeSession
+Command = Question | Change
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

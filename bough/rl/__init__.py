@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save, save_file
 
+from bough.core.control import WEIGHTS_GROUP
+from bough.core.errors import RequestError
 from bough.core.files import shared_file
+from bough.distributed.weights_group import DEVICES, WeightsGroup, open_store
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -28,6 +33,77 @@ def shared_tensors(named_tensors: NamedTensors) -> Iterator[str]:
     with shared_file(sum(tensor.nbytes for tensor in tensors.values())) as path:
         save_file(tensors, path)
         yield path
+
+
+class TrainerGroup:
+    """The first rank of a group with an engine's ranks, to which tensors are sent without a copy in between. `ask`
+    calls a route of the engine, or a method of an `Engine`, by its name with these fields, and raises if it is refused;
+    it runs on a thread, because the engine answers when both have met."""
+
+    def __init__(
+        self,
+        ask: Callable[[str, dict[str, Any]], Any],
+        world_size: int = 2,
+        *,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        group_name: str = WEIGHTS_GROUP,
+        backend: str = "gloo",
+        timeout_s: float = 600.0,
+    ) -> None:
+        """`world_size`: the engine's ranks and one. The `address` of this host is how the engine finds it."""
+        self._ask, self._name, self._backend = ask, group_name, backend
+        store = open_store(address, port, world_size, timeout_s, first=True)
+        place = {"master_address": address, "master_port": store.port, "rank_offset": 1, "world_size": world_size}
+        asked = _beside(ask, "init_weights_update_group", {**place, "group_name": group_name, "backend": backend})
+        meeting = _beside(WeightsGroup, store, group_name, 0, world_size, backend, timeout_s)
+        wait((asked, meeting), return_when=FIRST_EXCEPTION)
+        for each in (asked, meeting) if asked.done() else (meeting, asked):  # the engine's reason, where it has one
+            each.result()
+        self._group: WeightsGroup = meeting.result()
+
+    def update(self, named_tensors: NamedTensors, **options: Any) -> Any:
+        """Sends tensors, and returns the engine's answer. Options: flush_cache, abort_all_requests, weight_version."""
+        device = DEVICES[self._backend]
+        tensors = {name: tensor.detach().to(device).contiguous() for name, tensor in dict(named_tensors).items()}
+        fields = {
+            "names": list(tensors),
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in tensors.values()],
+            "group_name": self._name,
+        }
+        asked = _beside(self._ask, "update_weights_from_distributed", {**fields, **options})
+        try:
+            for tensor in tensors.values():
+                self._group.broadcast(tensor, lambda: not asked.done())
+        except RequestError:
+            if not asked.done():
+                raise
+        return asked.result()
+
+    def close(self) -> None:
+        self._group.close()
+        self._ask("destroy_weights_update_group", {"group_name": self._name})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _beside(act: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """What it returns. Its thread does not keep the process from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act(*arguments))
+        except Exception as error:  # noqa: BLE001  (raised where the result is taken)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _plain(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, positions_in_runs
-from bough.core.pooling import ALL_STATES
+from bough.core.pooling import OF_TOKENS
 from bough.core.sampling_params import SamplingParams
 from bough.messages.outputs import (
     WEIGHT_VERSION,
@@ -128,7 +128,7 @@ class Committer:
         vectors: dict[int, bytes] = {}
         for i, vector in ((i, vector) for i, vector in result.vectors.items() if live[i]):
             request, first = table.request_in(int(planned[i])), int(begun[i])
-            if request.pooling != ALL_STATES:
+            if request.pooling not in OF_TOKENS:
                 vectors[request.handle] = vector.tobytes()
                 continue
             if i >= step.decodes:
@@ -267,7 +267,7 @@ class Committer:
 
 def _ending(request: Request) -> FinishReason:
     """Of a request that its prompt ends."""
-    return FinishLength(0) if request.pooling in (None, ALL_STATES) else FinishStop(None)
+    return FinishLength(0) if request.pooling in (None, *OF_TOKENS) else FinishStop(None)
 
 
 def pack_logprobs(run: PositionLogprobs) -> LogprobRun:

@@ -15,7 +15,7 @@ from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.finish import FinishLength, FinishReason, FinishStop
 from bough.core.media import MEDIA_ID
 from bough.core.plan import IntArray, Limits, LogprobSpec
-from bough.core.pooling import ALL_STATES, Pooling
+from bough.core.pooling import OF_TOKENS, Pooling
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
@@ -45,7 +45,7 @@ class Intake:
         self._pool_tokens = limits.pages[0] * limits.page_size
         self._truncate = settings.allow_auto_truncate
         self._max_queued = settings.max_queued_requests
-        self._gives_states = settings.enable_return_hidden_states
+        self._gives = {each for each, name in OF_TOKENS.items() if getattr(settings, f"enable_{name}")}
         self._eos_ids = frozenset(eos_ids)
         self._arrivals = itertools.count()
 
@@ -147,17 +147,18 @@ class Intake:
         """What the request wants of a model that gives vectors; raises where it wants tokens of that, or a vector of
         one that gives tokens."""
         wanted, vectors = message.pooling, self._limits.vectors
-        if (states := wanted == ALL_STATES) and (not self._gives_states or message.bootstrap is not None):
-            text = "was started with --enable-return-hidden-states and computes the prompt itself"
-            raise RequestError(f"return_hidden_states needs an engine that {text}.", field="return_hidden_states")
+        field = None if wanted is None else OF_TOKENS.get(wanted)
+        if field is not None and (wanted not in self._gives or message.bootstrap is not None):
+            text = f"was started with --enable-{field.replace('_', '-')} and computes the prompt itself"
+            raise RequestError(f"{field} needs an engine that {text}.", field=field)
         if self._limits.speech is not None and message.media is None:
             raise RequestError("This model writes down recordings alone (/v1/audio/transcriptions).", field="model")
-        if (wanted is None or states) and vectors is not None:
+        if (wanted is None or field) and vectors is not None:
             gives = "scores of labels (/v1/classify, /v1/rerank)" if vectors.labels else "vectors (/v1/embeddings)"
             raise RequestError(f"This model gives {gives}; it does not generate text.", field="model")
         if wanted is None or vectors is None:
             aligns = wanted is not None and wanted.mode == "align" and self._limits.speech is not None
-            if wanted is not None and not states and not aligns:
+            if wanted is not None and not field and not aligns:
                 text = "This model generates text; serve an embedding model, or start the engine with --is-embedding."
                 raise RequestError(text, field="model")
             return wanted

@@ -66,9 +66,8 @@ class ServerContext:
 
     def require_tokenizer(self, field: str | None = None) -> Tokenizer:
         if self.tokenizer is None:
-            raise RequestError(
-                "This server has no tokenizer (--skip-tokenizer-init); send token ids to /generate.", field=field
-            )
+            text = "This server has no tokenizer (--skip-tokenizer-init); send token ids to /generate."
+            raise RequestError(text, field=field)
         return self.tokenizer
 
     async def states(self) -> list[State]:
@@ -200,10 +199,8 @@ class ServerContext:
         for prompt in inputs.prompts:
             for token in () if prompt.logprobs is None else prompt.logprobs.ids:
                 if token > last:
-                    raise RequestError(
-                        f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last}).",
-                        field="token_ids_logprob",
-                    )
+                    text = f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last})."
+                    raise RequestError(text, field="token_ids_logprob")
 
     def _bounded_ids(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""

@@ -83,9 +83,8 @@ def format_fields(given: Mapping[str, Any], name: str = "response_format") -> di
         case "structural_tag":
             tag = given.get("structural_tag", {key: value for key, value in given.items() if key != "strict"})
             return {"structural_tag": tag, "grammar_strict": _is_strict(name, given)}
-    raise RequestError(
-        f"{name}.type must be text, json_object, json_schema or structural_tag, got {kind!r}.", field=name
-    )
+    text = f"{name}.type must be text, json_object, json_schema or structural_tag, got {kind!r}."
+    raise RequestError(text, field=name)
 
 
 def _is_strict(name: str, *objects: Mapping[str, Any]) -> bool:
@@ -131,9 +130,8 @@ def meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
     chosen = {engine: (value, theirs) for engine, value, theirs in found if value is not None}
     sayers = list(dict.fromkeys(theirs for _, value, theirs in found if value is not None))
     if len(sayers) > 1:
-        raise RequestError(
-            f"{' and '.join(sayers)} each say what the answer must match; give one of them.", field=sayers[1]
-        )
+        text = f"{' and '.join(sayers)} each say what the answer must match; give one of them."
+        raise RequestError(text, field=sayers[1])
     return chosen
 
 

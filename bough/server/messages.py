@@ -54,10 +54,8 @@ def check_size(given: Sequence[Any], field: str) -> None:
         inside = value.values() if isinstance(value, Mapping) else value
         count += len(inside)
         if count > MAX_VALUES:
-            raise RequestError(
-                f"{field} holds more than {MAX_VALUES} values (messages, their parts and fields); shorten it.",
-                field=field,
-            )
+            text = f"{field} holds more than {MAX_VALUES} values (messages, their parts and fields); shorten it."
+            raise RequestError(text, field=field)
         left += [each for each in inside if isinstance(each, list | dict)]
 
 
@@ -139,9 +137,8 @@ def _read_calls(calls: Any, where: str) -> list[Message]:
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(
-                f"{where}[{i}] must be an object with a function that has a name.", field=f"{where}[{i}]"
-            )
+            text = f"{where}[{i}] must be an object with a function that has a name."
+            raise RequestError(text, field=f"{where}[{i}]")
         arguments = function.get("arguments")
         read.append({**call, "function": {**function, "arguments": _arguments_of(arguments)}})
     return read
@@ -192,9 +189,8 @@ def read_part(part: Any, where: str, *, media: bool = False) -> str | dict[str, 
         return _read_media_part(part, kind, where)
     if kind not in TEXT_PARTS:
         known = f"text, {', '.join(MEDIA_PARTS)}" if media else "text parts only"
-        raise RequestError(
-            f"{where}: parts of type {kind!r} are not supported by this server; send {known}.", field=where
-        )
+        problem = f"{where}: parts of type {kind!r} are not supported by this server; send {known}."
+        raise RequestError(problem, field=where)
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise RequestError(f"{where}.{TEXT_PARTS[kind]} must be a string.", field=where)

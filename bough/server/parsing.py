@@ -84,17 +84,13 @@ def read_function(function: Any, index: int, inside: str = "", schema_field: str
     name, parameters, about = function.get("name"), function.get(schema_field), function.get("description")
     strict = function.get("strict")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise RequestError(
-            f"{where}.name must have 1 to 256 letters, digits and characters of _-.:/; got {name!r}.",
-            field=f"{where}.name",
-        )
+        text = f"{where}.name must have 1 to 256 letters, digits and characters of _-.:/; got {name!r}."
+        raise RequestError(text, field=f"{where}.name")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{where}.{schema_field} must be a JSON schema.", field=f"{where}.{schema_field}")
     if wrong := _wrong_schema(msgspec.json.encode(parameters or {})):
-        raise RequestError(
-            f"Tool {index} function has invalid '{schema_field}' schema: {wrong}. The tool is {name!r}.",
-            field=f"{where}.{schema_field}",
-        )
+        text = f"Tool {index} function has invalid '{schema_field}' schema: {wrong}. The tool is {name!r}."
+        raise RequestError(text, field=f"{where}.{schema_field}")
     if about is not None and not isinstance(about, str):
         raise RequestError(f"{where}.description must be a string.", field=f"{where}.description")
     require_utf8(about or "", f"{where}.description")
@@ -129,9 +125,8 @@ def read_functions(tools: Sequence[Any] | None, *, nested: bool = True) -> list[
     for i, tool in enumerate(tools or ()):
         kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
         if kind != "function":
-            raise RequestError(
-                f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions.", field="tools"
-            )
+            text = f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions."
+            raise RequestError(text, field="tools")
         read.append(read_function(tool.get("function"), i, ".function") if nested else read_function(tool, i))
     return read
 
@@ -143,10 +138,8 @@ def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, f
     if twice is not None:
         raise RequestError(f"tools: there are two tools called {twice!r}.", field="tools")
     if must and not tools:
-        raise RequestError(
-            f"{field} asks for a call with no tools. Tools cannot be empty if tool choice is set to required.",
-            field=field,
-        )
+        text = f"{field} asks for a call with no tools. Tools cannot be empty if tool choice is set to required."
+        raise RequestError(text, field=field)
     return ToolUse(tuple(tools), must, single)
 
 
@@ -184,10 +177,8 @@ class AnswerPlan:
         tools, asked = self.tools, asked_for(given)
         if tools.must:
             if asked is not None:
-                raise RequestError(
-                    f"{asked} and tool_choice each say what the answer must match; give one of them.",
-                    field="tool_choice",
-                )
+                text = f"{asked} and tool_choice each say what the answer must match; give one of them."
+                raise RequestError(text, field="tool_choice")
             grammar = forcing.forced_calls(self.forcible, tools.schemas, single=tools.single)
             lenient = all(tool.strict is False for tool in tools.tools)
             return replace(grammar, fields={**grammar.fields, "grammar_strict": not lenient})
@@ -315,9 +306,8 @@ def _as_format(name: str, asked: Any) -> dict[str, Any]:
             return {"type": "grammar", "grammar": asked}
         case "choices":
             return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in asked]}
-    raise RequestError(
-        f"{name} and tools that are strict each say what the answer must match; set strict to false.", field=name
-    )
+    problem = f"{name} and tools that are strict each say what the answer must match; set strict to false."
+    raise RequestError(problem, field=name)
 
 
 def plan_answers(

@@ -288,14 +288,11 @@ def read_resumption(resume: Resume | None, stream: bool | None) -> dict[str, Any
     if not stream:
         raise RequestError("resume goes on with a stream; set stream to true.", field="resume")
     if any(isinstance(entry, list) for entry in resume.output_ids):
-        raise RequestError(
-            "resume.output_ids must be the token ids of one answer; streams of several cannot be resumed.",
-            field="resume.output_ids",
-        )
+        text = "resume.output_ids must be the token ids of one answer; streams of several cannot be resumed."
+        raise RequestError(text, field="resume.output_ids")
     if resume.seed is not None and not -INT64_MAX - 1 <= resume.seed <= INT64_MAX:
-        raise RequestError(
-            f"resume.seed must be a 64-bit whole number (-2**63 to 2**63 - 1), got {resume.seed}.", field="resume.seed"
-        )
+        text = f"resume.seed must be a 64-bit whole number (-2**63 to 2**63 - 1), got {resume.seed}."
+        raise RequestError(text, field="resume.seed")
     return {"resumption": Resumption(token_array(resume.output_ids, "resume.output_ids"), resume.seed)}
 
 

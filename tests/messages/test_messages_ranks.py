@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import zmq
 
-from bough.core.control import ProfileStart, ProfileStop, ReadWeight, SetVersion, Sleep, SwapWeights, TakeTensors, Wake
+from bough.core.control import (
+    JoinTrainer,
+    LeaveTrainer,
+    ProfileStart,
+    ProfileStop,
+    ReadWeight,
+    ReceiveTensors,
+    SetVersion,
+    Sleep,
+    SwapWeights,
+    TakeTensors,
+    Wake,
+)
 from bough.core.media import Feature
 from bough.core.plan import (
     BatchPlan,
@@ -86,6 +98,9 @@ MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [
     SwapWeights("folder", "auto"),
     TakeTensors(("/dev/shm/one", "/dev/shm/other")),
+    ReceiveTensors(("a", "b"), ("float32", "bfloat16"), ((2, 3), ()), "group"),
+    JoinTrainer("127.0.0.1", 29500, 1, 3, "group", "gloo"),
+    LeaveTrainer("group"),
     ReadWeight("model.norm.weight", 3),
     SetVersion(),
     Sleep(("weights",)),

@@ -152,7 +152,8 @@ ASKING = {name: True for name, value in SGLANG_DEFAULTS.items() if value is Fals
     "mm_hashes": ["x"],
     "use_audio_in_video": True,
 }
-BUILT = {"return_prompt_token_ids", "return_text_in_logprobs", "return_logprob", "return_hidden_states"}
+BUILT = {"return_prompt_token_ids", "return_text_in_logprobs", "return_logprob"}
+BUILT |= {"return_hidden_states", "return_routed_experts"}
 
 
 def test_every_field_of_sglangs_is_accepted_at_its_default() -> None:
@@ -355,7 +356,13 @@ def test_nested_ids_are_for_many_prompts() -> None:
         ({"text": "a", "lora_path": [None, "x"]}, "lora_path", "2 entries for 1"),
         ({"text": "a", "input_embeds": [[0.0]]}, "text", "or input_embeds instead of both"),
         ({"input_embeds": [[0.0], [1.0, 2.0]]}, "input_embeds", "all of one length"),
-        ({"text": "a", "return_routed_experts": [True]}, "return_routed_experts", "not supported"),
+        ({"text": "a", "return_routed_experts": [True, True]}, "return_routed_experts", "2 entries for 1"),
+        (
+            {"text": "a", "return_routed_experts": True, "return_hidden_states": True},
+            "return_routed_experts",
+            "cannot be had at once",
+        ),
+        ({"text": "a", "routed_experts_start_len": 3}, "routed_experts_start_len", "not supported"),
         ({"text": "a", "session_params": {"id": "s", "place": 1}}, "session_params", "unknown field `place`"),
         ({"text": "a", "priority": -(2**63) - 1}, "priority", "priority"),
         (b"{", None, "not valid JSON"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from bough.core.control import ReadWeight, SetVersion, TakeTensors
+from bough.core.control import JoinTrainer, LeaveTrainer, ReadWeight, ReceiveTensors, SetVersion, TakeTensors
 from bough.messages.requests import Control
 from bough.rl import json_body
 from bough.server.native.weights import weight_routes
@@ -119,6 +119,46 @@ def test_files_of_shared_memory_are_named(tmp_path: Path) -> None:
         assert reply.status_code == 200 and set(engine.taken[0]) == {"a", "b"}
         for wrong in ({}, {"files": []}, {"zmq_handles": {"gpu": "ipc://x"}}):
             assert (await http.post("/update_weights_from_ipc", json=wrong)).status_code == 400
+
+    served(go)
+
+
+def test_a_trainers_group_is_joined_heard_and_left() -> None:
+    place = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 3}
+    sent = {"names": ["a", "b"], "dtypes": ["bfloat16", "float32"], "shapes": [[2, 3], []]}
+    join, hear, leave = (
+        "/init_weights_update_group",
+        "/update_weights_from_distributed",
+        "/destroy_weights_update_group",
+    )
+
+    async def go(engine: Reading, http: httpx.AsyncClient) -> None:
+        assert (await http.post(join, json={**place, "backend": "gloo"})).json() == {"success": True, "message": "done"}
+        await http.post(join, json={**place, "group_name": "other"})
+        options = {"flush_cache": False, "abort_all_requests": True, "weight_version": "3", "load_format": None}
+        reply = await http.post(hear, json={**sent, **options})
+        assert reply.json() == {"success": True, "message": "done", "num_paused_requests": 0}
+        assert (await http.post(leave, json={"group_name": "other"})).status_code == 200
+        joined, other, heard, left = (message for message in engine.commands if isinstance(message, Control))
+        assert joined.command == JoinTrainer(**place, group_name="weight_update_group", backend="gloo")
+        assert other.command == JoinTrainer(**place, group_name="other") and left.command == LeaveTrainer("other")
+        assert joined.wait and left.wait and not joined.flush_cache  # the cache of the old weights is still theirs
+        assert heard.command == ReceiveTensors(("a", "b"), ("bfloat16", "float32"), ((2, 3), ()))
+        assert (heard.flush_cache, heard.abort_all, heard.facts) == (False, True, {"weight_version": "3"})
+        for path, wrong in (
+            (join, {**place, "rank_offset": 0}),
+            (join, {**place, "master_port": 0}),
+            (join, {**place, "backend": "mpi"}),
+            (join, {"master_address": "10.0.0.1"}),
+            (hear, {**sent, "shapes": [[-1], []]}),
+            (hear, {**sent, "load_format": "flattened_bucket"}),
+            (hear, {"names": ["a"]}),
+            (leave, {"group": "other"}),
+        ):
+            assert (await http.post(path, json=wrong)).status_code == 400, wrong
+        engine.busy = 1
+        refused = await http.post(hear, json=sent)
+        assert refused.status_code == 400 and refused.json()["message"] == refused.json()["error"]["message"] == "busy"
 
     served(go)
 

@@ -1,21 +1,25 @@
-"""What trainers ask of an engine beside tokens, against Transformers: sessions and hidden states."""
+"""What trainers ask of an engine beside tokens, against Transformers: sessions, hidden states and chosen experts."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from bough import Engine
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.ranks import LATENT, MOE
 
 GREEDY = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
 PROMPTS = [[5, 9, 17, 33, 2, 64, 90], [7] * 40, [5, 9, 17, 33, 3]]
+MIXTURE = {"skip_tokenizer_init": True, "cpu_threads": 1, "enable_return_routed_experts": True}
 OPTIONS = {"skip_tokenizer_init": True, "cpu_threads": 1, "enable_return_hidden_states": True}
 
 
@@ -114,6 +118,66 @@ def test_without_the_flag_hidden_states_are_refused(folder: Path) -> None:
         pytest.raises(RequestError, match="--enable-return-hidden-states"),
     ):
         engine.generate(input_ids=PROMPTS[0], return_hidden_states=True)
+
+
+def experts_of(output: dict[str, Any], layers: int, per_token: int) -> np.ndarray:
+    """[tokens, layers, experts of a token], in the order of their numbers."""
+    content = base64.b64decode(output["meta_info"]["routed_experts"], validate=True)
+    return np.sort(np.frombuffer(content, dtype=np.int32).reshape(-1, layers, per_token), -1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"chunked_prefill_size": 16, "page_size": 4},
+        {"speculative_algorithm": "NGRAM"},
+        {"max_total_tokens": 80, "schedule_conservativeness": 0.0},  # retracts
+        pytest.param({"tp_size": 2}, marks=pytest.mark.slow),
+        pytest.param({"tp_size": 2, "ep_size": 2, "moe_a2a_backend": "torch"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda settings: " ".join(settings) or "plain",
+)
+def test_chosen_experts_are_those_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
+    mixture = write_checkpoint(tmp_path / "moe", 3, **MOE)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32).eval()
+    with Engine(mixture, **{"max_total_tokens": 4096, **MIXTURE, **settings}) as engine:
+        prompts = PROMPTS * 2
+        outputs = engine.generate(input_ids=prompts, sampling_params=GREEDY, return_routed_experts=True)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            ids = [*prompt, *output["output_ids"][:-1]]
+            with torch.inference_mode():
+                logits = reference(torch.tensor([ids]), output_router_logits=True).router_logits
+            chosen = torch.stack([layer.topk(MOE["num_experts_per_tok"]).indices for layer in logits], 1)
+            assert np.array_equal(experts_of(output, len(logits), 2), chosen.sort(-1).values.numpy())
+        *early, last = engine.generate(
+            input_ids=PROMPTS[0], sampling_params=GREEDY, return_routed_experts=True, stream=True
+        )
+        assert early and not any("routed_experts" in event["meta_info"] for event in early)
+        assert last["meta_info"]["routed_experts"] == outputs[0]["meta_info"]["routed_experts"]
+        mixed = engine.generate(input_ids=PROMPTS[:2], sampling_params=GREEDY, return_routed_experts=[False, True])
+        assert "routed_experts" not in mixed[0]["meta_info"] and mixed[0]["output_ids"] == outputs[0]["output_ids"]
+        assert mixed[1]["meta_info"]["routed_experts"] == outputs[1]["meta_info"]["routed_experts"]
+
+
+def test_layers_without_experts_have_zeros(tmp_path: Path) -> None:
+    mixture = write_checkpoint(tmp_path / "latent", 3, **LATENT)
+    with Engine(mixture, max_total_tokens=2048, **MIXTURE) as engine:
+        output = engine.generate(input_ids=PROMPTS[0], sampling_params=GREEDY, return_routed_experts=True)
+        chosen = experts_of(output, 2, LATENT["num_experts_per_tok"])
+        assert len(chosen) == len(PROMPTS[0]) + len(output["output_ids"]) - 1 and not chosen[:, 0].any()
+        assert (np.diff(chosen[:, 1]) > 0).all() and chosen.max() < LATENT["n_routed_experts"]
+        with pytest.raises(RequestError, match="cannot be had at once"):
+            engine.generate(input_ids=PROMPTS[0], return_routed_experts=True, return_hidden_states=True)
+
+
+def test_models_without_experts_and_engines_without_the_flag_refuse(engine: Engine, folder: Path) -> None:
+    with pytest.raises(RequestError, match="needs an engine that was started with --enable-return-routed-experts"):
+        engine.generate(input_ids=PROMPTS[0], return_routed_experts=True)
+    with pytest.raises(SettingsError, match="is for models with experts"):
+        Engine(folder, max_total_tokens=512, **MIXTURE)
+    with pytest.raises(SettingsError, match="leave out --pp-size"):
+        Engine(folder, max_total_tokens=512, pp_size=2, **MIXTURE)
 
 
 def test_vectors_in_the_place_of_tokens_are_read_as_transformers_reads_them(folder: Path, reference: Any) -> None:

@@ -11,9 +11,11 @@ import httpx
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from bough import Engine
 from bough.core.errors import RequestError
+from bough.rl import TrainerGroup
 from tests.fakes.checkpoints import write_checkpoint
 from tests.system.serving import PATIENCE_S, TINY, load_of, running, until
 
@@ -166,6 +168,51 @@ def test_tensors_are_taken_under_load(
     assert all(answer_of(answer) == wanted[answer["meta_info"]["weight_version"]] for answer in answers)
 
 
+def test_a_trainers_group_replaces_weights_under_load(
+    client: httpx.Client, checkpoints: dict[str, Path], second_tokens: list[int]
+) -> None:
+    """Every answer is that of the weights whose version it carries, and tensors that do not fit change nothing."""
+    wanted = {"first": answer_of(generated(client)), "second": second_tokens}
+    client.post("/update_weight_version", json={"new_version": "first"}).raise_for_status()
+    tensors = {name: load_file(checkpoints[name] / "model.safetensors") for name in wanted}
+    answers: list[dict[str, Any]] = []
+    stop = threading.Event()
+
+    def ask_engine(route: str, fields: dict[str, Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = httpx.post(f"{client.base_url}/{route}", json=fields, timeout=PATIENCE_S).json()
+        if "error" in reply:
+            raise RequestError(reply["error"]["message"])
+        return reply
+
+    def ask() -> None:
+        body = {"input_ids": PROMPT, "sampling_params": GREEDY}
+        while not stop.is_set():
+            answers.append(httpx.post(f"{client.base_url}/generate", json=body, timeout=PATIENCE_S).json())
+
+    with pytest.raises(RequestError, match="world_size: expected int >= 2"):
+        TrainerGroup(ask_engine, world_size=1)
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    try:
+        with TrainerGroup(ask_engine) as group:
+            for version in ("second", "first", "second", "first"):
+                enough = len(answers) + 4
+                until(lambda enough=enough: len(answers) > enough, "answers between updates")
+                wide = {**tensors[version], "model.norm.weight": tensors[version]["model.norm.weight"].repeat(2)}
+                with pytest.raises(RequestError, match=r"Tensor model.norm.weight has shape"):
+                    group.update(wide, weight_version="wide")
+                assert group.update(tensors[version], weight_version=version)["success"] is True
+    finally:
+        stop.set()
+        for thread in asking:
+            thread.join()
+    assert {answer["meta_info"]["weight_version"] for answer in answers} == {"first", "second"}
+    assert all(answer_of(answer) == wanted[answer["meta_info"]["weight_version"]] for answer in answers)
+    gone = client.post("/update_weights_from_distributed", json={"names": [], "dtypes": [], "shapes": []})
+    assert gone.status_code == 400 and "no group" in gone.json()["message"]
+
+
 @pytest.mark.slow
 def test_an_engine_takes_a_trainers_tensors(checkpoints: dict[str, Path], second_tokens: list[int]) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(checkpoints["second"]).state_dict()
@@ -178,6 +225,12 @@ def test_an_engine_takes_a_trainers_tensors(checkpoints: dict[str, Path], second
         assert success and paused == 0, message
         output = engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
         assert answer_of(output) == second_tokens and output["meta_info"]["weight_version"] == "2"
+        ours = load_file(checkpoints["first"] / "model.safetensors")
+        with TrainerGroup(lambda name, fields: getattr(engine, name)(**fields)) as group:
+            assert not group.update(wide).success
+            assert group.update(ours, weight_version="1").success
+            assert answer_of(engine.generate(input_ids=PROMPT, sampling_params=GREEDY)) == before
+            assert group.update(theirs).success
         for name, tensor in theirs.items():
             assert torch.equal(torch.tensor(engine.get_weights_by_name(name, 10**6)), tensor), name
         with pytest.raises(RequestError, match=r"no tensor 'model\.nothing'"):

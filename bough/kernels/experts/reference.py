@@ -31,10 +31,13 @@ class Spread(NamedTuple):
     loads: torch.Tensor | None = None  # [experts] int64: how often each was chosen
     # Where tokens go to the ranks that have their experts, which then have places of all ranks: what sends them there.
     dispatch: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Multiply], torch.Tensor] | None = None
+    chosen: list[torch.Tensor] | None = None  # gets the ids of each layer, where requests may ask for them
 
 
 def find_places(ids: torch.Tensor, spread: Spread) -> torch.Tensor:
-    """[tokens, per_token] int32, like the ids; counts the loads."""
+    """[tokens, per_token] int32, like the ids; counts the loads, and keeps the ids."""
+    if spread.chosen is not None:
+        spread.chosen.append(ids)
     if spread.loads is not None:
         spread.loads.add_(torch.bincount(ids.flatten(), minlength=len(spread.loads)))
     token = torch.arange(len(ids), device=ids.device)[:, None]

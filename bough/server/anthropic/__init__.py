@@ -22,12 +22,8 @@ COUNT = "How many tokens a conversation has"
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    answer: dict[str, Any] = {
-        "body": requests.MessagesRequest,
-        "answer": Message,
-        "other_types": (EVENTS,),
-        **ANTHROPIC,
-    }
+    streamed: dict[str, Any] = {"other_types": (EVENTS,), **ANTHROPIC}
+    answer: dict[str, Any] = {"body": requests.MessagesRequest, "answer": Message, **streamed}
     count: dict[str, Any] = {"body": requests.CountTokensRequest, "answer": TokensCount, **ANTHROPIC}
     return [
         Endpoint("/v1/messages", partial(messages, context), "Answer a conversation", **answer),

@@ -155,9 +155,8 @@ def _read_image(source: Any, where: str) -> messages.Message:
     if given.get("type") == "url" and isinstance(url := given.get("url"), str) and url:
         require_utf8(url, f"{where}.source.url")
         return messages.media_part("image", url, where)
-    raise RequestError(
-        f'{where}.source must be of type "base64", with data, or of type "url", with a url.', field=where
-    )
+    text = f'{where}.source must be of type "base64", with data, or of type "url", with a url.'
+    raise RequestError(text, field=where)
 
 
 THINKING = ("enabled", "adaptive", "disabled")
@@ -184,9 +183,8 @@ def output_schema(request: CountTokensRequest) -> tuple[Any, str]:
     if not given:
         return None, "output_config.format"
     if len(given) > 1:
-        raise RequestError(
-            f"{' and '.join(given)} each say what the answer must match; give one.", field="output_format"
-        )
+        text = f"{' and '.join(given)} each say what the answer must match; give one."
+        raise RequestError(text, field="output_format")
     ((field, form),) = given.items()
     if not isinstance(form, Mapping) or form.get("type") != "json_schema" or form.get("schema") is None:
         raise RequestError(f'{field} must have the type "json_schema" and a schema.', field=field)
@@ -236,9 +234,8 @@ def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:
     if budget is None or (thinking or {}).get("type") == "disabled":
         return None
     if not isinstance(budget, int) or isinstance(budget, bool) or not 1 <= budget <= INT32_MAX:
-        raise RequestError(
-            f"thinking.budget_tokens must be between 1 and {INT32_MAX}, got {budget!r}.", field="thinking.budget_tokens"
-        )
+        text = f"thinking.budget_tokens must be between 1 and {INT32_MAX}, got {budget!r}."
+        raise RequestError(text, field="thinking.budget_tokens")
     return budget
 
 
@@ -246,10 +243,8 @@ def read_tools(request: CountTokensRequest) -> ToolUse:
     tools = []
     for i, tool in enumerate(request.tools or ()):
         if tool.get("type", "custom") not in (None, "custom"):
-            raise RequestError(
-                f"tools[{i}]: tools of type {tool['type']!r} are not supported by this server; declare your own.",
-                field="tools",
-            )
+            text = f"tools[{i}]: tools of type {tool['type']!r} are not supported by this server; declare your own."
+            raise RequestError(text, field="tools")
         eager = tool.get("eager_input_streaming") is True  # arguments are shown while they are written, valid or not
         tools.append(replace(read_function(tool, i, schema_field="input_schema"), eager=eager))
     choice = request.tool_choice or {"type": "auto"}

@@ -32,6 +32,10 @@ from bough.server.streaming import while_connected
 RETRY_S = 0.1  # between two looks whether the engine has become idle
 LONGEST_WAIT_S = 3600.0
 PROFILE_OPTIONS = ("output_dir", "with_stack", "record_shapes")
+FORGET = "Forget a session; its requests run on"
+FLUSH = "Forget all cached prefixes; 400 if requests still run after `timeout` seconds"
+PAUSE = "Stop computing until /continue_generation; requests that arrive in the meantime wait"
+SETTING = f"Change settings while the engine runs: {', '.join(LIVE_SETTINGS)}"
 START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
 STOP_PROFILE = "End the recording and write its file"
 START_EXPERTS = "Count how often each expert is chosen, from the next request on"
@@ -53,45 +57,36 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     memory: dict[str, Any] = {"body": schemas.MemoryBody, "access": "admin_only"}
     counts: dict[str, Any] = {"answer": schemas.ExpertCounts}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
-    storage: dict[str, Any] = {"methods": ("GET", "PUT", "DELETE"), "access": "admin", "answer": dict[str, str | None]}
+    methods = ("GET", "PUT", "DELETE")
+    storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
+    settings: dict[str, Any] = {"body": schemas.SettingsBody, "answer": schemas.SettingsOutcome}
+    settings |= {"methods": ("POST", "PUT"), "access": "admin"}
     clear = partial(commands.FlushCache, storage=True)
 
     def record(action: Literal["start", "stop", "dump"]) -> Callable[[schemas.Nothing], Coroutine[Any, Any, Reply]]:
         return lambda _: client.record_experts(action)
 
+    def close(body: schemas.NamedSession) -> Coroutine[Any, Any, Reply]:
+        return client.change_session(body.session_id, open=False)
+
+    def pause(body: schemas.PauseBody) -> Coroutine[Any, Any, Reply]:
+        return client.call(lambda call: commands.Pause(call, body.mode or "abort"))
+
+    timeout = Query("timeout", float, "seconds to wait until nothing runs")
+    flush: dict[str, Any] = {"access": "admin", "answer": schemas.Outcome, "queries": (timeout,)}
     session: dict[str, Any] = {"access": "api", **get_or_post}
     return [
         Endpoint(
             "/open_session", partial(open_session, context), OPEN, body=schemas.SessionBody, answer=str, **session
         ),
-        command_route(
-            "/close_session",
-            "Forget a session; its requests run on",
-            lambda body: client.change_session(body.session_id, open=False),
-            schemas.NamedSession,
-            **session,
-        ),
-        Endpoint(
-            "/flush_cache",
-            partial(flush_cache, context),
-            "Forget all cached prefixes; 400 if requests still run after `timeout` seconds",
-            access="admin",
-            body=schemas.Nothing,
-            answer=schemas.Outcome,
-            queries=(Query("timeout", float, "seconds to wait until nothing runs"),),
-            **get_or_post,
-        ),
+        command_route("/close_session", FORGET, close, schemas.NamedSession, **session),
+        Endpoint("/flush_cache", partial(flush_cache, context), FLUSH, body=schemas.Nothing, **flush, **get_or_post),
         Endpoint("/hicache/storage-backend", partial(storage_backend, context), STORAGE, **storage),
         command_route("/hicache/storage-backend/clear", CLEAR, lambda _: client.call(clear)),
         command_route("/clear_hicache_storage_backend", CLEAR, lambda _: client.call(clear), **get_or_post),
         *adapter_routes(context),
         command_route("/abort_request", "End a request, or all", partial(abort_request, context), schemas.AbortBody),
-        command_route(
-            "/pause_generation",
-            "Stop computing until /continue_generation; requests that arrive in the meantime wait",
-            lambda body: client.call(lambda call: commands.Pause(call, body.mode or "abort")),
-            schemas.PauseBody,
-        ),
+        command_route("/pause_generation", PAUSE, pause, schemas.PauseBody),
         command_route("/continue_generation", "Go on after /pause_generation", lambda _: client.call(commands.Resume)),
         command_route(
             "/start_profile", START_PROFILE, partial(start_profile, context), schemas.ProfileBody, **get_or_post
@@ -104,15 +99,7 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
         command_route(
             "/configure_logging", LOGGING, partial(configure_logging, context), schemas.LoggingBody, **get_or_post
         ),
-        Endpoint(
-            "/set_internal_state",
-            partial(set_internal_state, context),
-            f"Change settings while the engine runs: {', '.join(LIVE_SETTINGS)}",
-            methods=("POST", "PUT"),
-            access="admin",
-            body=schemas.SettingsBody,
-            answer=schemas.SettingsOutcome,
-        ),
+        Endpoint("/set_internal_state", partial(set_internal_state, context), SETTING, **settings),
         command_route("/release_memory_occupation", RELEASE, lambda body: client.release_memory(body.tags), **memory),
         command_route("/resume_memory_occupation", TAKE_AGAIN, lambda body: client.resume_memory(body.tags), **memory),
     ]
@@ -194,9 +181,8 @@ def _timeout_of(request: Request) -> float:
     except ValueError:
         timeout_s = math.nan
     if not 0 <= timeout_s <= LONGEST_WAIT_S:
-        raise RequestError(
-            f"timeout must be a number of seconds between 0 and {LONGEST_WAIT_S:g}, got {given!r}.", field="timeout"
-        )
+        text = f"timeout must be a number of seconds between 0 and {LONGEST_WAIT_S:g}, got {given!r}."
+        raise RequestError(text, field="timeout")
     return timeout_s
 
 

@@ -23,6 +23,8 @@ from bough.server.native.schemas import GenerateBody, GenerateOutput, Prediction
 from bough.server.parsing import plan_answers, unknown_thinking
 from bough.server.streaming import DONE, Writer, json_event, read_resumption, respond
 
+GENERATE = "Continue one prompt or many, given as text or token ids"
+VERTEX = "/generate in the form of Vertex AI, which names the route in AIP_PREDICT_ROUTE"
 LIGHT = 1 << 13  # logprobs that are written in a few milliseconds
 TEXT_NAMES = {"prompt": "text", "input_ids": "text"}  # for a client that sent text
 # What may stand beside the sampling parameters, too, in vLLM's words.
@@ -36,24 +38,12 @@ OPTIONS = tuple(name for name in GenerateBody.__struct_fields__ if name in READ_
 
 
 def generate_routes(context: ServerContext) -> list[Endpoint]:
+    outputs: dict[str, Any] = {"answer": GenerateOutput | list[GenerateOutput], "event": GenerateOutput}
+    given: dict[str, Any] = {"methods": ("POST", "PUT"), "body": GenerateBody, "other_types": (EVENTS,)}
+    named, predict = os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate"), partial(vertex_generate, context)
     return [
-        Endpoint(
-            "/generate",
-            partial(generate, context),
-            "Continue one prompt or many, given as text or token ids",
-            methods=("POST", "PUT"),
-            body=GenerateBody,
-            answer=GenerateOutput | list[GenerateOutput],
-            other_types=(EVENTS,),
-            event=GenerateOutput,
-        ),
-        Endpoint(
-            os.environ.get("AIP_PREDICT_ROUTE", "/vertex_generate"),
-            partial(vertex_generate, context),
-            "/generate in the form of Vertex AI, which names the route in AIP_PREDICT_ROUTE",
-            body=VertexBody,
-            answer=Predictions,
-        ),
+        Endpoint("/generate", partial(generate, context), GENERATE, **given, **outputs),
+        Endpoint(named, predict, VERTEX, body=VertexBody, answer=Predictions),
     ]
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from bough.client.outputs import Timings
+from bough.core import control
 from bough.core import sampling_params as sampling
 from bough.server.bodies import UNSUPPORTED, fields_without_effect
 from bough.server.streaming import Resume
@@ -47,7 +48,7 @@ NOT_HERE = (
     "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
     "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
-    "return_indexer_topk", "return_routed_experts", "return_sampling_mask", "custom_labels",
+    "return_indexer_topk", "return_sampling_mask", "custom_labels", "routed_experts_start_len",
     "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size", "prompt_logprobs",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
@@ -56,7 +57,7 @@ NOT_HERE = (
 IDLE = (
     "model", "stream_options", "conversation_id", "routing_key", "http_worker_ipc", "received_time",
     "external_trace_header", "modalities", "max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch",
-    "video_max_dynamic_patch", "routed_experts_start_len",
+    "video_max_dynamic_patch",
 )  # fmt: skip
 if TYPE_CHECKING:
     OtherFields = msgspec.Struct
@@ -95,6 +96,7 @@ class GenerateBody(OtherFields, kw_only=True):
     resume: Resume | None = None
     custom_logit_processor: str | list[str | None] | None = None
     return_hidden_states: bool | list[bool | None] | None = None  # with --enable-return-hidden-states
+    return_routed_experts: bool | list[bool | None] | None = None  # with --enable-return-routed-experts
     session_params: dict[str, Any] | list[dict[str, Any] | None] | None = None  # id, rid, offset, replace, ...
     routed_dp_rank: int | None = None  # the replica that gets it
     data_parallel_rank: int | None = None  # the same by its older name
@@ -155,6 +157,7 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     spec_accept_histogram: list[int] | None = None
     timings: Timings | None = None
     hidden_states: list[list[Any]] | None = None  # [tokens, size] of the prompt, then [size] of each token
+    routed_experts: str | None = None  # base64 of int32 [tokens, layers, experts of a token]
 
 
 class GenerateOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -303,6 +306,20 @@ class IpcBody(UpdateBody):
     """Safetensors files of the engine's user, such as in /dev/shm."""
 
     files: Annotated[list[str], Meta(min_length=1)]
+
+
+class NamedGroup(msgspec.Struct, forbid_unknown_fields=True):
+    group_name: str = control.WEIGHTS_GROUP
+
+
+class DistributedBody(UpdateBody):
+    """What a trainer sends to a group, in this order."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[Annotated[int, Meta(ge=0)]]]
+    group_name: str = control.WEIGHTS_GROUP
+    load_format: None = None
 
 
 class ReadWeightBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Weights that change while the server runs: from disk, sent as tensors, or shared in memory.
+"""Weights that change while the server runs: from disk, sent as tensors or by a trainer's group, or shared in memory.
 
 All of it is the operator's (`admin_only`): it reads paths, or changes what all clients get.
 """
@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -28,24 +28,36 @@ from bough.server.native import schemas
 from bough.server.native.control import command_route, raise_if_refused
 from bough.server.streaming import while_connected
 
+T = TypeVar("T")
 OPTIONS = ("flush_cache", "abort_all_requests", "weight_version")
 SAFE = "send safetensors (safetensors.torch.save, bough.rl.json_body)"
 OTHER_WAYS = "Use /update_weights_from_ipc or _from_disk, send fewer tensors at a time, or raise it."
 PICKLES = (b"\x80", b"PK")  # how pickles and torch.save's archives begin
 FROM_DISK = "Read another checkpoint of the same model in the place of its weights"
 FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/octet-stream, with options as queries"
+FROM_GROUP = "Receive tensors that the trainer of a group sends"
+JOIN_GROUP = "Make a group with a trainer, which sends tensors to it"
 FROM_IPC = "Take tensors from memory of the same user"
+NAME = "Name the weights that are served"
 READ_WEIGHT = "The first rows of a tensor by the checkpoint's name"
 
 
 def weight_routes(context: ServerContext) -> list[Endpoint]:
     updating: dict[str, Any] = {"access": "admin_only", "answer": schemas.WeightsOutcome}
+    reading: dict[str, Any] = {"access": "admin_only", "methods": ("GET", "POST"), "body": schemas.ReadWeightBody}
+    naming: dict[str, Any] = {"access": "admin_only", "answer": dict[str, Any]}
 
     def update(kind: str, summary: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
         async def handle(request: Request, given: Any) -> Response:
             return await update_weights(context, request, command(given), given)
 
         return Endpoint(f"/update_weights_from_{kind}", handle, summary, body=body, **updating)
+
+    def group(verb: str, summary: str, body: Any, command: type[control.TrainerCommand]) -> Endpoint:
+        async def act(given: Any) -> Reply:
+            return await context.client.change_trainers(read_as(command, given))
+
+        return command_route(f"/{verb}_weights_update_group", summary, act, body, access="admin_only")
 
     async def name_version(body: schemas.VersionBody) -> Reply:
         options: dict[str, Any] = {"flush_cache": False, "abort_all_requests": body.abort_all_requests}
@@ -56,25 +68,18 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
     return [
         update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
         update("ipc", FROM_IPC, schemas.IpcBody, lambda b: control.TakeTensors(tuple(b.files))),
+        update("distributed", FROM_GROUP, schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
+        group("init", JOIN_GROUP, control.GroupPlace, control.JoinTrainer),
+        group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
         Endpoint("/update_weights_from_tensor", partial(update_from_tensor, context), FROM_TENSOR, **updating),
-        Endpoint(
-            "/get_weights_by_name",
-            partial(read_weight, context),
-            READ_WEIGHT,
-            methods=("GET", "POST"),
-            body=schemas.ReadWeightBody,
-            answer=list[Any],
-            access="admin_only",
-        ),
-        command_route(
-            "/update_weight_version",
-            "Name the weights that are served",
-            name_version,
-            schemas.VersionBody,
-            answer=dict[str, Any],
-            access="admin_only",
-        ),
+        Endpoint("/get_weights_by_name", partial(read_weight, context), READ_WEIGHT, answer=list[Any], **reading),
+        command_route("/update_weight_version", NAME, name_version, schemas.VersionBody, **naming),
     ]
+
+
+def read_as(command: type[T], body: msgspec.Struct) -> T:
+    """The command that has those fields of a body that it knows."""
+    return msgspec.convert(body, command, from_attributes=True)
 
 
 async def update_weights(
@@ -116,9 +121,8 @@ def _decoded(part: str) -> bytes:
     try:
         return base64.b64decode(part, validate=True)
     except ValueError:
-        raise RequestError(
-            f"serialized_named_tensors must be base64; {SAFE}.", field="serialized_named_tensors"
-        ) from None
+        text = f"serialized_named_tensors must be base64; {SAFE}."
+        raise RequestError(text, field="serialized_named_tensors") from None
 
 
 async def read_weight(context: ServerContext, request: Request, body: schemas.ReadWeightBody) -> Response:

@@ -51,6 +51,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     matched_stop: int | str | UnsetType | None = UNSET
     meta_info: dict[str, Any] | UnsetType = UNSET
     hidden_states: list[float] | UnsetType = UNSET  # of the last token
+    sgl_ext: dict[str, Any] | UnsetType = UNSET  # `routed_experts`
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

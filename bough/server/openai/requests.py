@@ -117,9 +117,9 @@ class EngineFields(SamplingFields, kw_only=True):
     session_params: dict[str, Any] | None = None
     return_hidden_states: bool | None = None
     return_cached_tokens_details: bool | None = None
+    return_routed_experts: bool | None = None
     # Features that this engine does not have: refused where they ask for something.
     session_id: Annotated[str | None, UNSUPPORTED] = None
-    return_routed_experts: Annotated[bool | None, UNSUPPORTED] = None
     return_sampling_mask: Annotated[bool | None, UNSUPPORTED] = None
     use_beam_search: Annotated[bool | None, UNSUPPORTED] = None
     length_penalty: Annotated[float | None, unsupported(1.0, None)] = None
@@ -207,6 +207,7 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     session_params: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
     return_hidden_states: Annotated[bool | None, UNSUPPORTED] = None
     return_cached_tokens_details: Annotated[bool | None, UNSUPPORTED] = None
+    return_routed_experts: Annotated[bool | None, UNSUPPORTED] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     background: bool | None = None
@@ -268,10 +269,8 @@ def _choose_among(
     said = choice if inside is None else choice.get("allowed_tools")
     named = said.get("tools") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(named, list) or said.get("mode", "auto") not in MODES:
-        raise RequestError(
-            "tool_choice of type allowed_tools needs a mode, auto or required, and a list of tools.",
-            field="tool_choice",
-        )
+        text = "tool_choice of type allowed_tools needs a mode, auto or required, and a list of tools."
+        raise RequestError(text, field="tool_choice")
     functions = [each if inside is None or not isinstance(each, Mapping) else each.get(inside) for each in named]
     names = [each.get("name") if isinstance(each, Mapping) else None for each in functions]
     for name in names:

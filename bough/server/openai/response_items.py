@@ -184,9 +184,8 @@ def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) ->
         parts = item.get("content") or ()
         texts = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
         return _thinking_turn("".join(text for text in texts if isinstance(text, str)))
-    raise RequestError(
-        f"{where}: items of type {kind!r} are not supported by this server; send {', '.join(KINDS)}.", field=where
-    )
+    problem = f"{where}: items of type {kind!r} are not supported by this server; send {', '.join(KINDS)}."
+    raise RequestError(problem, field=where)
 
 
 def _call_turn(id: Any, name: Any, arguments: Any, where: str) -> Message:

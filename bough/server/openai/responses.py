@@ -77,10 +77,8 @@ def text_format(request: requests.ResponsesRequest) -> dict[str, Any]:
     fields = format_fields(given, "text.format")
     others = dict.fromkeys(theirs for _, theirs in meant(request).values())
     if fields and others:
-        raise RequestError(
-            f"text.format and {' and '.join(others)} each say what the answer must match; give one of them.",
-            field="text.format",
-        )
+        text = f"text.format and {' and '.join(others)} each say what the answer must match; give one of them."
+        raise RequestError(text, field="text.format")
     return fields
 
 
@@ -314,11 +312,8 @@ class Responses:
 
     async def create(self, request: Request, body: requests.ResponsesRequest) -> Response:
         if body.background and len(self._tasks) >= MAX_BACKGROUND:
-            raise RequestError(
-                f"{MAX_BACKGROUND} responses are at work in the background; try again later.",
-                status_code=429,
-                err_type="QueueFullError",
-            )
+            text = f"{MAX_BACKGROUND} responses are at work in the background; try again later."
+            raise RequestError(text, status_code=429, err_type="QueueFullError")
         conversation = [*self._earlier(body), *items.read_input(body.input)]
         writer = await self._writer(body, conversation)
         record = Record(writer.begun("queued" if body.background else "in_progress"), conversation)

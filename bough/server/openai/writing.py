@@ -293,5 +293,6 @@ class AnswerWriter(Writer):
             "finish_reason": "tool_calls" if called and finish.kind == "stop" else finish.kind,
             "matched_stop": finish.matched if isinstance(finish, FinishStop) else None,
             "meta_info": answer.meta_info() if self._request.return_meta_info else UNSET,
+            "sgl_ext": {"routed_experts": answer.routed_experts} if self._request.return_routed_experts else UNSET,
             "hidden_states": (answer.hidden_states[1:] or [[]])[-1] if self._request.return_hidden_states else UNSET,
         }

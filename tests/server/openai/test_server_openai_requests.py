@@ -152,7 +152,7 @@ def test_completion_values_out_of_range_are_refused_by_name(field: str, value: A
         ("modalities", ["text", "audio"]),
         ("web_search_options", {}),
         ("session_id", "1"),
-        ("return_routed_experts", True),
+        ("return_sampling_mask", True),
     ],
 )
 def test_chat_values_that_cannot_be_served_are_refused_by_name(field: str, value: Any) -> None:
@@ -292,6 +292,7 @@ def test_response_input_becomes_messages() -> None:
         ({"session_params": {"id": "1"}}, "session_params"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"return_hidden_states": True}, "return_hidden_states"),
+        ({"return_routed_experts": True}, "return_routed_experts"),
         ({"n": 2}, "n"),
         ({"n": 0}, "n"),
         ({"input_ids": [1]}, "input_ids"),

@@ -12,6 +12,7 @@ import pytest
 from bough.client.outputs import LogprobColumns
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
+from bough.core.pooling import ALL_EXPERTS
 from bough.messages.requests import Abort, Generate
 from bough.server.openai import responses, routes
 from bough.server.openai.objects import PromptLogprob
@@ -191,6 +192,18 @@ def test_engine_fields_reach_the_engine_and_extras_come_back() -> None:
     at_desk(use)
 
 
+def test_chosen_experts_are_asked_for_and_stand_in_the_choice() -> None:
+    async def use(desk: Desk) -> None:
+        for path, ask in (("/v1/completions", {"prompt": "ab"}), ("/v1/chat/completions", ASK)):
+            answer = await desk.post(path, **ask, return_routed_experts=True)
+            assert answer["choices"][0]["sgl_ext"] == {"routed_experts": ""}  # the scripted engine sends none
+            assert desk.engine.requests[-1].pooling == ALL_EXPERTS
+            plain = await desk.post(path, **ask)
+            assert "sgl_ext" not in plain["choices"][0] and desk.engine.requests[-1].pooling is None
+
+    at_desk(use)
+
+
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", ASK)], ids=["completion", "chat"]
 )
@@ -328,7 +341,7 @@ def test_unknown_fields_pass_unless_strict() -> None:
         ("chat_template", "x"),
         ("include_reasoning", False),
         ("thinking_token_budget", 0),
-        ("return_routed_experts", True),
+        ("return_sampling_mask", True),
         ("disagg_prefill_dp_rank", 1),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),

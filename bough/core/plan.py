@@ -262,6 +262,11 @@ class Limits:
     media: MediaLimits | None = None  # None: prompts are text alone
     in_step: bool = False  # with other attention groups: all do a command or none, so one that refuses tells the others
 
+    @property
+    def can_go_back(self) -> bool:
+        """A recurrent state cannot: by the token that a jump replaces, or by drafts that do not hold."""
+        return all(group.kind != "state" for group in self.groups)
+
     def copied_bytes(self, group: int) -> int:
         """What a copy of one page takes, with the parts of all ranks."""
         return self.page_bytes[group] * self.ranks

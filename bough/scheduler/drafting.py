@@ -10,6 +10,7 @@ brings spare tokens, and the executor passes over as many as the row has got.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -17,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.media import MEDIA_ID
-from bough.core.plan import IntArray, StepResult
+from bough.core.plan import IntArray, Limits, StepResult
 from bough.core.settings import STEP_DRAFTS
 from bough.scheduler.draft_lengths import DraftLengths
 from bough.scheduler.ports import Proposer
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex, RowTable
+
+log = logging.getLogger(__name__)
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
 VAIN = 0.01  # of a step's time that searches may take which find nothing
@@ -41,14 +44,15 @@ class Drafts:
 
 
 class Drafting:
-    def __init__(
-        self, table: RowTable, device_drafts: int, proposer: Proposer | None, *, adaptive: bool = True
-    ) -> None:
-        """`adaptive` concerns drafts of the device."""
+    def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None) -> None:
+        if proposer is not None and not (limits.can_go_back and limits.stages == 1):
+            log.warning("no speculation: neither recurrent layers nor stages of a pipeline go back behind a draft")
+            proposer = None
         self._table = table
         self._proposer = proposer
-        self.most = 1 + max(device_drafts, 0 if proposer is None else proposer.most)
-        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive if proposer is None else proposer.adaptive)
+        self.most = 1 + max(limits.drafts, 0 if proposer is None else proposer.most)
+        adaptive = limits.adaptive_drafts if proposer is None else proposer.adaptive
+        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
         self._pause, self._longest = 0, 1  # steps before the next search, and how many there are after one in vain
         rows = len(table.requests)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bough.core.plan import StepResult
+from bough.core.plan import Limits, StepResult
 from bough.scheduler.draft_lengths import PROBE, TRIALS, DraftLengths, StepTimes
 from bough.scheduler.drafting import MOST_ROWS, Drafting
 
@@ -103,13 +103,14 @@ def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
     assert times.of(np.array([6]))[0] < 4.0
 
 
-def device_drafting(count: int, **options: bool) -> Drafting:
+def device_drafting(count: int, *, adaptive: bool = True) -> Drafting:
     """Rows whose drafts the device makes, up to three; the second is under a grammar, the third nears its end."""
     requests = [SimpleNamespace(count_drafts=lambda *counts: None)] * count
     table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
     table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 12, 100)
     table.sampled, table.request_in = np.full(count, 10), requests.__getitem__
-    return Drafting(table, 3, None, **options)
+    limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=3, adaptive_drafts=adaptive)
+    return Drafting(table, limits, None)
 
 
 def test_drafts_of_the_device_are_for_rows_without_a_grammar_that_have_room() -> None:

@@ -34,6 +34,7 @@ from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
+from bough.executor.draft_trees import tree_batch
 from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
 from bough.executor.encoder import Encoder
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
@@ -42,7 +43,7 @@ from bough.executor.plain_plans import run_padding
 from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
 from bough.executor.threaded import Running
-from bough.executor.verification import Drawn, sample_step
+from bough.executor.verification import NOTHING, Drawn, sample_step
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
@@ -254,21 +255,24 @@ class CudaExecutor:
 
     def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
-        token_ids, batch = self._inputs.mixed_batch(layout)
-        drafts = None
+        token_ids, chain = self._inputs.mixed_batch(layout)
+        batch, drafts, to_device = chain, None, self._staging.to_device
         if has_drafts(plan):
-            last = token_ids[self._staging.to_device(layout.from_device.astype(np.int64))]
+            last = token_ids[to_device(layout.from_device.astype(np.int64))]
             drafts = drafter.guess(plan, layout, self._inputs.page_tables, last)
-            token_ids.index_copy_(0, self._staging.to_device(draft_places(plan, layout)), drafts)
+            token_ids.index_copy_(0, to_device(draft_places(layout)), drafts.tokens)
+            if drafts.parents is not None:
+                where = self._inputs.mirror.pages, self._limits.page_size, to_device
+                batch = tree_batch(layout, drafts.parents, *where, None)
         taps = drafter.taps()
         hidden = self._forward(token_ids, batch, tapped=taps)
         if drafts is not None:
-            plan = with_drafts(plan, drafts.cpu().numpy())
-            layout.token_ids[draft_places(plan, layout)] = plan.tokens[: len(drafts)]
+            plan = with_drafts(plan, drafts)
+            layout.token_ids[draft_places(layout)] = plan.tokens[: len(drafts.tokens)]
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
-        follow = partial(drafter.follow, plan, layout, batch, token_ids, hidden, taps)
+        follow = partial(drafter.follow, plan, layout, chain, token_ids, hidden, taps)
         if not plan.sample.any():
-            follow(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
+            follow(NOTHING)
             return CudaStep(plan, self._clock.stop(), None, None, inputs)
         asked = hidden.index_select(0, self._staging.to_device(sampled_tokens(plan, layout.query_starts)))
         return self._finish(plan, asked, inputs, follow)
@@ -400,9 +404,9 @@ class CudaExecutor:
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
         self._inputs.mirror.give_back(rows, verified.widths - verified.counts)
         if follow is not None:
-            follow(verified.tokens.astype(np.int32), verified.counts)
+            follow(verified)
         scores = {index: found.to_host() for index, found in inputs.items()}
-        result = verified.result(plan, logits, self._sampling.specs(rows), scores)
+        result = verified.result(plan, logits, self._sampling, scores)
         return VerifiedStep(self._clock.stop(), result)
 
     def _sample_decodes(self, size: int, logits: torch.Tensor) -> torch.Tensor:

@@ -117,7 +117,8 @@ class NativeExecutor:
             logits = self._logits(hidden[torch.from_numpy(indices)], prompts[indices])
         else:
             logits = self._forward(layout, indices, prompts)
-        return self._rows.finish(plan, logits, self._sample, masks, inputs, vectors)
+        sampled = self._rows.finish(plan, logits, self._sample, masks)
+        return sampled.result(plan, logits, self._rows.sampling, inputs, vectors)
 
     def _forward(self, layout: StepLayout, indices: LongArray, prompts: BoolArray) -> torch.Tensor:
         """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""

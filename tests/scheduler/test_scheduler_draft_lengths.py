@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bough.core.plan import Limits, StepResult
+from bough.core.settings import DRAFTED_ROWS
 from bough.scheduler.draft_lengths import PROBE, TRIALS, DraftLengths, StepTimes
-from bough.scheduler.drafting import MOST_ROWS, Drafting
+from bough.scheduler.drafting import Drafting
 
 ROWS = 8
 
@@ -117,7 +118,7 @@ def test_drafts_of_the_device_are_for_rows_without_a_grammar_that_have_room() ->
     drafts = device_drafting(4, adaptive=False).decide(rows(0, 1, 2, 3))
     assert drafts.widths.tolist() == [4, 1, 2, 4] and drafts.some
     assert not drafts.given.any() and not len(drafts.tokens)
-    assert not device_drafting(MOST_ROWS + 1).decide(np.arange(MOST_ROWS + 1)).some
+    assert not device_drafting(DRAFTED_ROWS + 1).decide(np.arange(DRAFTED_ROWS + 1)).some
 
 
 def test_drafts_of_the_device_that_never_hold_are_given_up() -> None:

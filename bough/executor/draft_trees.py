@@ -104,7 +104,13 @@ def tree_batch(
         at = np.where(at >= 0, follows[at], -1)
     rotary = layout.rotary.copy()
     rotary[..., :count] += depths - positions_in_runs(widths)
-    tables, slots = tuple(map(to_device, lines)), tuple(to_device(layout.slots))
-    numbers = to_device(np.arange(len(rows), dtype=np.int32)), to_device(lengths)
-    host, device = (count, query_lens, starts, context), (tables, slots, to_device(rotary), 1)
-    return AttentionBatch(*numbers, *host, *device, starts=to_device(starts), both_ways=both_ways)
+    return AttentionBatch(
+        *(to_device(np.arange(len(rows), dtype=np.int32)), to_device(lengths)),
+        *(count, query_lens, starts, context),
+        page_tables=tuple(map(to_device, lines)),
+        slots=tuple(to_device(layout.slots)),
+        positions=to_device(rotary),
+        page_size=1,
+        starts=to_device(starts),
+        both_ways=both_ways,
+    )

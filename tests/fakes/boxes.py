@@ -10,7 +10,7 @@ import numpy as np
 
 from bough.core.finish import FinishReason
 from bough.core.sampling_params import SamplingParams
-from bough.messages.outputs import Open, Reply, Started, StepOutput
+from bough.messages.outputs import DraftCounts, Open, Reply, Started, StepOutput
 from bough.messages.requests import Generate, LogprobRequest, ToScheduler
 from bough.scheduler.request import Request
 
@@ -103,6 +103,7 @@ class FakeOutbox:
         self.ended: dict[int, FinishReason] = {}
         self.vectors: dict[int, bytes] = {}
         self.retractions: dict[int, int] = {}
+        self.drafts: dict[int, DraftCounts | None] = {}
         self.replies: list[Reply] = []
 
     def tokens(self, message: Open | StepOutput) -> None:
@@ -128,6 +129,7 @@ class FakeOutbox:
             self.ended[end.handle] = end.reason
             self.vectors[end.handle] = end.vector
             self.retractions[end.handle] = end.retractions
+            self.drafts[end.handle] = end.drafts
 
     def reply(self, message: Reply) -> None:
         self.replies.append(message)

@@ -55,6 +55,18 @@ def test_a_row_whose_drafts_hold_gets_more_than_one_whose_do_not() -> None:
     assert good == 6 and bad == 0
 
 
+def test_drafts_of_a_tree_cost_as_much_as_those_of_a_chain_and_add_less() -> None:
+    chain, tree = (lengths(lambda tokens: 1.0 + tokens, levels=levels) for levels in (1.0, 0.5))
+    teach(chain, 0, held=8, proposed=8)
+    teach(tree, 0, held=4, proposed=8)  # all four levels
+    assert [int(chosen.choose(rows(0), ints(8))[0]) for chosen in (chain, tree)] == [8, 0]
+    cheap = lengths(lambda tokens: 1.0 + 0.1 * tokens, levels=0.5)
+    teach(cheap, 0, held=4, proposed=8)
+    assert cheap.choose(rows(0), ints(8)).tolist() == [8]
+    teach(cheap, 0, held=1, proposed=8)
+    assert cheap._hold[0] == pytest.approx(0.5, abs=0.01), "one level holds, and the next does not"
+
+
 def test_a_guess_that_was_right_for_long_needs_no_luck_of_the_row() -> None:
     """A request that has had no drafts yet, where a step of 8 tokens takes 2.75 times as long as one of one: JSON on a
     CPU."""

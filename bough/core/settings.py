@@ -337,8 +337,6 @@ class SpeculativeSettings:
         tokens, steps = self.speculative_num_draft_tokens, self.speculative_num_steps if self.has_model else None
         if levels := self.draft_levels:
             topk, drafts = self.speculative_eagle_topk or 1, (tokens or TREE_TOKENS) - 1
-            if not self.has_model:
-                raise SettingsError("--speculative-eagle-topk needs a draft model: NGRAM's drafts are chains.")
             if drafts > (most := topk + (levels - 1) * topk * topk):
                 raise SettingsError(
                     f"--speculative-num-draft-tokens {drafts + 1} is more than a tree has of --speculative-eagle-topk "

@@ -123,6 +123,8 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
     if not speculative.has_model:
         if path is not None:
             raise SettingsError("--speculative-draft-model-path needs --speculative-algorithm STANDALONE or EAGLE3.")
+        if speculative.draft_levels:
+            raise SettingsError("--speculative-eagle-topk needs a draft model: drafts of NGRAM are chains.")
         return None
     asked = f"--speculative-algorithm {algorithm}"
     parallel = settings.parallel

@@ -87,17 +87,6 @@ class NativeExecutor:
     def control(self, command: Command) -> CommandResult:
         return self._control.run(command)
 
-    @property
-    def threads(self) -> int:
-        """How many compute."""
-        return self._tapes.thread_pool.threads
-
-    def set_threads(self, threads: int) -> None:
-        """Lets so many compute from the next step on; no more than there were at first."""
-        if threads != self.threads:
-            self._tapes.set_threads(threads)
-            self._sample = NativeSampler(self._rows.sampling, self._tapes.thread_pool)
-
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._prompts.set_up(plan.setups)
         self._pooler.set_up(plan.setups)

@@ -303,7 +303,7 @@ def build_cuda(
     others = 0 if draft is None else sizing.STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
     if draft is not None:
         of_token = sum(per_token) - sum(per_token_bytes(loaded, None))
-        others += of_token * draft.scratch_tokens(rows, settings.speculative.draft_levels)
+        others += of_token * draft.scratch_tokens(rows, settings.speculative.most_drafts)
     others += step.row_bytes() + attention_bytes(loaded, settings, rows)
     if config.media is not None:
         others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES

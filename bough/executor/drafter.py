@@ -1,8 +1,10 @@
 """Drafts by a model beside the served one: what it knows of each row, and its two parts of a step.
 
-Before the forward pass of the served model, the *target*, it guesses one token after the other behind each decode's
-own (`guess`); after it, it computes the same tokens as the target did (`follow`). It has pages of the same numbers, so
-whatever is cached of a prompt is cached for both.
+Before the forward pass of the served model, the *target*, it guesses tokens behind each decode's own, a chain or a tree
+of them (`guess`); what it computes for that is in pages behind those of the rows, and is lost. After it, it computes
+the same tokens as the target did (`follow`). It has pages of the same numbers, so whatever is cached of a prompt is
+cached for both. Nodes of a tree stand in the row's next places in the order of their scores; those that hold move to
+where a chain has them.
 
 A model that reads hidden states of the target stores in a token's place what it makes of the target's hidden state
 there and of the token *behind* it. Where a prompt leaves a cached prefix that another request went on from with another
@@ -58,7 +60,8 @@ class Drafter:
     ) -> None:
         self._model, self._pool, self._attention, self._target = model, pool, attention, target
         self._page_size, self._to_device, self._agree = limits.page_size, to_device, agree
-        self._topk, self._levels, self._last_place = topk, limits.draft_levels, limits.context_length - 1
+        self._topk, self._levels = topk, limits.draft_levels or limits.drafts
+        self._last_place = limits.context_length - 1
         self._scratch = (limits.pages[0] + 1) * limits.page_size  # the first slot behind those of rows
         # Of a model that is ahead: the first drafts of the row's next step, and the hidden state that gave them.
         self._first = torch.zeros((limits.rows + 1, topk), dtype=torch.int64, device=device)
@@ -78,28 +81,61 @@ class Drafter:
     def guess(
         self, plan: BatchPlan, layout: StepLayout, page_tables: tuple[torch.Tensor, ...], last: torch.Tensor
     ) -> Guessed:
-        """`last` are the tokens that the decodes begin with."""
-        wanted = plan.query_lens[: len(last)] - 1
-        live: LongArray = np.flatnonzero(wanted)  # decodes that get further drafts
-        drafts = torch.zeros((len(last), int(wanted.max())), dtype=torch.int64, device=last.device)
-        ahead, places = self._model.ahead, self._to_device(live)
-        tokens, hidden = last[places], None
-        if ahead:
+        """`last` are the tokens that the decodes begin with. On each level the `topk` likeliest paths, the beams, go on
+        with as many tokens each. Of all these nodes those with the best scores are chosen; one beam is a chain."""
+        wanted, topk = plan.query_lens[: len(last)] - 1, self._topk
+        live: LongArray = np.flatnonzero(wanted)
+        most, count, beams = int(wanted.max()), len(live), len(live) * topk
+        if self._model.ahead:
             rows = self._to_device(plan.rows[live].astype(np.int64))
-            tokens, hidden = self._first[rows, 0], self._hidden[rows]
-            drafts[places, 0] = tokens
-        for column in range(ahead, drafts.shape[1]):
-            kept = wanted[live] > column
-            if not kept.all():
-                among = self._to_device(np.flatnonzero(kept))
-                live, places, tokens = live[kept], places[among], tokens[among]
-                hidden = None if hidden is None else hidden[among]
-            batch = self._column(layout, live, column - ahead, page_tables)
-            hidden, context = self._advance(tokens, hidden, batch)
-            tokens = self._best(hidden, context)[0][:, 0]
-            drafts[places, column] = tokens
-        given = np.flatnonzero(np.arange(drafts.shape[1]) < wanted[:, None])
-        return Guessed(drafts.flatten()[self._to_device(given)])
+            tokens, scores, hidden = self._first[rows], self._scores[rows], self._hidden[rows]
+        else:
+            known, at = layout.context_lens[live], layout.query_starts[live]
+            places = (layout.rows[live], known + 1, layout.positions[at], np.ascontiguousarray(layout.slots[:, at]))
+            rows, lengths, positions, slots = map(self._to_device, places)
+            batch = decodes_of(rows, lengths, positions, tuple(slots), page_tables, self._page_size, known)
+            hidden, computed = self._advance(last[self._to_device(live)], None, batch)
+            tokens, scores = self._best(hidden, computed)
+        context = layout.context_lens[live].repeat(topk) + (not self._model.ahead)  # of each beam
+        levels = min(self._levels, most)
+        lines = self._prefixes(page_tables[0], plan.rows[live], int(context.max()) + levels).repeat_interleave(topk, 0)
+        begin, numbers = self._to_device(context.astype(np.int64)), torch.arange(beams, device=last.device)
+        path, hidden = lines[:, :0], hidden.repeat_interleave(topk, 0)
+        nodes = torch.arange(topk, device=last.device).expand(count, topk)  # the beams' places among all nodes
+        found = [(tokens, scores, torch.full_like(tokens, -1))]  # and the nodes that they follow
+        for level in range(1, levels):
+            own = self._scratch + (level - 1) * beams + numbers
+            path = torch.cat((path, own[:, None].int()), 1)
+            lines.scatter_(1, begin[:, None] + numbers.new_tensor(range(level)), path)
+            # A beam that its row has no place for is not chosen in the end.
+            at = np.minimum(context + level - 1, self._last_place).astype(np.int32)
+            lengths, positions = self._to_device(at + 1), self._to_device(at.astype(np.int64))
+            batch = decodes_of(numbers.int(), lengths, positions, (own,), (lines,), 1, at)
+            hidden, computed = self._advance(tokens.flatten(), hidden, batch)
+            further, chances = self._best(hidden, computed)
+            further, totals = further.view(count, -1), (scores.reshape(beams, 1) + chances).view(count, -1)
+            found.append((further, totals, nodes.repeat_interleave(topk, 1)))
+            scores, best = totals.topk(topk)
+            nodes, tokens = best + topk + (level - 1) * topk * topk, further.gather(1, best)
+            origin = (best // topk + numbers.view(count, topk)[:, :1]).flatten()
+            hidden, path = hidden[origin], path[origin]
+        tokens, totals, follows = (torch.cat(part, 1) for part in zip(*found, strict=True))
+        # No node scores better than the one that it follows, and of equals the earlier comes first: parents do.
+        totals = totals if topk > 1 else torch.zeros_like(totals)
+        order = totals.argsort(dim=1, descending=True, stable=True)
+        rank = order.argsort(1) + 1
+        order = order[:, :most]
+        follows = follows.gather(1, order)
+        parents = torch.where(follows < 0, 0, rank.gather(1, follows.clamp_min(0)))
+        chosen = torch.stack((tokens.gather(1, order), parents)).cpu().numpy()[:, np.arange(most) < wanted[live, None]]
+        found_tokens = self._to_device(np.ascontiguousarray(chosen[0]))
+        return Guessed(found_tokens, chosen[1].astype(np.int32) if topk > 1 else None)
+
+    def _prefixes(self, table: torch.Tensor, rows: IntArray, length: int) -> torch.Tensor:
+        """The slots of the rows' first tokens. [rows, length] int32"""
+        size, at = self._page_size, torch.arange(length, device=table.device)
+        pages = table[self._to_device(rows.astype(np.int64))[:, None], (at // size).clamp_max(table.shape[1] - 1)]
+        return pages * size + (at % size).int()
 
     def _advance(
         self, tokens: torch.Tensor, hidden: torch.Tensor | None, batch: AttentionBatch
@@ -113,15 +149,6 @@ class Drafter:
         """The likeliest tokens behind these states, with their scores. [n, topk]"""
         best, scores = self._model.best(hidden, context, self._topk)
         return self._agree(best), scores if self._topk == 1 else self._agree(scores)
-
-    def _column(
-        self, layout: StepLayout, live: LongArray, column: int | IntArray, page_tables: tuple[torch.Tensor, ...]
-    ) -> AttentionBatch:
-        """One token of each of some rows, so many places behind the first that they compute in this step."""
-        context, at = layout.context_lens[live] + column, layout.query_starts[live] + column
-        slots = tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at])))
-        rows, lengths, positions = map(self._to_device, (layout.rows[live], context + 1, layout.positions[at]))
-        return decodes_of(rows, lengths, positions, slots, page_tables, self._page_size, context)
 
     def follow(
         self,
@@ -141,7 +168,9 @@ class Drafter:
             token_ids, hidden = token_ids[order], hidden[order] if self.reads_hidden else hidden
             tapped = {tap: None if of is None else of[order] for tap, of in (tapped or {}).items()} or None
         if not self._model.ahead:
-            self._repeat(plan, layout, batch, token_ids, counts)
+            end = self._to_device(np.array([len(token_ids) - 1]))  # of what comes out nothing is looked at
+            self._attention.prepare(batch)
+            self._model.advance(token_ids, None, ForwardContext(self._attention, self._pool, batch, end))
             return
         behind, last = tokens_behind(plan, layout, tokens, counts)
         rows, taken = plan.rows[plan.sample].astype(np.int64), self.take_in(hidden, tapped, batch)
@@ -178,23 +207,6 @@ class Drafter:
             if column + ahead + 1 < width:
                 last = self._best(hidden, context)[0][:, 0]
                 tokens[column + ahead + 1].copy_(last)
-
-    def _repeat(
-        self, plan: BatchPlan, layout: StepLayout, batch: AttentionBatch, token_ids: torch.Tensor, counts: IntArray
-    ) -> None:
-        """Computes the same tokens. In a step of decodes it has computed all but each row's last one when it guessed,
-        and that is missing only if all before it hold. What it computed of a tree is lost."""
-        if len(layout.from_device) == len(plan.rows) and plan.parents is None:
-            live: LongArray = np.flatnonzero(counts == plan.query_lens)
-            if not len(live):
-                return
-            last = plan.query_lens[live] - 1
-            token_ids = token_ids[self._to_device((layout.query_starts[live] + last).astype(np.int64))]
-            batch = self._column(layout, live, last, batch.page_tables)
-        end = self._to_device(np.array([len(token_ids) - 1]))  # of what comes out nothing is looked at
-        self._attention.prepare(batch)
-        context = ForwardContext(self._attention, self._pool, batch, end)
-        self._model.advance(token_ids, None, context)
 
     def _straighten(self, plan: BatchPlan, layout: StepLayout, sampled: Verified) -> torch.Tensor:
         """Moves what the target keeps of the drafts that hold to where a chain of them stands. Which token of the step

@@ -13,7 +13,6 @@ from bough.core.errors import ModelError, SettingsError
 from bough.core.model_config import FULL_ATTENTION, ModelConfig
 from bough.core.plan import Limits
 from bough.core.settings import DRAFTED_ROWS, Settings
-from bough.executor.draft_trees import TreeDrafter
 from bough.executor.drafter import Drafter
 from bough.executor.load_model import LoadedWeights, initial_format, load_model
 from bough.executor.sizing import CacheShape, CacheSize
@@ -61,7 +60,7 @@ class LoadedDraft:
     topk: int  # drafts for each place: more than one make trees
 
     def scratch_tokens(self, rows: int, levels: int) -> int:
-        """What trees of so many rows, or as many as have drafts, compute before they are chosen from."""
+        """What guesses for so many rows, or as many as have drafts, compute."""
         return min(rows, DRAFTED_ROWS) * self.topk * max(0, levels - 1)
 
     def drafter(
@@ -69,13 +68,12 @@ class LoadedDraft:
     ) -> Drafter:
         """With pages of its own, which move with those of the target from now on."""
         own, dtype, device = self.loaded, self.loaded.dtype, self.loaded.device
-        scratch = -(-self.scratch_tokens(limits.rows, limits.draft_levels) // limits.page_size)
+        scratch = -(-self.scratch_tokens(limits.rows, limits.draft_levels or limits.drafts) // limits.page_size)
         pages = (limits.pages[0] + scratch,)
         pool = KVPool(own.config, pages, limits.page_size, own.cache_dtype, device, own.topology)
         beside.join(pool)
-        kind, parts = TreeDrafter if limits.draft_levels else Drafter, (self.model, pool, attention, limits)
-        where: dict[str, Any] = {"target": beside, "dtype": dtype, "device": device, "to_device": to_device}
-        return kind(*parts, own.group.from_first, topk=self.topk, **where)
+        parts, where = (self.model, pool, attention, limits, own.group.from_first), {"dtype": dtype, "device": device}
+        return Drafter(*parts, target=beside, topk=self.topk, to_device=to_device, **where)
 
 
 def per_token_bytes(target: LoadedWeights, draft: LoadedDraft | None) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from bough.core.errors import BoughError, SettingsError
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
-from bough.executor.draft_trees import TreeDrafter
 from bough.executor.drafter import Drafter, Guessed
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
@@ -272,15 +271,15 @@ def test_trees_are_the_best_of_what_their_levels_give(
     """Each level's three likeliest paths go on with three tokens each; the nine likeliest of all paths are verified."""
     folder, flags = flags_of("smaller", folders)
     found: list[tuple[int, list[int], list[int]]] = []
-    guess = TreeDrafter.guess
+    guess = Drafter.guess
 
-    def recorded(self: TreeDrafter, plan: Any, layout: Any, *args: Any) -> Guessed:
+    def recorded(self: Drafter, plan: Any, layout: Any, *args: Any) -> Guessed:
         drafts = guess(self, plan, layout, *args)
         assert drafts.parents is not None
         found.append((int(layout.context_lens[0]), drafts.tokens.tolist(), drafts.parents.tolist()))
         return drafts
 
-    monkeypatch.setattr(TreeDrafter, "guess", recorded)
+    monkeypatch.setattr(Drafter, "guess", recorded)
     (prompt,) = prompts(1, longest=40)
     with serving(folder, **flags, **TREE) as bench:
         bench.ask(0, prompt, max_new_tokens=24, **GREEDY)

@@ -336,13 +336,8 @@ class SpeculativeSettings:
         """Of a request in one step."""
         tokens, steps = self.speculative_num_draft_tokens, self.speculative_num_steps if self.has_model else None
         if levels := self.draft_levels:
-            topk, drafts = self.speculative_eagle_topk or 1, (tokens or TREE_TOKENS) - 1
-            if drafts > (most := topk + (levels - 1) * topk * topk):
-                raise SettingsError(
-                    f"--speculative-num-draft-tokens {drafts + 1} is more than a tree has of --speculative-eagle-topk "
-                    f"{topk} and --speculative-num-steps {levels}: set it to {most + 1} at most."
-                )
-            return drafts
+            topk = self.speculative_eagle_topk or 1
+            return min((tokens or TREE_TOKENS) - 1, topk + (levels - 1) * topk * topk)  # which the tree has in all
         if steps is not None and tokens not in (None, steps + 1):
             raise SettingsError(
                 f"--speculative-num-steps {steps} makes chains of {steps} drafts: leave out "

@@ -51,9 +51,7 @@ class Drafting:
         self._proposer = proposer
         self.most = 1 + max(limits.drafts, 0 if proposer is None else proposer.most)
         adaptive = limits.adaptive_drafts if proposer is None else proposer.adaptive
-        levels = 1.0
-        if limits.draft_levels:
-            table.most_gain, levels = 1 + limits.draft_levels, min(1.0, limits.draft_levels / limits.drafts)
+        levels = min(1.0, limits.draft_levels / limits.drafts) if limits.draft_levels else 1.0
         self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive, levels=levels)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
         self._pause, self._longest = 0, 1  # steps before the next search, and how many there are after one in vain

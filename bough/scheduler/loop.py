@@ -105,7 +105,7 @@ class Scheduler:
             self._cache = PrefixCache(limits, memory, tell)
         else:
             self._cache = TieredCache(limits, memory, tell, executor, host)
-        self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups)
+        self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups, limits.draft_levels)
         self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}

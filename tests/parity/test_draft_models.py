@@ -387,16 +387,6 @@ def test_pages_move_with_those_of_the_draft(folders: dict[str, Path]) -> None:
             {
                 "speculative_algorithm": "STANDALONE",
                 "speculative_draft_model_path": "smaller",
-                "speculative_eagle_topk": 2,
-                "speculative_num_steps": 2,
-                "speculative_num_draft_tokens": 8,
-            },
-            "set it to 7 at most",
-        ),
-        (
-            {
-                "speculative_algorithm": "STANDALONE",
-                "speculative_draft_model_path": "smaller",
                 "speculative_num_steps": 3,
                 "speculative_num_draft_tokens": 8,
             },

@@ -34,8 +34,7 @@ from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
-from bough.executor.draft_trees import tree_batch
-from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
+from bough.executor.drafter import Drafter, Tapped, with_drafts
 from bough.executor.encoder import Encoder
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
@@ -260,15 +259,14 @@ class CudaExecutor:
         if has_drafts(plan):
             last = token_ids[to_device(layout.from_device.astype(np.int64))]
             drafts = drafter.guess(plan, layout, self._inputs.page_tables, last)
-            token_ids.index_copy_(0, to_device(draft_places(layout)), drafts.tokens)
+            token_ids.index_copy_(0, to_device(layout.draft_places), drafts.tokens)
             if drafts.parents is not None:
-                where = self._inputs.mirror.pages, self._limits.page_size, to_device
-                batch = tree_batch(layout, drafts.parents, *where, None)
+                batch = self._inputs.mirror.tree_batch(layout, drafts.parents, to_device)
         taps = drafter.taps()
         hidden = self._forward(token_ids, batch, tapped=taps)
         if drafts is not None:
             plan = with_drafts(plan, drafts)
-            layout.token_ids[draft_places(layout)] = plan.tokens[: len(drafts.tokens)]
+            layout.token_ids[layout.draft_places] = plan.tokens[: len(drafts.tokens)]
         inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
         follow = partial(drafter.follow, plan, layout, chain, token_ids, hidden, taps)
         if not plan.sample.any():

@@ -24,7 +24,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch, decodes_of
 from bough.attention.context import ForwardContext
 from bough.attention.reading import ToDevice
-from bough.core.plan import BatchPlan, IntArray, Limits, positions_in_runs
+from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import LongArray, StepLayout
 from bough.executor.verification import Verified
 from bough.memory.pools.kv_pool import KVPool
@@ -91,9 +91,9 @@ class Drafter:
             tokens, scores, hidden = self._first[rows], self._scores[rows], self._hidden[rows]
         else:
             known, at = layout.context_lens[live], layout.query_starts[live]
-            places = (layout.rows[live], known + 1, layout.positions[at], np.ascontiguousarray(layout.slots[:, at]))
-            rows, lengths, positions, slots = map(self._to_device, places)
-            batch = decodes_of(rows, lengths, positions, tuple(slots), page_tables, self._page_size, known)
+            slots = tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at])))
+            rows, lengths, positions = map(self._to_device, (layout.rows[live], known + 1, layout.positions[at]))
+            batch = decodes_of(rows, lengths, positions, slots, page_tables, self._page_size, known)
             hidden, computed = self._advance(last[self._to_device(live)], None, batch)
             tokens, scores = self._best(hidden, computed)
         context = layout.context_lens[live].repeat(topk) + (not self._model.ahead)  # of each beam
@@ -239,9 +239,3 @@ def with_drafts(plan: BatchPlan, drafts: Guessed) -> BatchPlan:
     given = np.where(decodes, plan.query_lens - 1, plan.given).astype(np.int32)
     tokens = drafts.tokens.cpu().numpy().astype(np.int32)
     return replace(plan, given=given, tokens=np.concatenate([tokens, plan.tokens]), parents=drafts.parents)
-
-
-def draft_places(layout: StepLayout) -> LongArray:
-    """Where the drafts of the decodes stand among the tokens of a step."""
-    counts = layout.query_lens[: len(layout.from_device)] - 1
-    return (layout.from_device.repeat(counts) + 1 + positions_in_runs(counts)).astype(np.int64)

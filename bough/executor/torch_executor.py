@@ -21,8 +21,7 @@ from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import AdapterStore, adapter_rows, whole_block
 from bough.executor.control import ModelControl
-from bough.executor.draft_trees import tree_batch
-from bough.executor.drafter import Drafter, draft_places, with_drafts
+from bough.executor.drafter import Drafter, with_drafts
 from bough.executor.encoder import Encoder
 from bough.executor.hearing import Hearing
 from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
@@ -92,8 +91,7 @@ class TorchExecutor:
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         batch = chain = layout.batch(torch.from_numpy, self._page_tables, self._limits.page_size, both_ways)
         if plan.parents is not None:
-            where = self._rows.mirror.pages, self._limits.page_size, torch.from_numpy
-            batch = tree_batch(layout, plan.parents, *where, both_ways)
+            batch = self._rows.mirror.tree_batch(layout, plan.parents, torch.from_numpy, both_ways)
         self._attention.prepare(batch)
         began = time.monotonic()
         media = None if self._encoder is None else self._encoder.run(plan, layout)
@@ -139,5 +137,5 @@ class TorchExecutor:
             return plan
         last = torch.from_numpy(layout.token_ids[layout.from_device])
         plan = with_drafts(plan, guessed := drafter.guess(plan, layout, self._page_tables, last))
-        layout.token_ids[draft_places(layout)] = guessed.tokens.numpy()
+        layout.token_ids[layout.draft_places] = guessed.tokens.numpy()
         return plan

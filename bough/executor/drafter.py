@@ -92,7 +92,8 @@ class Drafter:
         else:
             known, at = layout.context_lens[live], layout.query_starts[live]
             slots = tuple(self._to_device(np.ascontiguousarray(layout.slots[:, at])))
-            rows, lengths, positions = map(self._to_device, (layout.rows[live], known + 1, layout.positions[at]))
+            rows, positions = self._to_device(layout.rows[live]), self._to_device(layout.positions[at])
+            lengths = self._to_device(known + 1)
             batch = decodes_of(rows, lengths, positions, slots, page_tables, self._page_size, known)
             hidden, computed = self._advance(last[self._to_device(live)], None, batch)
             tokens, scores = self._best(hidden, computed)
@@ -211,8 +212,9 @@ class Drafter:
     def _straighten(self, plan: BatchPlan, layout: StepLayout, sampled: Verified) -> torch.Tensor:
         """Moves what the target keeps of the drafts that hold to where a chain of them stands. Which token of the step
         each place has now."""
-        origin, to = sampled.moves(layout.query_starts[1:][plan.sample])
-        order = np.arange(len(layout.token_ids))
+        order, columns = np.arange(len(layout.token_ids)), np.arange(1, sampled.tokens.shape[1])
+        held, first = columns < sampled.counts[:, None], layout.query_starts[1:][plan.sample] - sampled.widths
+        origin, to = ((first[:, None] + places)[held] for places in (sampled.path[:, 1:], columns))
         order[to] = origin
         for group, slots in zip(self._target.groups, layout.slots, strict=True):
             group.move(self._to_device(slots[origin]), self._to_device(slots[to]))

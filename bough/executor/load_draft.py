@@ -72,8 +72,8 @@ class LoadedDraft:
         pages = (limits.pages[0] + scratch,)
         pool = KVPool(own.config, pages, limits.page_size, own.cache_dtype, device, own.topology)
         beside.join(pool)
-        parts, where = (self.model, pool, attention, limits, own.group.from_first), {"dtype": dtype, "device": device}
-        return Drafter(*parts, target=beside, topk=self.topk, to_device=to_device, **where)
+        parts = (self.model, pool, attention, limits, own.group.from_first)
+        return Drafter(*parts, target=beside, topk=self.topk, dtype=dtype, device=device, to_device=to_device)
 
 
 def per_token_bytes(target: LoadedWeights, draft: LoadedDraft | None) -> tuple[int, ...]:

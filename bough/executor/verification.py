@@ -43,6 +43,7 @@ class Drawn(NamedTuple):
 
 Specs = Sequence[LogprobSpec | None]  # of each row; None: it wants no logprobs
 ByPlace = dict[int, PositionLogprobs]  # in the plan
+Vectors = dict[int, FloatArray]  # the same
 Draw = Callable[[Tensor, IntArray, BatchMasks | None], Drawn]  # samples for rows from the first lines of logits
 
 
@@ -98,19 +99,8 @@ class Verified:
         taken: LongArray = self.tokens[np.arange(len(self.tokens)), self.counts - 1]
         return taken
 
-    def moves(self, ends: IntArray) -> tuple[LongArray, LongArray]:
-        """Of rows whose tokens end there in the step: where drafts stand that hold, and where they do in a chain."""
-        columns = np.arange(1, self.tokens.shape[1])
-        held, first = columns < self.counts[:, None], (ends - self.widths).astype(np.int64)[:, None]
-        return (first + self.path[:, 1:])[held], (first + columns)[held]
-
     def result(
-        self,
-        plan: BatchPlan,
-        logits: Tensor,
-        state: SamplingState,
-        inputs: ByPlace,
-        vectors: dict[int, FloatArray] | None = None,
+        self, plan: BatchPlan, logits: Tensor, state: SamplingState, inputs: ByPlace, vectors: Vectors | None = None
     ) -> StepResult:
         """With the vectors of rows, of trees too."""
         specs, vectors = state.specs(plan.rows[plan.sample]), vectors or {}

@@ -60,11 +60,6 @@ class Adapters:
         return ", ".join(self._loaded) or "none"
 
     @property
-    def waiting(self) -> int:
-        """Requests whose adapters are being read."""
-        return sum(len(loading.requests) for loading in self.loading.values())
-
-    @property
     def facts(self) -> dict[str, object]:
         """The paths of those that are loaded; nothing where there can be none."""
         return {} if self._executor is None else {"loaded_adapters": {n: a.path for n, a in self._loaded.items()}}

@@ -120,11 +120,10 @@ class Scheduler:
         self._grammar_steps = GrammarSteps(self._batch, executor, self._jump_forward, self._timeline)
         self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer, self._adapters, media)
         self._control = ControlQueue(executor)
-        facts = self._control.facts
-        sinks, speculates = (outbox, eos_ids, self._forget, clock, facts), self._planner.drafting.most > 1
+        sinks, speculates = (outbox, eos_ids, self._forget, clock, self._control.facts), self._planner.drafting.most > 1
         self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=speculates)
         self._handover = Handover() if handover is None else handover
-        self._handover.attach(self._batch, facts, self._committer.drop)
+        self._handover.attach(self._batch, self._control.facts, self._committer.drop)
         self._sessions = Sessions(self._cache, clock, self._end)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
@@ -480,12 +479,13 @@ class Scheduler:
         return Reply(message.call, True)
 
     def _state(self) -> dict[str, object]:
+        adapted = sum(len(loading.requests) for loading in self._adapters.loading.values())
         return {
             "live_settings": {name: getattr(self._settings, name) for name in LIVE_SETTINGS},
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + self._adapters.waiting,
+            "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + adapted,
             "num_grammar_queue_reqs": len(self._gate),
             "num_open_sessions": len(self._sessions),
             "num_retracted_reqs": sum(1 for request in self._queue if request.retractions),

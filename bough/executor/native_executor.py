@@ -21,7 +21,7 @@ from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tok
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.pooling import Pooler
-from bough.executor.verification import ByPlace, HostRows, prompt_logprobs
+from bough.executor.verification import HostRows, Inputs, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
 
@@ -94,7 +94,7 @@ class NativeExecutor:
         layout = self._rows.apply(plan)
         prompts = self._prompts.marks(layout)
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
-        inputs: ByPlace = {}
+        inputs: Inputs = {}
         vectors: dict[int, FloatArray] = {}
         pooled = self._pooler.wanted(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for

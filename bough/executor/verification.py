@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bough.attention.reading import ToDevice
 from bough.core.plan import (
     BatchPlan,
     BoolArray,
@@ -28,7 +29,7 @@ from bough.core.plan import (
     TokenMasks,
 )
 from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets
-from bough.sampling.logprobs import output_logprobs, score_inputs
+from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import Agree, SamplingState, as_drawn
@@ -43,6 +44,7 @@ class Drawn(NamedTuple):
 
 Specs = Sequence[LogprobSpec | None]  # of each row; None: it wants no logprobs
 ByPlace = dict[int, PositionLogprobs]  # in the plan
+Inputs = dict[int, Scores]  # the same
 Vectors = dict[int, FloatArray]  # the same
 Draw = Callable[[Tensor, IntArray, BatchMasks | None], Drawn]  # samples for rows from the first lines of logits
 
@@ -100,7 +102,7 @@ class Verified:
         return taken
 
     def result(
-        self, plan: BatchPlan, logits: Tensor, state: SamplingState, inputs: ByPlace, vectors: Vectors | None = None
+        self, plan: BatchPlan, logits: Tensor, state: SamplingState, inputs: Inputs, vectors: Vectors | None = None
     ) -> StepResult:
         """With the vectors of rows, of trees too."""
         specs, vectors = state.specs(plan.rows[plan.sample]), vectors or {}
@@ -108,8 +110,8 @@ class Verified:
             trees = int((plan.given < plan.query_lens).sum())
             vectors = {i: of[self.path[i, : len(of)]] if i < trees else of for i, of in vectors.items()}
         outputs = {} if specs is None else self._logprobs(plan, logits, specs)
-        tokens = self.tokens.astype(np.int32)
-        return StepResult(plan.step, tokens, self.counts, self.bad, outputs, inputs, vectors=vectors)
+        tokens, scored = self.tokens.astype(np.int32), {index: scores.to_host() for index, scores in inputs.items()}
+        return StepResult(plan.step, tokens, self.counts, self.bad, outputs, scored, vectors=vectors)
 
     @torch.inference_mode()
     def _logprobs(self, plan: BatchPlan, logits: Tensor, specs: Specs) -> ByPlace:
@@ -153,14 +155,15 @@ def prompt_logprobs(
     hidden: Tensor,  # of all tokens
     query_starts: IntArray,
     logits_at: Callable[[slice], Callable[[Tensor], Tensor]],  # for some tokens: what makes logits of their states
-) -> ByPlace:
+    to_device: ToDevice = torch.from_numpy,
+) -> Inputs:
     """The logprobs of prompt tokens that the plan asks for, by place in the plan."""
     found = {}
     for want in plan.input_logprobs:
         first = int(query_starts[want.index]) + want.first
-        at, targets = slice(first, first + want.count), torch.from_numpy(prompt_targets(plan, want))
+        at, targets = slice(first, first + want.count), to_device(prompt_targets(plan, want))
         spec = state.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        found[want.index] = score_inputs(logits_at(at), hidden[at], targets, spec).to_host()
+        found[want.index] = score_inputs(logits_at(at), hidden[at], targets, spec)
     return found
 
 

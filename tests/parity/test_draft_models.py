@@ -18,6 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 from bough.core.errors import BoughError, SettingsError
+from bough.core.pooling import ALL_STATES
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.drafter import Drafter, Guessed
@@ -25,7 +26,7 @@ from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
 from tests.fakes.scheduler_bench import Bench
-from tests.parity.draft_models import VOCAB, write_deepseek, write_eagle, write_eagle3, write_target
+from tests.parity.draft_models import HIDDEN, VOCAB, write_deepseek, write_eagle, write_eagle3, write_target
 
 CPU: dict[str, Any] = {
     "device": "cpu",
@@ -186,6 +187,25 @@ def test_trees_hold_more_than_chains_of_their_depth_and_are_counted(folders: dic
             assert drafting.verified + drafting.held == 4 * 39
             assert drafting.proposed == sum(drafts.proposed for drafts in bench.out.drafts.values() if drafts)
     assert held[1] > held[0]
+
+
+def test_hidden_states_are_those_of_the_path_that_holds(folders: dict[str, Path]) -> None:
+    folder, flags = flags_of("itself", folders)
+    found = []
+    for more in ({}, {**flags, **TREE}):
+        with serving(folder, {"enable_return_hidden_states": True}, **more) as bench:
+            for handle, prompt in enumerate(prompts(3)):
+                bench.ask(handle, prompt, max_new_tokens=30, pooling=ALL_STATES, **GREEDY)
+            bench.run()
+            for handle, prompt in enumerate(prompts(3)):
+                states = np.full((len(prompt) + 29, HIDDEN), np.nan, dtype=np.float32)
+                for part in bench.out.states[handle]:
+                    rows = np.frombuffer(part.values, dtype=np.float32).reshape(part.count, HIDDEN)
+                    states[part.first : part.first + part.count] = rows
+                found.append(states)
+    assert bench.scheduler._planner.drafting.held > 0
+    for without_drafts, with_trees in zip(found[:3], found[3:], strict=True):
+        np.testing.assert_allclose(with_trees, without_drafts, atol=1e-4)
 
 
 # ---- what draft models guess -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Owns nothing but the two. Each sees its part of the step as a step of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -34,24 +35,21 @@ class SplitAttention(AttentionBackend):
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
-        n = self._decodes
-        if n == len(q):
-            return self._decode.run(q, k, v, layer, pool)
-        prompts = self._prefill.run(q[n:], k[n:], v[n:], layer, pool)
-        if not n:
-            return prompts
-        return torch.cat((self._decode.run(q[:n], k[:n], v[:n], layer, pool), prompts))
+        return self._run(len(q), lambda backend, part: backend.run(q[part], k[part], v[part], layer, pool))
 
     def run_latent(
         self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
     ) -> torch.Tensor:
-        n = self._decodes
-        parts = []
-        for backend, part in ((self._decode, slice(n)), (self._prefill, slice(n, len(q)))):
-            if part.stop > (part.start or 0):
-                own = None if index is None else index.cut(part)
-                parts.append(backend.run_latent(q[part], latents[part], layer, pool, own))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        def run(backend: AttentionBackend, part: slice) -> torch.Tensor:
+            own = None if index is None else index.cut(part)
+            return backend.run_latent(q[part], latents[part], layer, pool, own)
+
+        return self._run(len(q), run)
+
+    def _run(self, tokens: int, run: Callable[[AttentionBackend, slice], torch.Tensor]) -> torch.Tensor:
+        parts = (self._decode, slice(0, self._decodes)), (self._prefill, slice(self._decodes, tokens))
+        found = [run(backend, part) for backend, part in parts if part.stop > part.start]
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     def run_projected(
         self, qkv: torch.Tensor, qk_norm_rope: QKNormRope, layer: AttentionSpec, pool: KVPool

@@ -132,6 +132,9 @@ class BatchPlan:
     # [batch] how many more tokens than `given` a decode brings, because the host does not know yet how many tokens its
     # last step gave: of a row that got n, the first n - 1 are passed over. None: nobody has any.
     spare: IntArray | None = None
+    # [drafts] Where decodes have trees: of each draft the place among its row's tokens that it follows, 0 for the row's
+    # own; all stand behind what they follow. None: each follows the one before it.
+    parents: IntArray | None = None
     # [decodes] How many first tokens each has on the same pages of the first group as the decode before it: a prefix
     # that several rows read. None: nobody has any.
     common: IntArray | None = None
@@ -249,6 +252,7 @@ class Limits:
     late_plans: bool = False  # a step need not be launched before the one ahead of it is about to end
     drafts: int = 0  # tokens that the executor itself guesses and verifies with each decode
     adaptive_drafts: bool = True  # only as many of them as are worth their time
+    draft_levels: int = 0  # where they are a tree: how many may follow each other; 0: they are a chain
     groups: tuple[KVGroup, ...] = (FULL_ATTENTION,)  # what `pages` counts
     page_bytes: tuple[int, ...] = ()  # per group: what one page holds on a rank, over all layers
     cache_dtype: str = ""  # the number format of what pages hold
@@ -260,6 +264,11 @@ class Limits:
     whole_prompts: bool = False  # prompts are computed in one step, and nothing is kept of them: an encoder's
     media: MediaLimits | None = None  # None: prompts are text alone
     in_step: bool = False  # with other attention groups: all do a command or none, so one that refuses tells the others
+
+    @property
+    def can_go_back(self) -> bool:
+        """A recurrent state cannot: by the token that a jump replaces, or by drafts that do not hold."""
+        return all(group.kind != "state" for group in self.groups)
 
     def copied_bytes(self, group: int) -> int:
         """What a copy of one page takes, with the parts of all ranks."""

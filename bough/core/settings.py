@@ -49,7 +49,9 @@ REASONING_PARSERS = (
 )  # fmt: skip
 DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose drafts the executor makes
 NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user does not say
+TREE_TOKENS, TREE_STEPS = 8, 5  # the same where drafts are a tree, and how many may follow each other
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
+DRAFTED_ROWS = 64  # a step of more rows has tokens enough to fill a device without drafts
 GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
 # Other names of settings, everywhere.
 ALIASES = {
@@ -299,18 +301,19 @@ class SpeculativeSettings:
         None, "the smaller model, or the EAGLE head: as --model-path names models"
     )
     speculative_num_steps: int | None = setting(
-        None, "drafts that a draft model makes one after the other; one less than the tokens of a step", low=1, high=63
+        None,
+        "drafts that a draft model makes one after the other: of a chain one less than the tokens of a step, of a tree "
+        f"its depth, {TREE_STEPS} when left out",
+        low=1,
+        high=63,
     )
     speculative_eagle_topk: int | None = setting(
-        None,
-        "drafts that a draft model makes for each place",
-        choices=(1,),
-        instead=dict.fromkeys(range(2, 65), "Drafts are chains here: there are no trees of them."),
+        None, "drafts that a draft model makes for each place: 1 makes chains, more make trees", low=1, high=16
     )
     speculative_num_draft_tokens: int | None = setting(
         None,
         f"most tokens of a request in one step: its last one and the drafts behind it; {NGRAM_TOKENS} when left out, "
-        f"{MODEL_TOKENS} with a draft model",
+        f"{MODEL_TOKENS} with a draft model, {TREE_TOKENS} of a tree",
         low=2,
         high=64,
     )
@@ -333,12 +336,20 @@ class SpeculativeSettings:
     def most_drafts(self) -> int:
         """Of a request in one step."""
         tokens, steps = self.speculative_num_draft_tokens, self.speculative_num_steps if self.has_model else None
+        if levels := self.draft_levels:
+            topk = self.speculative_eagle_topk or 1
+            return min((tokens or TREE_TOKENS) - 1, topk + (levels - 1) * topk * topk)  # which the tree has in all
         if steps is not None and tokens not in (None, steps + 1):
             raise SettingsError(
                 f"--speculative-num-steps {steps} makes chains of {steps} drafts: leave out "
                 f"--speculative-num-draft-tokens, or set it to {steps + 1}."
             )
         return steps or (tokens or (MODEL_TOKENS if self.has_model else NGRAM_TOKENS)) - 1
+
+    @property
+    def draft_levels(self) -> int:
+        """Of a tree of drafts, how many may follow each other; 0: drafts are chains."""
+        return (self.speculative_num_steps or TREE_STEPS) if (self.speculative_eagle_topk or 1) > 1 else 0
 
     @property
     def step_drafts(self) -> int:

@@ -36,7 +36,6 @@ from bough.executor.native_tapes import NativeTapes, why_not_recorded
 from bough.executor.rank_check import make_check
 from bough.executor.sizing import CPU_POOL_SHARE, CacheShape, default_rows, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
-from bough.executor.threads import measure_threads
 from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
 from bough.kernels.quant_linear.packed import FOR_FLOATS, Format, variant
@@ -228,10 +227,8 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
         torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
         tapes = NativeTapes(library, loaded.model, recorder, pool, threads, chunk + rows)
         native = NativeExecutor(tapes, limits, deterministic=deterministic, weights=weights)
-        if settings.model.cpu_threads is None:
-            measure_threads(native, native.set_threads, threads)
         formats = [] if deterministic else packed_formats(loaded.model.slots())
-        tell_kernels(formats, native.threads, pool.dtype)
+        tell_kernels(formats, threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
     check = make_check(settings.parallel.check_ranks, group, device)
     drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())

@@ -26,7 +26,7 @@ from bough.attention.batch import AttentionBatch
 from bough.attention.context import AdapterRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
-from bough.core.plan import BatchPlan, InFlight, InputLogprobs, IntArray, Limits, LogprobSpec, TokenMasks
+from bough.core.plan import BatchPlan, InFlight, IntArray, Limits, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import NO_ROWS, AdapterInputs, AdapterStore
 from bough.executor.control import ModelControl
@@ -34,15 +34,15 @@ from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
-from bough.executor.drafter import Drafter, Tapped, draft_places, with_drafts
+from bough.executor.drafter import Drafter, Tapped, with_drafts
 from bough.executor.encoder import Encoder
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
-from bough.executor.layout import Growth, StepLayout, has_drafts, prompt_targets, sampled_tokens
+from bough.executor.layout import Growth, StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
 from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
 from bough.executor.threaded import Running
-from bough.executor.verification import Drawn, sample_step
+from bough.executor.verification import NOTHING, Drawn, prompt_logprobs, sample_step
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
@@ -50,7 +50,7 @@ from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
 from bough.memory.pools.state_pool import StateCopies
 from bough.models.base import CausalLM
-from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
+from bough.sampling.logprobs import Scores, output_logprobs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
@@ -105,6 +105,7 @@ class CudaExecutor:
         self._sampling = sampling
         self._states = StateCopies(pool.states, inputs.state_table, staging.to_device)
         self._clock = DeviceClock()
+        self._scoring = (lambda at: model.logits), staging.to_device
         pauses = Pauses()
         capture_short, capture_decode = (partial(self._capture_decode, few_keys=few) for few in (True, False))
         capture_shared = partial(self._capture_decode, few_keys=False, shared=True)
@@ -254,21 +255,23 @@ class CudaExecutor:
 
     def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
-        token_ids, batch = self._inputs.mixed_batch(layout)
-        drafts = None
+        token_ids, chain = self._inputs.mixed_batch(layout)
+        batch, drafts, to_device = chain, None, self._staging.to_device
         if has_drafts(plan):
-            last = token_ids[self._staging.to_device(layout.from_device.astype(np.int64))]
+            last = token_ids[to_device(layout.from_device.astype(np.int64))]
             drafts = drafter.guess(plan, layout, self._inputs.page_tables, last)
-            token_ids.index_copy_(0, self._staging.to_device(draft_places(plan, layout)), drafts)
+            token_ids.index_copy_(0, to_device(layout.draft_places), drafts.tokens)
+            if drafts.parents is not None:
+                batch = self._inputs.mirror.tree_batch(layout, drafts.parents, to_device)
         taps = drafter.taps()
         hidden = self._forward(token_ids, batch, tapped=taps)
         if drafts is not None:
-            plan = with_drafts(plan, drafts.cpu().numpy())
-            layout.token_ids[draft_places(plan, layout)] = plan.tokens[: len(drafts)]
-        inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
-        follow = partial(drafter.follow, plan, layout, batch, token_ids, hidden, taps)
+            plan = with_drafts(plan, drafts)
+            layout.token_ids[layout.draft_places] = plan.tokens[: len(drafts.tokens)]
+        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *self._scoring)
+        follow = partial(drafter.follow, plan, layout, chain, token_ids, hidden, taps)
         if not plan.sample.any():
-            follow(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
+            follow(NOTHING)
             return CudaStep(plan, self._clock.stop(), None, None, inputs)
         asked = hidden.index_select(0, self._staging.to_device(sampled_tokens(plan, layout.query_starts)))
         return self._finish(plan, asked, inputs, follow)
@@ -296,7 +299,7 @@ class CudaExecutor:
         if not (plan.input_logprobs and self._samples):
             return self._forward(token_ids, batch, logits_indices, media=media, adapters=adapters), {}
         hidden = self._forward(token_ids, batch, media=media, adapters=adapters)
-        inputs = {w.index: self._input_logprobs(plan, w, hidden, layout) for w in plan.input_logprobs}
+        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *self._scoring)
         return hidden.index_select(0, logits_indices), inputs
 
     def _run_unusual(self) -> None:
@@ -400,9 +403,8 @@ class CudaExecutor:
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
         self._inputs.mirror.give_back(rows, verified.widths - verified.counts)
         if follow is not None:
-            follow(verified.tokens.astype(np.int32), verified.counts)
-        scores = {index: found.to_host() for index, found in inputs.items()}
-        result = verified.result(plan, logits, self._sampling.specs(rows), scores)
+            follow(verified)
+        result = verified.result(plan, logits, self._sampling, inputs)
         return VerifiedStep(self._clock.stop(), result)
 
     def _sample_decodes(self, size: int, logits: torch.Tensor) -> torch.Tensor:
@@ -434,9 +436,3 @@ class CudaExecutor:
         attention.prepare(batch)
         context = ForwardContext(attention, self._pool, batch, logits_indices, tapped, adapters, media)
         return self._model.forward(token_ids, context)
-
-    def _input_logprobs(self, plan: BatchPlan, want: InputLogprobs, hidden: torch.Tensor, layout: StepLayout) -> Scores:
-        first = int(layout.query_starts[want.index]) + want.first
-        targets = self._staging.to_device(prompt_targets(plan, want))
-        spec = self._sampling.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        return score_inputs(self._model.logits, hidden[first : first + want.count], targets, spec)

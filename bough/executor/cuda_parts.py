@@ -24,7 +24,7 @@ from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scrat
 from bough.attention.triton_backend import TritonAttention
 from bough.core.errors import ModelError, SettingsError
 from bough.core.plan import BatchPlan, Limits
-from bough.core.settings import Settings
+from bough.core.settings import DRAFTED_ROWS, STEP_DRAFTS, Settings
 from bough.executor import sizing
 from bough.executor.adapters import AdapterInputs, AdapterStore
 from bough.executor.cuda_drafts import MOST_TOKENS, drafted_sizes
@@ -153,7 +153,8 @@ def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:
         return None
     # Where ranks are compared or run in lock step, the host must know each row's length.
     apart = max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or runs_transformers(config)
-    apart = apart or loaded.adapters is not None  # the steps that it verifies know nothing of them
+    # The steps that it verifies know nothing of adapters, nor of trees.
+    apart = apart or loaded.adapters is not None or settings.speculative.draft_levels > 0
     able = choose_backends(settings.model, "cuda").decodes_capturable and not apart
     return settings.speculative.most_drafts if able else 0
 
@@ -190,6 +191,8 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
         )
     latent, (heads, kv_heads, width) = config.latent, _heads(loaded)
     lines = max(limits.rows, MOST_TOKENS if verified_drafts(loaded, settings) else 0)  # that are attended for at once
+    if settings.speculative.draft_levels:  # each node of a level, or each that is verified
+        lines = max(lines, DRAFTED_ROWS * (settings.speculative.speculative_eagle_topk or 1), lines + STEP_DRAFTS)
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads, width if latent is None else latent.rank, loaded.dtype)
         configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
@@ -298,6 +301,9 @@ def build_cuda(
     shape = sizing.CacheShape.of(config, per_token, settings.memory, rows, chunk, loaded.topology)
     # What the draft model's part of the largest step takes is not measured.
     others = 0 if draft is None else sizing.STEP_WIDTHS * config.hidden_size * loaded.dtype.itemsize * (rows + chunk)
+    if draft is not None:
+        of_token = sum(per_token) - sum(per_token_bytes(loaded, None))
+        others += of_token * draft.scratch_tokens(rows, settings.speculative.most_drafts)
     others += step.row_bytes() + attention_bytes(loaded, settings, rows)
     if config.media is not None:
         others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES

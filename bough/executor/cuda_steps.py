@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from bough.core.plan import BatchPlan, InFlight, IntArray, PositionLogprobs, StepResult
+from bough.core.plan import BatchPlan, InFlight, PositionLogprobs, StepResult
+from bough.executor.verification import Verified
 from bough.sampling.logprobs import PendingLogprobs, Scores
 
-Follow = Callable[[IntArray, IntArray], None]  # takes the tokens that a step's rows have sampled, and how many hold
+Follow = Callable[[Verified], None]  # takes what a step's rows have sampled
 
 
 class StepPlacement:

@@ -7,7 +7,7 @@ steady decode step costs a few numpy calls, and fewer where the device finds out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,12 @@ class StepLayout:
             rows, lengths, decodes, *host, page_tables, slots, positions, page_size, starts=starts, both_ways=both_ways
         )
 
+    @property
+    def draft_places(self) -> LongArray:
+        """Where the drafts of decodes stand among the tokens of the step."""
+        counts = self.query_lens[: len(self.from_device)] - 1
+        return (self.from_device.repeat(counts) + 1 + positions_in_runs(counts)).astype(np.int64)
+
 
 class RowMirror:
     """Owns the host's copy of what each row occupies. Behind the rows there is one that padding uses on a device."""
@@ -131,6 +137,44 @@ class RowMirror:
             if plan.common is None
             else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
         )
+
+    def tree_batch(
+        self, layout: StepLayout, parents: IntArray, to_device: ToDevice, both_ways: IntArray | None = None
+    ) -> AttentionBatch:
+        """A step with trees (`BatchPlan.parents`) as attention takes it. A draft attends to the row's prefix and to the
+        drafts that it follows: it is a decode with a page table of its own, of pages of one token, so no kernel knows
+        of trees. Prompts stand behind."""
+        decodes, size = len(layout.from_device), self._page_size
+        widths, count = layout.query_lens[:decodes], int(layout.query_starts[decodes])
+        follows = np.full(count, -1, dtype=np.int64)
+        follows[layout.draft_places] = layout.query_starts[:decodes].repeat(widths - 1) + parents
+        depths, at = np.zeros(count, dtype=np.int32), follows
+        while (at >= 0).any():
+            depths, at = depths + (at >= 0), np.where(at >= 0, follows[at], -1)
+        times = np.concatenate((widths, np.ones(len(layout.rows) - decodes, dtype=np.int32)))
+        rows, context = layout.rows.repeat(times), layout.context_lens.repeat(times)
+        context[:count] += depths
+        query_lens = np.concatenate((np.ones(count, dtype=np.int32), layout.query_lens[decodes:]))
+        starts, lengths = np.concatenate(([0], query_lens.cumsum())).astype(np.int32), context + query_lens
+        places, at = np.arange(int(lengths.max()), dtype=np.int32), np.arange(count)
+        lines = np.ascontiguousarray(self.pages[:, rows[:, None], places // size]) * size + places % size
+        for up in range(int(depths.max()) + 1):  # from each node on to those that it follows
+            own = np.flatnonzero(at >= 0)
+            lines[:, own, context[own] - up] = layout.slots[:, at[own]]
+            at = np.where(at >= 0, follows[at], -1)
+        rotary = layout.rotary.copy()
+        rotary[..., :count] += depths - positions_in_runs(widths)
+        tree = replace(
+            layout,
+            rows=np.arange(len(rows), dtype=np.int32),
+            query_lens=query_lens,
+            query_starts=starts,
+            context_lens=context,
+            lengths=lengths,
+            rotary=rotary,
+            from_device=starts[:count],
+        )
+        return tree.batch(to_device, tuple(map(to_device, lines)), 1, both_ways)
 
     def give_back(self, rows: IntArray, missing: IntArray) -> None:
         """So many of the tokens that these rows computed last did not hold."""

@@ -12,7 +12,7 @@ from bough.attention.reading import ToDevice
 from bough.core.errors import ModelError, SettingsError
 from bough.core.model_config import FULL_ATTENTION, ModelConfig
 from bough.core.plan import Limits
-from bough.core.settings import Settings
+from bough.core.settings import DRAFTED_ROWS, Settings
 from bough.executor.drafter import Drafter
 from bough.executor.load_model import LoadedWeights, initial_format, load_model
 from bough.executor.sizing import CacheShape, CacheSize
@@ -44,28 +44,36 @@ class Draft:
         settings = replace(settings, model=own, memory=memory)
         loaded = load_model(self.files, settings, self.config, target.device, group=target.group)
         loaded = replace(loaded, cache_dtype=target.cache_dtype, cache_scales=None)
+        topk = settings.speculative.speculative_eagle_topk or 1
         if self.config.draft is None:
-            return LoadedDraft(loaded, SmallerModel(loaded.model, target.config.vocab_size))
+            return LoadedDraft(loaded, SmallerModel(loaded.model, target.config.vocab_size), topk)
         reader = cast(TargetReader, loaded.model)
         assert isinstance(target.model, Decoder)
         reader.serve(target.model)
-        return LoadedDraft(loaded, cast(DraftModel, reader))
+        return LoadedDraft(loaded, cast(DraftModel, reader), topk)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
     loaded: LoadedWeights
     model: DraftModel
+    topk: int  # drafts for each place: more than one make trees
+
+    def scratch_tokens(self, rows: int, levels: int) -> int:
+        """What guesses for so many rows, or as many as have drafts, compute."""
+        return min(rows, DRAFTED_ROWS) * self.topk * max(0, levels - 1)
 
     def drafter(
         self, limits: Limits, beside: KVPool, attention: AttentionBackend, to_device: ToDevice = torch.from_numpy
     ) -> Drafter:
         """With pages of its own, which move with those of the target from now on."""
         own, dtype, device = self.loaded, self.loaded.dtype, self.loaded.device
-        pool = KVPool(own.config, limits.pages[:1], limits.page_size, own.cache_dtype, device, own.topology)
+        scratch = -(-self.scratch_tokens(limits.rows, limits.draft_levels or limits.drafts) // limits.page_size)
+        pages = (limits.pages[0] + scratch,)
+        pool = KVPool(own.config, pages, limits.page_size, own.cache_dtype, device, own.topology)
         beside.join(pool)
-        agree = own.group.from_first
-        return Drafter(self.model, pool, attention, limits, agree, dtype=dtype, device=device, to_device=to_device)
+        parts = (self.model, pool, attention, limits, own.group.from_first)
+        return Drafter(*parts, target=beside, topk=self.topk, dtype=dtype, device=device, to_device=to_device)
 
 
 def per_token_bytes(target: LoadedWeights, draft: LoadedDraft | None) -> tuple[int, ...]:
@@ -97,6 +105,7 @@ def limits_of(
         in_step=topology.dp_size > 1,
         drafts=0 if draft is None else settings.speculative.most_drafts,
         adaptive_drafts=settings.speculative.speculative_adaptive,
+        draft_levels=0 if draft is None else settings.speculative.draft_levels,
         media=loaded.media_limits,
         vectors=config.vectors,
         speech=config.speech,
@@ -112,6 +121,8 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
     if not speculative.has_model:
         if path is not None:
             raise SettingsError("--speculative-draft-model-path needs --speculative-algorithm STANDALONE or EAGLE3.")
+        if speculative.draft_levels:
+            raise SettingsError("--speculative-eagle-topk needs a draft model: drafts of NGRAM are chains.")
         return None
     asked = f"--speculative-algorithm {algorithm}"
     parallel = settings.parallel

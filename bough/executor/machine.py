@@ -13,6 +13,7 @@ from bough.native.tape import MAX_THREADS
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 TOPOLOGY = Path("/sys/devices/system/cpu")
+FEW_CORES = 4  # up to here a core less is felt
 
 
 def free_memory_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
@@ -29,8 +30,9 @@ def usable_cores(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
 
 def compute_cores(cgroup: Path = CGROUP, topology: Path = TOPOLOGY) -> int:
     """Cores that can multiply at the same time: of two hardware threads on one core, only one counts. No more than can
-    work together on a step."""
-    return min(usable_cores(cgroup), physical_cores(_allowed_cpus(), topology), MAX_THREADS)
+    work together on a step; of many, one is left to the engine's other processes."""
+    cores = min(usable_cores(cgroup), physical_cores(_allowed_cpus(), topology))
+    return min(cores - (cores > FEW_CORES), MAX_THREADS)
 
 
 def physical_cores(cpus: Iterable[int], topology: Path = TOPOLOGY) -> int:

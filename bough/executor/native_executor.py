@@ -21,7 +21,7 @@ from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tok
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.pooling import Pooler
-from bough.executor.verification import ByPlace, HostRows, prompt_logprobs
+from bough.executor.verification import HostRows, Inputs, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
 
@@ -87,17 +87,6 @@ class NativeExecutor:
     def control(self, command: Command) -> CommandResult:
         return self._control.run(command)
 
-    @property
-    def threads(self) -> int:
-        """How many compute."""
-        return self._tapes.thread_pool.threads
-
-    def set_threads(self, threads: int) -> None:
-        """Lets so many compute from the next step on; no more than there were at first."""
-        if threads != self.threads:
-            self._tapes.set_threads(threads)
-            self._sample = NativeSampler(self._rows.sampling, self._tapes.thread_pool)
-
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._prompts.set_up(plan.setups)
         self._pooler.set_up(plan.setups)
@@ -105,7 +94,7 @@ class NativeExecutor:
         layout = self._rows.apply(plan)
         prompts = self._prompts.marks(layout)
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
-        inputs: ByPlace = {}
+        inputs: Inputs = {}
         vectors: dict[int, FloatArray] = {}
         pooled = self._pooler.wanted(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for
@@ -117,7 +106,8 @@ class NativeExecutor:
             logits = self._logits(hidden[torch.from_numpy(indices)], prompts[indices])
         else:
             logits = self._forward(layout, indices, prompts)
-        return self._rows.finish(plan, logits, self._sample, masks, inputs, vectors)
+        sampled = self._rows.finish(plan, logits, self._sample, masks)
+        return sampled.result(plan, logits, self._rows.sampling, inputs, vectors)
 
     def _forward(self, layout: StepLayout, indices: LongArray, prompts: BoolArray) -> torch.Tensor:
         """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""

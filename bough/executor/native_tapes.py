@@ -27,10 +27,6 @@ from bough.models.registry import build_model, runs_transformers
 from bough.native.tape import Step, ThreadPool
 
 
-def _thread_pool(library: ctypes.CDLL, threads: int) -> ThreadPool:
-    return ThreadPool(library, threads, patient=threads < usable_cores())
-
-
 def why_not_recorded(config: ModelConfig) -> str | None:
     """What the tapes lack for such a model; None: it can be recorded. Records it once, without its weights."""
     if runs_transformers(config):
@@ -70,9 +66,9 @@ class NativeTapes:
         self, library: ctypes.CDLL, model: CausalLM, recorder: Recorder, pool: KVPool, threads: int, tokens: int
     ) -> None:
         self._library = library
-        self.thread_pool = _thread_pool(library, threads)
+        self.thread_pool = ThreadPool(library, threads, patient=threads < usable_cores())
         self._recorder, self.model, self.pool = recorder, model, pool
-        self._tokens, self._most_threads = tokens, threads
+        self._tokens = tokens
         self.record()
 
     def record(self) -> None:
@@ -84,7 +80,7 @@ class NativeTapes:
             hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
             self.logits = finish(hidden, model.logits(hidden))
         tapes = (self.last_tokens, self.all_tokens, self.logits)
-        size = max(recorded.tape.scratch_bytes(self._tokens, self._most_threads) for recorded in tapes)
+        size = max(recorded.tape.scratch_bytes(self._tokens, self.thread_pool.threads) for recorded in tapes)
         self._scratch = aligned_bytes(size)
 
     def drop(self) -> None:
@@ -92,10 +88,6 @@ class NativeTapes:
         are recorded again."""
         for name in ("last_tokens", "all_tokens", "logits"):
             self.__dict__.pop(name, None)
-
-    def set_threads(self, threads: int) -> None:
-        """Another thread pool, of at most as many threads as the scratch memory was made for."""
-        self.thread_pool = _thread_pool(self._library, threads)
 
     def run(self, recorded: RecordedTape, step: Step) -> None:
         self.thread_pool.run(recorded.tape, step, self._scratch.ctypes.data)

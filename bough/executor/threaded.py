@@ -30,11 +30,6 @@ class SynchronousExecutor(Protocol):
     def control(self, command: Command) -> CommandResult: ...
 
 
-def no_masks() -> TokenMasks:
-    """For plans without masked rows."""
-    raise AssertionError("no row of this plan is masked")
-
-
 @dataclass(frozen=True, slots=True)
 class Running(Generic[Result]):
     """A step or a command on a thread. An error there is raised by `wait`: of a step it is a defect and ends the

@@ -21,7 +21,7 @@ from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import AdapterStore, adapter_rows, whole_block
 from bough.executor.control import ModelControl
-from bough.executor.drafter import Drafter, draft_places, with_drafts
+from bough.executor.drafter import Drafter, with_drafts
 from bough.executor.encoder import Encoder
 from bough.executor.hearing import Hearing
 from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
@@ -89,7 +89,9 @@ class TorchExecutor:
         if drafter is not None:
             plan, taps = self._guess(drafter, plan, layout), drafter.taps()
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
-        batch = layout.batch(torch.from_numpy, self._page_tables, self._limits.page_size, both_ways)
+        batch = chain = layout.batch(torch.from_numpy, self._page_tables, self._limits.page_size, both_ways)
+        if plan.parents is not None:
+            batch = self._rows.mirror.tree_batch(layout, plan.parents, torch.from_numpy, both_ways)
         self._attention.prepare(batch)
         began = time.monotonic()
         media = None if self._encoder is None else self._encoder.run(plan, layout)
@@ -118,9 +120,10 @@ class TorchExecutor:
         logits = self._model.logits(asked, ended).float() if plan.sample.any() else asked  # which is not looked at then
         draw: Draw = partial(draw_by_torch, sampling)
         draw = draw if hearing is None else hearing.ruled(draw)
-        result = self._rows.finish(plan, logits, draw, masks, inputs, vectors)
+        sampled = self._rows.finish(plan, logits, draw, masks)
+        result = sampled.result(plan, logits, sampling, inputs, vectors)
         if drafter is not None:
-            drafter.follow(plan, layout, batch, token_ids, hidden, taps, result.tokens, result.counts)
+            drafter.follow(plan, layout, chain, token_ids, hidden, taps, sampled)
         if self._encoder is not None and plan.encodes:
             return replace(result, encode_s=encode_s, not_encoded=self._encoder.take_failed())
         return result
@@ -134,7 +137,6 @@ class TorchExecutor:
         if not has_drafts(plan):
             return plan
         last = torch.from_numpy(layout.token_ids[layout.from_device])
-        drafts = drafter.guess(plan, layout, self._page_tables, last).numpy()
-        plan = with_drafts(plan, drafts)
-        layout.token_ids[draft_places(plan, layout)] = drafts
+        plan = with_drafts(plan, guessed := drafter.guess(plan, layout, self._page_tables, last))
+        layout.token_ids[layout.draft_places] = guessed.tokens.numpy()
         return plan

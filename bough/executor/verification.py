@@ -1,21 +1,22 @@
 """Rows of executors on a CPU, and what a step returns that the host waits for: sampled tokens, with drafts verified.
 
 A draft holds where the model samples the same token. Positions are sampled column by column: first the token behind
-each row's own; then, of the rows whose first draft is that token, the one behind the draft; and so on. The sampling
-state counts on from column to column, so seeds, penalties and min_new_tokens are those of decodes without drafts, and
-so are the outputs.
+each row's own; then, of the rows with that token among their drafts there, the one behind this draft; and so on. The
+sampling state counts on from column to column, so seeds, penalties and min_new_tokens are those of decodes without
+drafts, and so are the outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bough.attention.reading import ToDevice
 from bough.core.plan import (
     BatchPlan,
     BoolArray,
@@ -26,10 +27,9 @@ from bough.core.plan import (
     PositionLogprobs,
     StepResult,
     TokenMasks,
-    positions_in_runs,
 )
 from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets
-from bough.sampling.logprobs import output_logprobs, score_inputs
+from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import Agree, SamplingState, as_drawn
@@ -44,6 +44,8 @@ class Drawn(NamedTuple):
 
 Specs = Sequence[LogprobSpec | None]  # of each row; None: it wants no logprobs
 ByPlace = dict[int, PositionLogprobs]  # in the plan
+Inputs = dict[int, Scores]  # the same
+Vectors = dict[int, FloatArray]  # the same
 Draw = Callable[[Tensor, IntArray, BatchMasks | None], Drawn]  # samples for rows from the first lines of logits
 
 
@@ -75,21 +77,12 @@ class HostRows:
         )
         return layout
 
-    def finish(
-        self,
-        plan: BatchPlan,
-        logits: Tensor,
-        draw: Draw,
-        masks: Callable[[], TokenMasks],
-        inputs: ByPlace,
-        vectors: dict[int, FloatArray] | None = None,
-    ) -> StepResult:
+    def finish(self, plan: BatchPlan, logits: Tensor, draw: Draw, masks: Callable[[], TokenMasks]) -> Verified:
         """Samples from logits that stand as `sampled_tokens` orders them."""
         sampled, rows = sample_step(plan, logits, draw, masks), plan.rows[plan.sample]
         self.last_tokens[rows], self._counts[rows] = sampled.last, sampled.counts
         self.mirror.give_back(rows, sampled.widths - sampled.counts)
-        result = sampled.result(plan, logits, self.sampling.specs(rows), inputs)
-        return replace(result, vectors=vectors) if vectors else result
+        return sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +94,31 @@ class Verified:
     bad: BoolArray  # [n]
     lines: LongArray  # [n] where the logits of each row begin
     widths: IntArray  # [n] how many it has
+    path: LongArray  # [n, width] and by which of them each token was sampled
 
     @property
     def last(self) -> LongArray:
         taken: LongArray = self.tokens[np.arange(len(self.tokens)), self.counts - 1]
         return taken
 
-    def result(self, plan: BatchPlan, logits: Tensor, specs: Specs | None, inputs: ByPlace) -> StepResult:
+    def result(
+        self, plan: BatchPlan, logits: Tensor, state: SamplingState, inputs: Inputs, vectors: Vectors | None = None
+    ) -> StepResult:
+        """With the vectors of rows, of trees too."""
+        specs, vectors = state.specs(plan.rows[plan.sample]), vectors or {}
+        if plan.parents is not None:
+            trees = int((plan.given < plan.query_lens).sum())
+            vectors = {i: of[self.path[i, : len(of)]] if i < trees else of for i, of in vectors.items()}
         outputs = {} if specs is None else self._logprobs(plan, logits, specs)
-        return StepResult(plan.step, self.tokens.astype(np.int32), self.counts, self.bad, outputs, inputs)
+        tokens, scored = self.tokens.astype(np.int32), {index: scores.to_host() for index, scores in inputs.items()}
+        return StepResult(plan.step, tokens, self.counts, self.bad, outputs, scored, vectors=vectors)
 
     @torch.inference_mode()
     def _logprobs(self, plan: BatchPlan, logits: Tensor, specs: Specs) -> ByPlace:
         """Of each row that wants them, those of all tokens that it has got."""
-        lines = torch.from_numpy(self.lines.repeat(self.counts) + positions_in_runs(self.counts)).to(logits.device)
-        tokens = torch.from_numpy(self.tokens[np.arange(self.tokens.shape[1]) < self.counts[:, None]]).to(logits.device)
+        held = np.arange(self.tokens.shape[1]) < self.counts[:, None]
+        lines = torch.from_numpy((self.lines[:, None] + self.path)[held]).to(logits.device)
+        tokens = torch.from_numpy(self.tokens[held]).to(logits.device)
         asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
         scored = logits[lines] if self.tokens.shape[1] > 1 else logits[: len(lines)]
         runs = output_logprobs(scored, tokens, asked).read()
@@ -128,18 +131,21 @@ class Verified:
         return found
 
 
+_NONE, _NO_LINES = np.zeros(0, dtype=np.int32), np.zeros((0, 1), dtype=np.int64)
+NOTHING = Verified(_NO_LINES, _NONE, _NONE.astype(np.bool_), _NO_LINES[:, 0], _NONE, _NO_LINES)
+
+
 def sample_step(plan: BatchPlan, logits: Tensor, draw: Draw, masks: Callable[[], TokenMasks]) -> Verified:
     """Samples for all rows of the plan that do."""
     rows = plan.rows[plan.sample]
     if not len(rows):
-        none = np.zeros(0, dtype=np.int32)
-        return Verified(np.zeros((0, 1), dtype=np.int64), none, none.astype(np.bool_), none.astype(np.int64), none)
+        return NOTHING
     of_batch = BatchMasks.on_host(plan, masks)
     if has_drafts(plan):
         return _verify(plan, logits, draw, of_batch)
     tokens, bad = draw(logits, rows, of_batch)
-    ones = np.ones(len(rows), dtype=np.int32)
-    return Verified(tokens.reshape(-1, 1), ones, bad, np.arange(len(rows)), ones)
+    ones, tokens = np.ones(len(rows), dtype=np.int32), tokens.reshape(-1, 1)
+    return Verified(tokens, ones, bad, np.arange(len(rows)), ones, np.zeros_like(tokens))
 
 
 @torch.inference_mode()
@@ -149,14 +155,15 @@ def prompt_logprobs(
     hidden: Tensor,  # of all tokens
     query_starts: IntArray,
     logits_at: Callable[[slice], Callable[[Tensor], Tensor]],  # for some tokens: what makes logits of their states
-) -> ByPlace:
+    to_device: ToDevice = torch.from_numpy,
+) -> Inputs:
     """The logprobs of prompt tokens that the plan asks for, by place in the plan."""
     found = {}
     for want in plan.input_logprobs:
         first = int(query_starts[want.index]) + want.first
-        at, targets = slice(first, first + want.count), torch.from_numpy(prompt_targets(plan, want))
+        at, targets = slice(first, first + want.count), to_device(prompt_targets(plan, want))
         spec = state.logprob_specs[int(plan.rows[want.index])] or LogprobSpec()
-        found[want.index] = score_inputs(logits_at(at), hidden[at], targets, spec).to_host()
+        found[want.index] = score_inputs(logits_at(at), hidden[at], targets, spec)
     return found
 
 
@@ -168,18 +175,26 @@ def _verify(plan: BatchPlan, logits: Tensor, draw: Draw, masks: BatchMasks | Non
     mask_at = (np.where(masked, widths, 0).cumsum() - widths).astype(np.int64)
     tokens = np.zeros((len(rows), int(widths.max())), dtype=np.int64)
     counts, bad = np.zeros(len(rows), dtype=np.int32), np.zeros(len(rows), dtype=np.bool_)
-    left = np.arange(len(rows))
-    for column in range(tokens.shape[1]):
-        of_column = logits.index_select(0, torch.from_numpy(lines[left] + column).to(logits.device))
-        tokens[left, column], bad[left] = draw(
-            of_column, rows[left], _column(masks, masked[left], mask_at[left] + column)
-        )
+    columns = np.arange(tokens.shape[1])
+    given = given_at[:, None] + columns - 1  # where the drafts are, behind each row's own token
+    is_draft = (columns > 0) & (columns < widths[:, None])
+    drafts, parents = np.full_like(tokens, -1), np.broadcast_to(columns - 1, tokens.shape)
+    drafts[is_draft] = plan.tokens[given[is_draft]]
+    if plan.parents is not None:
+        parents = np.zeros_like(tokens)
+        parents[is_draft] = plan.parents[given[is_draft]]
+    left, path = np.arange(len(rows)), np.zeros_like(tokens)
+    for column in columns.tolist():
+        at = path[left, column]
+        of_column = logits.index_select(0, torch.from_numpy(lines[left] + at).to(logits.device))
+        tokens[left, column], bad[left] = draw(of_column, rows[left], _column(masks, masked[left], mask_at[left] + at))
         counts[left] = column + 1
-        left = left[(widths[left] > column + 1) & ~bad[left]]
-        left = left[tokens[left, column] == plan.tokens[given_at[left] + column]]
+        holds = (drafts[left] == tokens[left, column, None]) & (parents[left] == at[:, None]) & ~bad[left, None]
+        left, holds = left[holds.any(1)], holds[holds.any(1)]
         if not len(left):
             break
-    return Verified(tokens, counts, bad, lines, widths)
+        path[left, column + 1] = holds.argmax(1)
+    return Verified(tokens, counts, bad, lines, widths, path)
 
 
 def _column(masks: BatchMasks | None, masked: BoolArray, lines: LongArray) -> BatchMasks | None:

@@ -39,9 +39,18 @@ class DraftModel(Protocol):
         """Its hidden states, which it takes in again for the tokens after these; stores keys and values."""
         ...
 
-    def best(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """The target's token that follows most likely. [n] int64"""
+    def best(self, hidden: torch.Tensor, ctx: ForwardContext, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target's tokens that follow most likely, and their scores: see `likeliest`."""
         ...
+
+
+def likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """So many tokens of each line, and the logarithms of their probabilities; of one alone the score means nothing.
+    [n, count] int64 and float"""
+    if count == 1:
+        return logits.argmax(1, keepdim=True), logits[:, :1]
+    best = logits.float().log_softmax(1).nan_to_num(nan=float("-inf")).topk(count)
+    return best.indices, best.values
 
 
 class SmallerModel:
@@ -58,8 +67,8 @@ class SmallerModel:
     def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
         return self._model.forward(token_ids.clamp_max(self.config.vocab_size - 1), ctx)
 
-    def best(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        return self._model.logits(hidden)[:, : self._vocab_size].argmax(1)
+    def best(self, hidden: torch.Tensor, ctx: ForwardContext, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return likeliest(self._model.logits(hidden)[:, : self._vocab_size], count)
 
 
 class TargetReader:
@@ -79,8 +88,8 @@ class TargetReader:
     def take_in(self, tapped: Sequence[torch.Tensor], ctx: ForwardContext) -> torch.Tensor:
         return tapped[0]
 
-    def best(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        return self.target.logits(hidden).argmax(1)
+    def best(self, hidden: torch.Tensor, ctx: ForwardContext, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return likeliest(self.target.logits(hidden), count)
 
     @property
     def target(self) -> Decoder:
@@ -161,9 +170,9 @@ class Eagle3Head(TargetReader):
         x, residual = self._mlp(Inputs(x, hidden, self._norms["post_attention_layernorm"]), ctx)
         return x + residual
 
-    def best(self, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        found = self._head.logits(self._norm(hidden, None, ctx)[0]).argmax(1)
-        return found if self._offsets is None else found + self._offsets[found]
+    def best(self, hidden: torch.Tensor, ctx: ForwardContext, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        found, scores = likeliest(self._head.logits(self._norm(hidden, None, ctx)[0]), count)
+        return found if self._offsets is None else found + self._offsets[found], scores
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self._product.slots("")

@@ -45,10 +45,6 @@ class VocabularySlots:
         """Ends the loans of these rows."""
         self.slot_of[rows] = -1
 
-    def lines(self, rows: IntArray) -> Tensor:
-        """A copy of what these rows hold. [rows, vocabulary]"""
-        return self.tensor.index_select(0, to_device(rows.astype(np.int64), self.tensor.device))
-
     def scatter(self, rows: IntArray, tokens: IntArray, values: Tensor) -> None:
         """Sets `values[i]` at token `tokens[i]` of row `rows[i]`; no pair may stand twice."""
         flat = self._flat(rows, tokens)
@@ -70,15 +66,16 @@ class StopBars:
     that it is part of."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self.ids = torch.zeros((rows, 0), dtype=torch.int64, device=device)
+        self.ids = torch.zeros((rows, 1), dtype=torch.int64, device=device)
         self._left: dict[int, int] = {}  # tokens that a row has yet to sample
 
     def put_up(self, rows: Sequence[int], lines: Sequence[list[int]], tokens: Sequence[int]) -> None:
         """Bars the ids of `lines[i]`, of which there are some, to row `rows[i]` for so many tokens."""
         if not rows:
             return
-        self._widen(max(len(line) for line in lines))
-        width = self.ids.shape[1]
+        held = self.ids.shape[1]
+        width = max(held, *map(len, lines))
+        self.ids = torch.cat((self.ids, self.ids[:, :1].expand(-1, width - held)), dim=1)
         padded = np.array([line + line[:1] * (width - len(line)) for line in lines], dtype=np.int64)
         at = to_device(np.array(rows, dtype=np.int64), self.ids.device)
         self.ids.index_copy_(0, at, to_device(padded, self.ids.device))
@@ -98,13 +95,3 @@ class StopBars:
         for row in fallen:
             del self._left[row]
         return fallen
-
-    def _widen(self, width: int) -> None:
-        held = self.ids.shape[1]
-        if width <= held:
-            return
-        grown = self.ids.new_zeros((self.ids.shape[0], width))
-        grown[:, :held] = self.ids
-        if held:
-            grown[:, held:] = self.ids[:, :1]
-        self.ids = grown

@@ -181,16 +181,6 @@ class SamplingState:
             return None
         return [self.logprob_specs[row] for row in rows.tolist()]
 
-    def check(self) -> None:
-        """Audits the slots: only rows that need one hold one."""
-        for slots, needed in (
-            (self.output_counts, self.flags.repetition | self.flags.additive),
-            (self.prompt_tokens, self.flags.repetition),
-            (self.bias, self.flags.biased),
-        ):
-            if not np.array_equal(slots.slot_of >= 0, needed):
-                raise AssertionError("the rows that hold a slot are not those that need one")
-
     def _column(self, rows: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(rows, dtype=dtype, device=self.device)
 

@@ -94,7 +94,7 @@ class Committer:
         last, failed = tokens[:, 0], dict[int, FinishAbort]()
         several = tokens.shape[1] > 1 or not counts.all() or bool(table.constrained[rows].any())
         if several or step.has_drafts:
-            table.give_back(rows, plan.sample_widths[kept] - counts)
+            table.give_back(rows, table.gains(plan.sample_widths[kept]) - counts)
             table.append(rows, tokens, self._until_stop(rows, tokens, counts))
             failed = self._grammars.advance(rows, before, bad)  # which may force tokens, or take some back
             known = table.known[rows]

@@ -58,9 +58,14 @@ class ControlQueue:
         self._held = deque(m for m in self._held if m not in meant)
         return meant
 
-    def start(self, objection: str) -> None:
-        """Begins the command, or refuses it with the objection, if there is one."""
+    def start(self, busy: int) -> None:
+        """Begins the command. One that needs all pages, or cannot wait, is refused while so many requests run or wait,
+        if any do."""
         assert self.message is not None
+        objection = ""
+        if busy and (self.message.flush_cache or not self.message.wait):
+            until = "wait until they have ended or abort them (/abort_request), and try again."
+            objection = f"{busy} requests run or wait; {until}"
         if objection and not self._executor.limits().in_step:
             raise RequestError(objection)
         self._ticket = self._executor.control(Decline(objection) if objection else self.message.command)

@@ -71,8 +71,9 @@ def _bucket(tokens: int) -> int:
 class DraftLengths:
     """Owns what is known of each row's drafts, while the row has the same owner."""
 
-    def __init__(self, table: RowTable, most: int, *, adaptive: bool) -> None:
-        self._table = table
+    def __init__(self, table: RowTable, most: int, *, adaptive: bool, levels: float = 1.0) -> None:
+        """`levels`: by how much each draft makes a row's longer; of a tree by less than 1."""
+        self._table, self._levels = table, levels
         self._most = most  # in one step
         self._adaptive = adaptive
         self._times = StepTimes()
@@ -94,8 +95,10 @@ class DraftLengths:
         # Tokens that the same guess would have had right count as drafts that held.
         hold = (WEIGHT * self._hold[rows] + matched) / (WEIGHT + matched) if self._adaptive else np.ones(len(rows))
         places = np.arange(1, int(available.max()) + 1)
-        # What the first, second … draft of each row is likely to add: it holds if all before it do.
-        gains = np.where(places <= available[:, None], hold[:, None] ** places, -1.0)
+        # What the first, second … draft of each row is likely to add: it holds if all before it do. That of a tree adds
+        # a part of a level only: another one of the level may be what holds.
+        likely = self._levels * hold[:, None] ** (self._levels * places)
+        gains = np.where(places <= available[:, None], likely, -1.0)
         order = np.argsort(-gains, axis=None, kind="stable")[: min(self._most, int(available.sum()))]
         count = self._best(len(rows), gains.ravel()[order]) if self._adaptive else len(order)
         chosen = np.bincount(order[:count] // len(places), minlength=len(rows)).astype(np.int32)
@@ -118,7 +121,7 @@ class DraftLengths:
     def observe(self, rows: RowIndex, proposed: IntArray, held: IntArray) -> None:
         """Of so many drafts of these rows, the first so many held."""
         known = self._hold[rows]
-        failed = held < proposed
+        failed = held < np.ceil(self._levels * proposed)
         self._hold[rows] = np.where(proposed > 0, (WEIGHT * known + held) / (WEIGHT + held + failed), known)
 
     def ran(self, tokens: int, span: tuple[float, float] | None) -> None:

@@ -10,6 +10,7 @@ brings spare tokens, and the executor passes over as many as the row has got.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -17,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.media import MEDIA_ID
-from bough.core.plan import IntArray, StepResult
-from bough.core.settings import STEP_DRAFTS
+from bough.core.plan import IntArray, Limits, StepResult
+from bough.core.settings import DRAFTED_ROWS, STEP_DRAFTS
 from bough.scheduler.draft_lengths import DraftLengths
 from bough.scheduler.ports import Proposer
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex, RowTable
 
+log = logging.getLogger(__name__)
+
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
 VAIN = 0.01  # of a step's time that searches may take which find nothing
-MOST_ROWS = 64  # a step of more has tokens enough to fill a device without drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,16 @@ class Drafts:
 
 
 class Drafting:
-    def __init__(
-        self, table: RowTable, device_drafts: int, proposer: Proposer | None, *, adaptive: bool = True
-    ) -> None:
-        """`adaptive` concerns drafts of the device."""
+    def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None) -> None:
+        if proposer is not None and not (limits.can_go_back and limits.stages == 1):
+            log.warning("no speculation: neither recurrent layers nor stages of a pipeline go back behind a draft")
+            proposer = None
         self._table = table
         self._proposer = proposer
-        self.most = 1 + max(device_drafts, 0 if proposer is None else proposer.most)
-        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive if proposer is None else proposer.adaptive)
+        self.most = 1 + max(limits.drafts, 0 if proposer is None else proposer.most)
+        adaptive = limits.adaptive_drafts if proposer is None else proposer.adaptive
+        levels = min(1.0, limits.draft_levels / limits.drafts) if limits.draft_levels else 1.0
+        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive, levels=levels)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
         self._pause, self._longest = 0, 1  # steps before the next search, and how many there are after one in vain
         rows = len(table.requests)
@@ -64,7 +68,7 @@ class Drafting:
             return self.without(rows)
         table = self._table
         largest = np.minimum(self.most, table.max_new[rows] - table.sampled[rows])
-        if not len(rows) or len(rows) > MOST_ROWS or self._pause:
+        if not len(rows) or len(rows) > DRAFTED_ROWS or self._pause:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)
         if self._proposer is None:

@@ -2,17 +2,19 @@
 
 The loop launches step t + 1, commits step t (which advances the grammars, here) and then asks for the masks of step
 t + 1. A row whose mask is late, or whose token its grammar refuses, gets no token from the step: it goes back by one
-and samples again. Owns no state: each request's grammar is its own.
+and samples again. Owns no grammars: each request's is its own.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from bough.core.finish import FinishAbort
-from bough.core.plan import BoolArray, IntArray, TokenMasks, mask_words
+from bough.core.plan import BoolArray, Executor, InFlight, IntArray, TokenMasks, mask_words
+from bough.observability.step_trace import Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.mask_work import PATIENCE_S
@@ -24,11 +26,15 @@ from bough.scheduler.running_batch import RunningBatch
 class GrammarSteps:
     """Walks the grammars of all rows. Without `jump_forward`, forced tokens are sampled like others."""
 
-    def __init__(self, batch: RunningBatch, vocab_size: int, jump_forward: JumpForward | None) -> None:
-        self._batch = batch
+    def __init__(
+        self, batch: RunningBatch, executor: Executor, jump_forward: JumpForward | None, timeline: Timeline
+    ) -> None:
+        limits = executor.limits()
+        self._batch, self._executor, self._timeline = batch, executor, timeline
         self._table = batch.table
-        self._words = mask_words(vocab_size)
+        self._words, self._stages = mask_words(limits.vocab_size), limits.stages
         self._jump_forward = jump_forward
+        self._supplied = -1  # the last step that got its masks
 
     def release(self) -> bool:
         """Lets the rows go on whose masks have come. True when others are still held."""
@@ -39,6 +45,18 @@ class GrammarSteps:
             assert constraint is not None
             table.hold(row, constraint.awaits_mask)
         return any(table.held[row] for row in held)
+
+    def supply(self, in_flight: Sequence[tuple[PlannedStep, InFlight]]) -> None:
+        """Once no other step is in flight, all tokens before the newest are known, and so is what its rows may sample.
+        In a pipeline they always are."""
+        if not in_flight or (len(in_flight) > 1 and self._stages == 1):
+            return
+        step, _ = in_flight[-1]
+        if step.plan.masked is None or step.plan.step == self._supplied:
+            return
+        self._supplied = step.plan.step
+        with self._timeline.phase("masks", step.plan.step):
+            self._executor.supply_masks(step.plan.step, self.masks(step))
 
     def masks(self, step: PlannedStep) -> TokenMasks:
         """For the masked rows of a step before which all their tokens are known. Rows that have ended, jumped or are

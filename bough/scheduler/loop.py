@@ -106,7 +106,7 @@ class Scheduler:
             self._cache = PrefixCache(limits, memory, tell)
         else:
             self._cache = TieredCache(limits, memory, tell, executor, host)
-        self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups)
+        self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups, limits.draft_levels)
         self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
         self._requests: dict[int, Request] = {}
@@ -115,31 +115,23 @@ class Scheduler:
         self._intake = Intake(limits, settings, eos_ids, load_processor, self._adapters, media)
         self._gate = GrammarGate(grammars, eos_ids, any_whitespace=settings.grammar_any_whitespace)
         self._jump_forward = None
-        # A recurrent state cannot go back: by the token that a jump replaces, or by drafts that do not hold.
-        can_go_back = all(group.kind != "state" for group in limits.groups)
-        if proposer is not None and not (can_go_back and limits.stages == 1):
-            log.warning("no speculation: neither recurrent layers nor stages of a pipeline go back behind a draft")
-            proposer = None
-        if grammars is not None and eos_ids and can_go_back and not settings.disable_jump_forward:
+        if grammars is not None and eos_ids and limits.can_go_back and not settings.disable_jump_forward:
             self._jump_forward = JumpForward(self._batch, grammars, eos_ids, limits.vocab_size)
-        self._grammar_steps = GrammarSteps(self._batch, limits.vocab_size, self._jump_forward)
+        self._timeline = timeline or Timeline()
+        self._grammar_steps = GrammarSteps(self._batch, executor, self._jump_forward, self._timeline)
         self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer, self._adapters, media)
         self._control = ControlQueue(executor)
-        facts = self._control.facts
-        sinks, speculates = (outbox, eos_ids, self._forget, clock, facts), self._planner.drafting.most > 1
+        sinks, speculates = (outbox, eos_ids, self._forget, clock, self._control.facts), self._planner.drafting.most > 1
         self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=speculates)
         self._handover = Handover() if handover is None else handover
-        self._handover.attach(self._batch, self._queue, facts, self._committer.drop)
+        self._handover.attach(self._batch, self._queue, self._control.facts, self._committer.drop)
         self._sessions = Sessions(self._cache, clock, self._end)
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
         self._events = events
-        self._timeline = timeline or Timeline()
         self._recording = Recording(executor)
         self._in_flight: deque[tuple[PlannedStep, InFlight]] = deque()
-        self._masked_step = -1  # the last that got its masks
-        self._stages = limits.stages
         self._depth = limits.stages - settings.disable_overlap_schedule  # steps in flight while the next is planned
         self._closing = False
         self._paused = False
@@ -236,19 +228,7 @@ class Scheduler:
         self._timeline.launched((begun_at, planned_at, launched_at))
         self._handover.launched(planned)
         self._dirty = True
-        self._supply_masks()
-
-    def _supply_masks(self) -> None:
-        """Once no other step is in flight, all tokens before the newest are known, and so is what its rows may sample.
-        In a pipeline they always are."""
-        if not self._in_flight or (len(self._in_flight) > 1 and self._stages == 1):
-            return
-        step, _ = self._in_flight[-1]
-        if step.plan.masked is None or step.plan.step == self._masked_step:
-            return
-        self._masked_step = step.plan.step
-        with self._timeline.phase("masks", step.plan.step):
-            self._executor.supply_masks(step.plan.step, self._grammar_steps.masks(step))
+        self._grammar_steps.supply(self._in_flight)
 
     def _commit_oldest(self) -> None:
         (step, in_flight), waited_from = self._in_flight.popleft(), self._clock()
@@ -262,7 +242,7 @@ class Scheduler:
             self._stats.after_step(step.category, span, self._committer, self._cache, self._table, waiting)
         times, work = (waited_from, resulted_at, self._clock()), (step.decodes, step.prompt_tokens)
         self._timeline.committed(step.plan.step, times, span, work)
-        self._supply_masks()
+        self._grammar_steps.supply(self._in_flight)
         self._recording.after_step()
 
     def _commit_all(self) -> None:
@@ -280,12 +260,7 @@ class Scheduler:
 
     def _audit(self) -> None:
         """Checks the books of all pages; takes a tenth of a second when they are many."""
-        audit = self._batch.audit()
-        if (locked := self._cache.tree.protected_pages) != (pinned := self._cache.pinned_pages()):
-            audit.problems.append(f"nothing runs and {locked} pages are locked, but sessions keep {pinned}")
-        if audit.problems:
-            log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
-            self._cache.pool.repair(audit.leaked)
+        self._batch.repair()
         self._dirty = False
 
     def _expire(self) -> None:
@@ -479,7 +454,7 @@ class Scheduler:
             try:
                 if not control.running:
                     self._commit_all()
-                    control.start(self._objection(message))
+                    control.start(self._busy)
                 done = control.finish()
                 if done is None:
                     return
@@ -493,13 +468,6 @@ class Scheduler:
             self._outbox.reply(Reply(message.call, ok, text, data))
             for held in control.close():
                 self._handle(held)
-
-    def _objection(self, message: Control) -> str:
-        """A command that needs all pages, or cannot wait, is not for an engine in use. Empty: it can begin."""
-        if not self._busy or (message.wait and not message.flush_cache):
-            return ""
-        until = "wait until they have ended or abort them (/abort_request), and try again."
-        return f"{self._busy} requests run or wait; {until}"
 
     @property
     def _held(self) -> int:

@@ -79,7 +79,7 @@ class Planner:
         )
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
-        self.drafting = Drafting(batch.table, limits.drafts, proposer, adaptive=limits.adaptive_drafts)
+        self.drafting = Drafting(batch.table, limits, proposer)
         self.retraction = Retraction(
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,

@@ -35,7 +35,12 @@ class RowTable:
     """Arrays indexed by row. The large ones are committed by the operating system only as they are touched."""
 
     def __init__(
-        self, rows: int, context_length: int, page_size: int, groups: Sequence[KVGroup] = (FULL_ATTENTION,)
+        self,
+        rows: int,
+        context_length: int,
+        page_size: int,
+        groups: Sequence[KVGroup] = (FULL_ATTENTION,),
+        draft_levels: int = 0,
     ) -> None:
         self.page_size = page_size
         widths = [1 if group.kind == "state" else -(-context_length // page_size) for group in groups]
@@ -63,6 +68,7 @@ class RowTable:
         self.requests: list[Request | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
         self._serials = 0
+        self._most_gain = 1 + draft_levels if draft_levels else context_length  # tokens of a row in a step
 
     @property
     def free_rows(self) -> int:
@@ -191,10 +197,16 @@ class RowTable:
         """Whether planning leaves the row out."""
         self.held[row] = held
 
+    def gains(self, widths: IntArray) -> IntArray:
+        """The most tokens that steps of so many for each row give them: of a tree, those of a path."""
+        return np.minimum(widths, self._most_gain)
+
     def count_samples(self, rows: RowIndex, widths: IntArray) -> None:
         """These rows sample up to so many tokens in a launched step. Those that may be complete with them wait for its
         result."""
-        sampled = self.sampled[rows] + widths
+        gains = self.gains(widths)
+        self.length[rows] -= widths - gains
+        sampled = self.sampled[rows] + gains
         self.sampled[rows] = sampled
         self.phase[rows[sampled >= self.max_new[rows]]] = Phase.DRAINING
 

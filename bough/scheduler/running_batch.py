@@ -6,6 +6,7 @@ request that matches the chunk reads it after it was written, even in the same p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from bough.memory.tree.tree import Match
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
 from bough.scheduler.request import Request
 from bough.scheduler.rows import Phase, RowIndex, RowTable
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,15 @@ class RunningBatch:
             of_group["snapshots"] = np.concatenate([NO_PAGES, *taken])
             group_held.append(of_group)
         return self.cache.audit(self.held(), group_held)
+
+    def repair(self) -> None:
+        """Checks the books of all pages while nothing runs, and gives back what nobody owns."""
+        audit = self.audit()
+        if (locked := self.cache.tree.protected_pages) != (pinned := self.cache.pinned_pages()):
+            audit.problems.append(f"nothing runs and {locked} pages are locked, but sessions keep {pinned}")
+        if audit.problems:
+            log.error("the page accounts do not add up; repairing what is safe:\n%s", "\n".join(audit.problems))
+            self.cache.pool.repair(audit.leaked)
 
     def _share(self, row: int) -> None:
         """Gives the row's whole pages to the tree. Where the tree already has those tokens, the row moves to the tree's

@@ -217,7 +217,6 @@ def test_settings_that_are_not_built_may_be_given_at_their_default(argv: list[st
             "pp_async_batch_depth: this engine does not have it yet; leave it out or at 0, got 1.",
         ),
         (["--incremental-streaming-output"], "incremental_streaming_output: "),
-        (["--speculative-eagle-topk", "4"], "speculative_eagle_topk must be one of 1; got 4. Drafts are chains here"),
     ],
 )
 def test_settings_that_are_not_built_are_refused_by_name(argv: list[str], text: str) -> None:

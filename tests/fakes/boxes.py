@@ -10,7 +10,7 @@ import numpy as np
 
 from bough.core.finish import FinishReason
 from bough.core.sampling_params import SamplingParams
-from bough.messages.outputs import Open, Reply, Started, StepOutput
+from bough.messages.outputs import DraftCounts, HiddenStates, Open, Reply, Started, StepOutput
 from bough.messages.requests import Generate, LogprobRequest, ToScheduler
 from bough.scheduler.request import Request
 
@@ -103,6 +103,8 @@ class FakeOutbox:
         self.ended: dict[int, FinishReason] = {}
         self.vectors: dict[int, bytes] = {}
         self.retractions: dict[int, int] = {}
+        self.drafts: dict[int, DraftCounts | None] = {}
+        self.states: dict[int, list[HiddenStates]] = defaultdict(list)
         self.replies: list[Reply] = []
 
     def tokens(self, message: Open | StepOutput) -> None:
@@ -117,6 +119,8 @@ class FakeOutbox:
         for handle, token in zip(handles.repeat(counts).tolist(), tokens.tolist(), strict=True):
             assert handle in self.opened and handle not in self.ended
             self.outputs[handle].append(token)
+        for handle, states in message.states.items():
+            self.states[handle].append(states)
         for handle, logprobs in message.logprobs.items():
             self.scored[handle] += np.frombuffer(logprobs.tokens, dtype=np.int32).tolist()
             self.scores[handle] += np.frombuffer(logprobs.logprobs, dtype=np.float32).tolist()
@@ -128,6 +132,7 @@ class FakeOutbox:
             self.ended[end.handle] = end.reason
             self.vectors[end.handle] = end.vector
             self.retractions[end.handle] = end.retractions
+            self.drafts[end.handle] = end.drafts
 
     def reply(self, message: Reply) -> None:
         self.replies.append(message)

@@ -142,13 +142,6 @@ def test_long_rows_are_cut_between_threads(library: ctypes.CDLL, name: str, thre
     pair.step({1: 1, 3: 1}, ends_only=True)
 
 
-def test_fewer_threads_from_one_step_to_the_next(library: ctypes.CDLL) -> None:
-    pair = Pair(library, LLAMA, threads=3)
-    for threads in (3, 1, 2):
-        pair.native.tapes.set_threads(threads)
-        pair.step({0: 20, 1: 1})
-
-
 def test_a_thread_pool_has_room_for_so_many(library: ctypes.CDLL) -> None:
     assert ThreadPool(library, MAX_THREADS).threads == MAX_THREADS
     with pytest.raises(ResourceError, match="--cpu-threads"):

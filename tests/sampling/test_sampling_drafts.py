@@ -67,7 +67,13 @@ def guess(last: IntArray, chance: np.random.Generator) -> IntArray:
     return np.stack(drafts[1:], axis=1).astype(np.int32)
 
 
-def sampled_triples(params: dict[str, Any], drafts: bool, spoil: float = 0.0) -> Floats:
+def grow(last: IntArray, chance: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Trees behind each row's last token: any tokens behind any nodes before them, and these nodes."""
+    parents = np.stack([chance.integers(0, node, len(last)) for node in range(1, WIDEST + 2)], axis=1)
+    return chance.integers(0, VOCAB, parents.shape).astype(np.int32), parents.astype(np.int32)
+
+
+def sampled_triples(params: dict[str, Any], drafts: str = "", spoil: float = 0.0) -> Floats:
     """How often each came. With `spoil`, that share of drafts is kept whatever was sampled: a wrong rule."""
     state, chance = SamplingState(ROWS, VOCAB, "cpu"), np.random.default_rng(1)
     penalised = "repetition_penalty" in params
@@ -76,8 +82,12 @@ def sampled_triples(params: dict[str, Any], drafts: bool, spoil: float = 0.0) ->
     counts, last = np.zeros(ROWS, dtype=np.int64), np.full(ROWS, FIRST)
     while (counts < LENGTH).any():
         rows = np.flatnonzero(counts < LENGTH)
-        given = guess(last[rows], chance) if drafts else np.zeros((len(rows), 0), dtype=np.int32)
-        widths = np.minimum(1 + given.shape[1], LENGTH - counts[rows]).astype(np.int32)  # as a scheduler cuts them
+        given, parents = np.zeros((len(rows), 0), dtype=np.int32), None
+        if drafts:
+            given, parents = grow(last[rows], chance) if drafts == "trees" else (guess(last[rows], chance), None)
+        most = 1 + given.shape[1]
+        # As a scheduler cuts them. Of trees there is always a whole one, to see more of them: what is too long is cut.
+        widths = np.minimum(most, np.where(drafts == "trees", most, LENGTH - counts[rows])).astype(np.int32)
         shown = np.arange(given.shape[1]) < widths[:, None] - 1
         inputs = np.concatenate([last[rows, None], given], axis=1)[
             np.concatenate([np.ones((len(rows), 1), dtype=np.bool_), shown], axis=1)
@@ -85,12 +95,13 @@ def sampled_triples(params: dict[str, Any], drafts: bool, spoil: float = 0.0) ->
         plan = BatchPlan(
             *(0, (), (), rows.astype(np.int32), widths, widths - 1, given[shown], (), ()),
             sample=np.ones(len(rows), dtype=np.bool_),
+            parents=None if parents is None else parents[shown],
         )
         draw = spoiled(state, dict(zip(rows.tolist(), given.tolist(), strict=True)), chance, spoil)
         result = sample_step(plan, TABLE[torch.from_numpy(inputs)], draw, pytest.fail)
         assert not result.bad.any()
         for column in range(result.tokens.shape[1]):
-            got = result.counts > column
+            got = (result.counts > column) & (counts[rows] + column < said.shape[1])
             said[rows[got], counts[rows[got]] + column] = result.tokens[got, column]
         counts[rows] += result.counts
         last[rows] = result.last
@@ -129,16 +140,18 @@ def off_by(found: Floats, probs: Floats) -> float:
 @pytest.mark.parametrize(
     "params", [*PARAMS[:5], *(pytest.param(params, marks=pytest.mark.slow) for params in PARAMS[5:])]
 )
-def test_triples_come_as_often_as_they_should(params: dict[str, Any]) -> None:
-    assert off_by(sampled_triples(params, drafts=True), expected(SamplingParams(**params))) < Z_P_0001
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+def test_triples_come_as_often_as_they_should(params: dict[str, Any], drafts: str) -> None:
+    assert off_by(sampled_triples(params, drafts), expected(SamplingParams(**params))) < Z_P_0001
 
 
 def test_they_do_without_drafts() -> None:
     params = {"temperature": 0.8}
-    assert off_by(sampled_triples(params, drafts=False), expected(SamplingParams(**params))) < Z_P_0001
+    assert off_by(sampled_triples(params), expected(SamplingParams(**params))) < Z_P_0001
 
 
-def test_a_rule_that_keeps_a_few_drafts_too_many_is_found() -> None:
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+def test_a_rule_that_keeps_a_few_drafts_too_many_is_found(drafts: str) -> None:
     params = {"temperature": 1.0}
-    found = sampled_triples(params, drafts=True, spoil=0.05)
+    found = sampled_triples(params, drafts, spoil=0.05)
     assert off_by(found, expected(SamplingParams(**params))) > 2 * Z_P_0001

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_reference import adjusted_logits, kept_tokens, make_setup, softmax
+from sampling_reference import adjusted_logits, check_slots, kept_tokens, make_setup, softmax
 from torch import Tensor
 
 from bough.core.plan import LogprobSpec
@@ -97,7 +97,7 @@ def test_company_and_place_do_not_matter(rows: list[tuple[int, int]], shuffler: 
     order = shuffler.sample(range(len(rows)), len(rows))
     sampled = sample(state, logits[order].clone(), rows_of(*(numbers[i] for i in order)))
     assert sampled.tokens.tolist() == [alone[i] for i in order]
-    state.check()
+    check_slots(state)
 
 
 def test_seed_and_position_decide() -> None:

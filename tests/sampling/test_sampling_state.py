@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_reference import make_setup
+from sampling_reference import check_slots, make_setup
 
 from bough.core.plan import LogprobSpec
 from bough.sampling.sampler import sample
@@ -41,7 +41,7 @@ def test_slots_follow_the_rows_that_need_them(actions: list[tuple[int, int | Non
         else:
             state.setup([make_setup(row, prompt=[1, 2], **KINDS[kind])])
             held[row] = KINDS[kind]
-        state.check()
+        check_slots(state)
     assert lent(state.bias) == sum("logit_bias" in params for params in held.values())
     assert lent(state.output_counts) == sum(len(params.keys() - {"logit_bias"}) > 0 for params in held.values())
     state.release(np.arange(12, dtype=np.int32))
@@ -89,17 +89,17 @@ def test_a_reused_slot_forgets_its_last_row() -> None:
     state.setup([make_setup(row, prompt=[5, 6], output=[7, 7], **KINDS[4]) for row in range(4)])
     sample(state, torch.zeros(4, 30), rows)
     state.setup([make_setup(row, prompt=[9], output=[2, 2, 40], **KINDS[4]) for row in range(4)])
-    counts = state.output_counts.lines(rows)
+    counts = state.output_counts.tensor[rows.tolist()]
     assert counts[:, 2].tolist() == [2.0] * 4
     assert float(counts.sum()) == 8.0  # the id outside the vocabulary is not counted
-    assert state.prompt_tokens.lines(rows).nonzero()[:, 1].tolist() == [9] * 4
+    assert state.prompt_tokens.tensor[rows.tolist()].nonzero()[:, 1].tolist() == [9] * 4
 
 
 def test_later_rows_leave_what_others_hold() -> None:
     state = SamplingState(40, 30, "cpu")
     for row in range(40):
         state.setup([make_setup(row, logit_bias={row % 30: float(row + 1)})])
-    lines = state.bias.lines(np.arange(40, dtype=np.int32))
+    lines = state.bias.tensor[:40]
     assert [float(lines[row, row % 30]) for row in range(40)] == [float(row + 1) for row in range(40)]
     assert lines.count_nonzero() == 40
 
@@ -112,7 +112,7 @@ def test_sampling_counts_tokens_and_positions() -> None:
     for _ in range(3):
         sample(state, logits.clone(), np.array([2, 0], dtype=np.int32))
     assert state.parameters.generated.tolist() == [3, 0, 3, 0]  # the last is the scratch row's
-    assert float(state.output_counts.lines(np.array([0], dtype=np.int32))[0, 11]) == 3.0
+    assert float(state.output_counts.tensor[0, 11]) == 3.0
 
 
 def test_a_penalised_row_needs_its_history() -> None:

@@ -10,6 +10,7 @@ import pytest
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
 from bough.core.plan import Limits, LogprobSpec, PositionLogprobs, StepResult
 from bough.core.settings import MemorySettings
+from bough.observability.step_trace import Timeline
 from bough.scheduler.assembly import Assembly, Chunk, Decodes, PlannedStep
 from bough.scheduler.commit import BAD_LOGITS, Committer
 from bough.scheduler.drafting import Drafts
@@ -19,6 +20,7 @@ from bough.scheduler.request import Request
 from bough.scheduler.rows import Phase, RowTable
 from bough.scheduler.running_batch import RunningBatch
 from tests.fakes.boxes import FakeOutbox, waiting_request
+from tests.fakes.executor import FakeExecutor
 
 EOS = 50
 PROMPT = [1, 2, 3]
@@ -33,7 +35,7 @@ class Desk:
         self.batch = RunningBatch(self.table, self.cache)
         self.out = FakeOutbox()
         self.forgotten: list[int] = []
-        grammars = GrammarSteps(self.batch, vocab_size=97, jump_forward=None)
+        grammars = GrammarSteps(self.batch, FakeExecutor(), None, Timeline())
         self.committer = Committer(self.batch, grammars, self.out, (EOS,), lambda r: self.forgotten.append(r.handle))
         self._assembly = Assembly(self.table)
 

@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bough.core.plan import StepResult
+from bough.core.plan import Limits, StepResult
+from bough.core.settings import DRAFTED_ROWS
 from bough.scheduler.draft_lengths import PROBE, TRIALS, DraftLengths, StepTimes
-from bough.scheduler.drafting import MOST_ROWS, Drafting
+from bough.scheduler.drafting import Drafting
 
 ROWS = 8
 
@@ -52,6 +53,18 @@ def test_a_row_whose_drafts_hold_gets_more_than_one_whose_do_not() -> None:
     teach(chosen, 1, held=0, proposed=4)
     good, bad = chosen.choose(rows(0, 1), ints(6, 6)).tolist()
     assert good == 6 and bad == 0
+
+
+def test_drafts_of_a_tree_cost_as_much_as_those_of_a_chain_and_add_less() -> None:
+    chain, tree = (lengths(lambda tokens: 1.0 + tokens, levels=levels) for levels in (1.0, 0.5))
+    teach(chain, 0, held=8, proposed=8)
+    teach(tree, 0, held=4, proposed=8)  # all four levels
+    assert [int(chosen.choose(rows(0), ints(8))[0]) for chosen in (chain, tree)] == [8, 0]
+    cheap = lengths(lambda tokens: 1.0 + 0.1 * tokens, levels=0.5)
+    teach(cheap, 0, held=4, proposed=8)
+    assert cheap.choose(rows(0), ints(8)).tolist() == [8]
+    teach(cheap, 0, held=1, proposed=8)
+    assert cheap._hold[0] == pytest.approx(0.5, abs=0.01), "one level holds, and the next does not"
 
 
 def test_a_guess_that_was_right_for_long_needs_no_luck_of_the_row() -> None:
@@ -103,20 +116,21 @@ def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
     assert times.of(np.array([6]))[0] < 4.0
 
 
-def device_drafting(count: int, **options: bool) -> Drafting:
+def device_drafting(count: int, *, adaptive: bool = True) -> Drafting:
     """Rows whose drafts the device makes, up to three; the second is under a grammar, the third nears its end."""
     requests = [SimpleNamespace(count_drafts=lambda *counts: None)] * count
     table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
     table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 12, 100)
     table.sampled, table.request_in = np.full(count, 10), requests.__getitem__
-    return Drafting(table, 3, None, **options)
+    limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=3, adaptive_drafts=adaptive)
+    return Drafting(table, limits, None)
 
 
 def test_drafts_of_the_device_are_for_rows_without_a_grammar_that_have_room() -> None:
     drafts = device_drafting(4, adaptive=False).decide(rows(0, 1, 2, 3))
     assert drafts.widths.tolist() == [4, 1, 2, 4] and drafts.some
     assert not drafts.given.any() and not len(drafts.tokens)
-    assert not device_drafting(MOST_ROWS + 1).decide(np.arange(MOST_ROWS + 1)).some
+    assert not device_drafting(DRAFTED_ROWS + 1).decide(np.arange(DRAFTED_ROWS + 1)).some
 
 
 def test_drafts_of_the_device_that_never_hold_are_given_up() -> None:

@@ -41,6 +41,12 @@ class GroupPool:
             tensor.index_copy_(0, pages, content[:, begin : begin + tensor.shape[1]])
             begin += tensor.shape[1]
 
+    def move(self, origin: torch.Tensor, to: torch.Tensor) -> None:
+        """Gives slots what others hold."""
+        for tensor in self._tensors:
+            slots = tensor.view(len(tensor), -1).view(torch.uint8)
+            slots.index_copy_(0, to, slots.index_select(0, origin))
+
     def release(self) -> None:
         """Gives the memory back; what the pages held is lost."""
         for tensor in self._tensors:

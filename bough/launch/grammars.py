@@ -1,6 +1,6 @@
 """The scheduler's way to grammars: a compiler over the model's vocabulary, made when the first grammar is asked for.
 
-Owns the memory of how forced texts are spelt. An engine that never sees a grammar pays nothing.
+Owns the memory of how forced texts are spelt. An engine that never sees a grammar starts no compiler.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from bough.constrained.compiler import CachingCompiler  # not later: its import would hold up a step
 from bough.core.errors import BoughError, RequestError, SettingsError
 from bough.core.settings import SchedulerSettings
 
 if TYPE_CHECKING:
-    from bough.constrained.compiler import CachingCompiler
     from bough.constrained.interface import GrammarSpec, Ticket
     from bough.constrained.vocabulary import Vocabulary
     from bough.tokenizer.tokenizer import Tokenizer
@@ -48,8 +48,6 @@ class GrammarDesk:
             text = "This server follows no grammars (--grammar-backend none); ask for an answer of any form."
             raise RequestError(text, field="choices" if spec.kind == "choice" else spec.kind)
         if self._compiler is None:
-            from bough.constrained.compiler import CachingCompiler
-
             self._compiler = CachingCompiler(settings.grammar_backend, self._read, settings.grammar_timeout_s)
         return self._compiler.request(spec)
 

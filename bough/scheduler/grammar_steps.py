@@ -14,7 +14,7 @@ import numpy as np
 
 from bough.core.finish import FinishAbort
 from bough.core.plan import BoolArray, Executor, InFlight, IntArray, TokenMasks, mask_words
-from bough.observability.step_trace import Timeline
+from bough.observability.timeline import Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.mask_work import PATIENCE_S

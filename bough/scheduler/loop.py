@@ -22,29 +22,8 @@ from bough.core.errors import BoughError, RequestError
 from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, InFlight
 from bough.core.settings import LIVE_SETTINGS, MemorySettings, SchedulerSettings
+from bough.messages import requests as messages
 from bough.messages.outputs import Reply
-from bough.messages.requests import (
-    Abort,
-    ChangeAdapters,
-    ChangeSession,
-    ChangeSettings,
-    Control,
-    FlushCache,
-    Garbled,
-    Generate,
-    GetState,
-    GetTimeline,
-    GetTree,
-    Pause,
-    Ping,
-    ProcessCommand,
-    Resume,
-    Shutdown,
-    StartProfile,
-    StopProfile,
-    StreamEnded,
-    ToScheduler,
-)
 from bough.observability.timeline import Kept, Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
@@ -141,7 +120,7 @@ class Scheduler:
     def run(self) -> None:
         while not self._closing:
             self.turn()
-        self._abort(Abort(message="The engine was shut down."), 503)
+        self._abort(messages.Abort(message="The engine was shut down."), 503)
         self._commit_all()
         self._recording.close()
 
@@ -162,7 +141,7 @@ class Scheduler:
 
     # The order of events ----------------------------------------------------------------------------------------------
 
-    def _messages(self) -> list[ToScheduler]:
+    def _messages(self) -> list[messages.ToScheduler]:
         """Everything that has arrived: at once while there is work; when there is none, as soon as something comes."""
         if self._control.running:
             return self._inbox.receive(POLL_S)
@@ -177,7 +156,7 @@ class Scheduler:
         with self._timeline.phase("idle"):
             return self._rest()
 
-    def _rest(self) -> list[ToScheduler]:
+    def _rest(self) -> list[messages.ToScheduler]:
         """Nothing runs and nothing waits: does what was put off, then sleeps until something comes. The next load will
         be like any first one."""
         self._batch.take_edits()
@@ -290,55 +269,55 @@ class Scheduler:
 
     # Messages ---------------------------------------------------------------------------------------------------------
 
-    def _handle(self, message: ToScheduler) -> None:
+    def _handle(self, message: messages.ToScheduler) -> None:
         if self._control.hold(message):
             return
         match message:
-            case Generate():
+            case messages.Generate():
                 self._take(message)
-            case Abort():
+            case messages.Abort():
                 self._abort(message)
-            case StreamEnded():
+            case messages.StreamEnded():
                 ended = self._requests.get(message.handle)
                 if ended is not None:  # else it has just ended by itself
                     self._dequeue(ended)
                     self._committer.drop(ended)
                 self._sessions.cut(message)
-            case FlushCache():
+            case messages.FlushCache():
                 self._outbox.reply(self._flush(message))
-            case GetState():
+            case messages.GetState():
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
-            case GetTree():
+            case messages.GetTree():
                 self._outbox.reply(Reply(message.call, True, data=self._cache.show(message.limit, message.node)))
-            case GetTimeline():
+            case messages.GetTimeline():
                 shown = self._timeline.show(self._records(), message.since, self._clock(), message.name)
                 self._outbox.reply(Reply(message.call, True, data=shown))
-            case Ping():
+            case messages.Ping():
                 self._outbox.tokens(message)
-            case ProcessCommand():
+            case messages.ProcessCommand():
                 message.obey()
                 self._outbox.tokens(message)
-            case ChangeSettings():
+            case messages.ChangeSettings():
                 self._outbox.reply(self._change_settings(message))
-            case Pause():
+            case messages.Pause():
                 self._outbox.reply(self._pause(message))
-            case Resume():
+            case messages.Resume():
                 self._outbox.reply(self._resume(message))
-            case StartProfile() | StopProfile():
+            case messages.StartProfile() | messages.StopProfile():
                 self._outbox.reply(self._recording.obey(message))
-            case ChangeAdapters():
+            case messages.ChangeAdapters():
                 reply = self._adapters.obey(message, self._requests.values())
                 if reply is not None:  # else once it is read
                     self._outbox.reply(reply)
-            case ChangeSession():
+            case messages.ChangeSession():
                 self._outbox.reply(self._sessions.obey(message))
-            case Control():
+            case messages.Control():
                 self._control.message = message
                 if message.abort_all:
-                    self._abort(Abort(message="All requests were aborted for a command."))
-            case Shutdown():
+                    self._abort(messages.Abort(message="All requests were aborted for a command."))
+            case messages.Shutdown():
                 self._closing = True
-            case Garbled():
+            case messages.Garbled():
                 self._answer_garbled(message)
             case _:
                 assert_never(message)
@@ -348,7 +327,7 @@ class Scheduler:
             known = len(request.tokens) if request.row < 0 else int(self._table.known[request.row])
             yield request.names, request.record(known - request.prompt_len, self._clock(), ended=False)
 
-    def _take(self, message: Generate) -> None:
+    def _take(self, message: messages.Generate) -> None:
         try:
             self._control.check()
             if self._adapters.hold(message):
@@ -379,13 +358,13 @@ class Scheduler:
         self._gate.pass_by(request)
         self._queue.add(request)
 
-    def _answer_garbled(self, message: Garbled) -> None:
+    def _answer_garbled(self, message: messages.Garbled) -> None:
         log.error("a message to the scheduler cannot be read (handle %s): %s", message.handle, message.error)
         if message.handle is not None and message.handle not in self._requests:
             text = f"The request cannot be read: {message.error}."
             self._committer.refuse(message.handle, FinishAbort(text))
 
-    def _abort(self, message: Abort, status_code: int = 499) -> None:
+    def _abort(self, message: messages.Abort, status_code: int = 499) -> None:
         """Ends the requests that it means, less those that have just ended by themselves."""
         reason = FinishAbort(message.message, status_code, "AbortError")
         if message.handle is not None:
@@ -425,7 +404,7 @@ class Scheduler:
         self._sessions.ended(request)
         self._planner.learn(request)
 
-    def _pause(self, message: Pause) -> Reply:
+    def _pause(self, message: messages.Pause) -> Reply:
         if message.mode == "abort":
             for request in list(self._requests.values()):
                 self._end(request, FinishAbort("Generation was paused (/pause_generation).", 499, "AbortError"))
@@ -435,7 +414,7 @@ class Scheduler:
         self._paused = True
         return Reply(message.call, True, f"Generation is paused ({message.mode}).")
 
-    def _resume(self, message: Resume) -> Reply:
+    def _resume(self, message: messages.Resume) -> Reply:
         try:
             self._control.check()
         except RequestError as error:
@@ -479,7 +458,7 @@ class Scheduler:
         """Requests that hold pages or could take some at any moment: while the engine is paused, only running ones."""
         return self._table.running if self._paused else len(self._requests)
 
-    def _flush(self, message: FlushCache) -> Reply:
+    def _flush(self, message: messages.FlushCache) -> Reply:
         if message.storage:
             return Reply(message.call, *self._handover.clear_storage())
         if self._busy:
@@ -489,7 +468,7 @@ class Scheduler:
         self._cache.flush()
         return Reply(message.call, True, "Cache flushed.")
 
-    def _change_settings(self, message: ChangeSettings) -> Reply:
+    def _change_settings(self, message: messages.ChangeSettings) -> Reply:
         settings = self._settings = dataclasses.replace(self._settings, **message.values)
         self._intake.limit_queue(settings.max_queued_requests)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)

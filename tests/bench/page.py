@@ -2,7 +2,8 @@
 
 `bough bench page` runs it in a checkout, over a server of its own. A page is what a browser keeps open: the stream of
 the live tree, and timelines and metrics as often as the page asks for them. Rounds alternate, so what else the machine
-does falls on both alike; the ratio is that of the medians, and the spread says what it is worth.
+does falls on both alike; the ratio is that of the medians, and the spread says what it is worth. Beside it stands the
+CPU time of each process, which holds on a busy machine too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import contextlib
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
 from bough.core.setting_checks import require_counts
+from bough.observability.processes import cpu_seconds
 from tests.system.serving import running
 
 TIMELINE_EVERY_S, METRICS_EVERY_S = 1.0, 2.0  # as the page does
@@ -37,16 +40,21 @@ def main(args: argparse.Namespace) -> int:
         load = Load(http, args)
         load.run()  # what is done once is done before the first round
         rates: dict[bool, list[float]] = {False: [], True: []}
+        cpu: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
         for number in range(2 * args.rounds):
             watched = number % 2 == 1
+            before = Counter(cpu_seconds(server.process.pid))
             with pages(server.url, args.pages if watched else 0):
                 rates[watched].append(load.run())
+            cpu[watched] += Counter(cpu_seconds(server.process.pid)) - before
             kind = "with" if watched else "without"
             print(f"round {number // 2 + 1}, {kind} a page: {rates[watched][-1]:.1f} tokens/s")
     without, beside = statistics.median(rates[False]), statistics.median(rates[True])
     spread = (max(rates[False]) - min(rates[False])) / without
     print(f"without a page {without:.1f} tokens/s, with {args.pages}: {beside:.1f}; ratio {beside / without:.4f}")
     print(f"the rounds without a page differ by {spread:.1%} among themselves")
+    for component, seconds in cpu[False].items():
+        print(f"CPU of the {component}: {seconds:.2f} s without a page, {cpu[True][component]:.2f} s with")
     return 0
 
 

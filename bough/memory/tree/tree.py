@@ -203,7 +203,7 @@ class RadixTree:
             self._victims.offer(cut(leaf, keep, self._page_bytes) if keep else detach(leaf))
         if removed:
             self._emit(BlockRemoved(tuple(removed), self._medium))
-        pages = np.concatenate([NO_PAGES, *freed])
+        pages: IntArray = np.concatenate([NO_PAGES, *freed])
         self.evictable_pages -= len(pages)
         return pages
 

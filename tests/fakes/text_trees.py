@@ -14,7 +14,7 @@ def size(tree: TextTree, worker: str) -> int:
 
 def nodes(tree: TextTree) -> Iterator[TextNode]:
     """All nodes but the root, parents before children."""
-    waiting = list(tree.root.children.values())
+    waiting = list(tree._root.children.values())
     while waiting:
         node = waiting.pop()
         waiting.extend(node.children.values())
@@ -29,7 +29,7 @@ def check(tree: TextTree) -> None:
         parent = node.parent
         assert node.text and node.holders, "a node without text or holder"
         assert parent is not None and parent.children[node.text[0]] is node, "a node that its parent does not know"
-        if parent is not tree.root:
+        if parent is not tree._root:
             assert node.holders.keys() <= parent.holders.keys(), "a holder without the text before"
         for worker in node.holders:
             sizes[worker] += len(node.text)

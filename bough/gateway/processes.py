@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from bough.gateway.registry import DISCOVERED
 from bough.gateway.responses import JSON, Response
 from bough.server.endpoint import encode_json
 from bough.server.errors import HttpError
-from bough.server.http import HttpServer, open_listener
+from bough.server.http import HttpServer, cancel_all, open_listener
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,11 @@ class ProcessGroup:
         self._count = count
         self._client = HttpClient()
         self._origins = [Origin("group", 0, socket_path=str(self.socket_path(other))) for other in range(count)]
+
+    @property
+    def first_is_gone(self) -> bool:
+        """Whether standard input has ended, which the first process keeps open for the others while it lives."""
+        return self.number > 0 and bool(select.select([0], [], [], 0)[0])
 
     def socket_path(self, number: int | None = None) -> Path:
         return self._folder / f"{self.number if number is None else number}.sock"
@@ -223,22 +229,21 @@ class ChildProcesses:
         self._folder = folder
         self._drain_s = settings.drain_timeout_s
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._ending: list[asyncio.Task[None]] = []
         self._tasks = [asyncio.create_task(self._keep(number)) for number in range(1, settings.processes)]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(
-            *(end_process(process, self._drain_s + ASK_TIMEOUT_S) for process in self._processes.values())
-        )
+        self.terminate()
+        await cancel_all(self._tasks)
+        await asyncio.gather(*self._ending)
 
     def terminate(self) -> None:
+        """Lets them drain. Each gets one signal, however often this is called: a second would end it at once."""
         for task in self._tasks:
             task.cancel()
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+        grace_s = self._drain_s + ASK_TIMEOUT_S
+        self._ending += [asyncio.create_task(end_process(each, grace_s)) for each in self._processes.values()]
+        self._processes.clear()
 
     async def _keep(self, number: int) -> None:
         while True:

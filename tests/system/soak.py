@@ -125,10 +125,15 @@ class Watch:
         self._worker = gateway.workers()[0]["url"]
         self._names: dict[int, str] = {}
         self.samples: list[dict[str, Any]] = []
+        self.missed: list[str] = []
 
     async def follow(self, session: aiohttp.ClientSession) -> None:
         while True:
-            self.samples.append(await self.sample(session))
+            try:
+                self.samples.append(await self.sample(session))
+            except (aiohttp.ClientError, TimeoutError, KeyError, psutil.Error) as error:
+                self.missed.append(f"{time.monotonic() - self._begin:.0f} s: {type(error).__name__}: {error}")
+                print(self.missed[-1], flush=True)
             await asyncio.sleep(SAMPLE_S)
 
     async def sample(self, session: aiohttp.ClientSession) -> dict[str, Any]:
@@ -142,8 +147,10 @@ class Watch:
                 entry[f"{name} descriptors"] = process.num_fds()
                 entry[f"{name} threads"] = process.num_threads()
         async with session.get(f"{self._worker}/get_server_info", headers=HEADERS) as response:
-            state = (await response.json())["internal_states"][0]
-        entry |= {name: state[name] for name in PAGES}
+            info = await response.json()
+        if "internal_states" not in info:
+            raise KeyError(f"{response.status} {str(info)[:300]}")
+        entry |= {name: info["internal_states"][0][name] for name in PAGES}
         entry["sent"] = self._load.sent
         entry |= {outcome: sum(c for (_, o), c in self._load.outcomes.items() if o == outcome) for outcome in OUTCOMES}
         return entry
@@ -253,10 +260,10 @@ async def soak(gateway: GatewayProcess, minutes: float, clients: int, folder: Pa
         body = {"policy": "cost", "options": {"max_tree_size": TREE_CHARACTERS}}
         async with session.put(f"{gateway.url}/policies", json=body) as response:
             assert response.status == 200, await response.text()
+        watch, until = Watch(gateway, load), time.monotonic() + minutes * 60
+        following = asyncio.create_task(watch.follow(session))
         await load.learn()
-        watch = Watch(gateway, load)
-        following, running = asyncio.create_task(watch.follow(session)), asyncio.create_task(load.run())
-        until = time.monotonic() + minutes * 60
+        running = asyncio.create_task(load.run())
         while (left := until - time.monotonic()) > 0 and not running.done() and not following.done():
             await asyncio.wait([running, following], timeout=min(left, ROUND_S - QUIET_S))
             load.quiet.set()
@@ -266,13 +273,15 @@ async def soak(gateway: GatewayProcess, minutes: float, clients: int, folder: Pa
                 write(folder, {"so_far": watch.samples[-1]}, watch.samples)
                 print(json.dumps(watch.samples[-1]), flush=True)
         load.stop()
-        following.cancel()
         await running
+        assert not following.done(), following.exception()
+        following.cancel()
         worker = gateway.workers()[0]["url"]
         async with session.post(f"{worker}/flush_cache?timeout=30", headers=HEADERS) as response:
             assert response.status == 200, await response.text()
         after = await watch.sample(session)
         facts = judge(load, watch.samples, after)
+        facts["missed_samples"] = watch.missed
         facts["log_tail"] = gateway.log()[-4000:]
         write(folder, facts, watch.samples)
     return facts

@@ -29,12 +29,11 @@ from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.core.server_settings import ServerSettings
 from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
-from bough.gateway.management import Handler, Management, Restart, Route
+from bough.gateway.management import Handler, Management, Restart, Route, json_response
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import DISCOVERED
-from bough.gateway.responses import JSON, Response
-from bough.server.endpoint import encode_json
+from bough.gateway.responses import Response
 from bough.server.errors import HttpError
 from bough.server.http import HttpServer, cancel_all, open_listener
 
@@ -145,7 +144,7 @@ class SharedManagement(Management):
         ]
         policies = {model: dataclasses.asdict(choice) for model, choice in gateway.policies.chosen.items()}
         default = dataclasses.asdict(gateway.policies.default)
-        return Response(200, [], encode_json({"workers": workers, "policies": policies, "default": default}))
+        return json_response({"workers": workers, "policies": policies, "default": default})
 
     async def catch_up(self) -> None:
         answer = await self._group.ask(0, "GET", STATE) if self._group.number else None
@@ -199,7 +198,7 @@ def merged(path: str, answers: Sequence[Response]) -> Response:
         found = of_all[worker["id"]]
         worker["load"] = sum(one["load"] for one in found)
         worker["is_healthy"] = all(one["is_healthy"] for one in found)
-    return Response(first.status, [(b"content-type", JSON)], encode_json(contents[0]))
+    return json_response(contents[0], first.status)
 
 
 def _workers(content: Any) -> list[dict[str, Any]]:

@@ -293,7 +293,7 @@ class Proxy:
                 outlet.write(piece)
 
         def tap(chunk: bytes) -> bool:
-            if not outlet.writable:
+            if not outlet.exchange.writable:
                 return False
             pass_on(chunk)
             return True
@@ -302,7 +302,7 @@ class Proxy:
         try:
             while chunk:
                 pass_on(chunk)
-                await outlet.flush()
+                await outlet.exchange.until_writable()
                 async with lease.bounded(None):
                     chunk = await response.read_some()
         finally:

@@ -148,8 +148,8 @@ class Watch:
                 entry[f"{name} threads"] = process.num_threads()
         async with session.get(f"{self._worker}/get_server_info", headers=HEADERS) as response:
             info = await response.json()
-        if "internal_states" not in info:
-            raise KeyError(f"{response.status} {str(info)[:300]}")
+        if not info.get("internal_states"):  # the scheduler was too busy to answer in time
+            raise KeyError(f"{response.status} {info.get('internal_states')}")
         entry |= {name: info["internal_states"][0][name] for name in PAGES}
         entry["sent"] = self._load.sent
         entry |= {outcome: sum(c for (_, o), c in self._load.outcomes.items() if o == outcome) for outcome in OUTCOMES}

@@ -11,7 +11,7 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-versio
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install clients client client-tools ui docs wheel sbom image schemas demo serve ten-minutes test test-slow test-long check format clean
+.PHONY: install clients client client-tools ui docs wheel sbom audit image schemas demo serve ten-minutes test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -61,6 +61,10 @@ wheel: $(STAMP)
 # What this environment's Bough is made of, as CycloneDX.
 sbom: $(STAMP)
 	mkdir -p dist && $(EPOCH) $(BIN)/python -m tools.sbom > dist/bough.cdx.json
+
+# Known vulnerabilities of what is installed, from the registry's own pages.
+audit: $(STAMP)
+	$(BIN)/python -m tools.audit
 
 VARIANT ?= cpu
 BUILDER ?= $(shell command -v podman || command -v docker)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ from bough.core.errors import BoughError, SettingsError
 if TYPE_CHECKING:
     from bough.cli.engines import MakeEngine
 
+KEY = re.compile(r"((?:^|\0)--[\w-]*api[-_]key[\0=])[^\0]*")  # in words with zeros between them
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no defect, whichever file it was
 
 MENU = Menu(
@@ -50,6 +52,8 @@ MENU = Menu(
 
 def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> int:
     """Runs one command line and returns its exit code. `make_engine` replaces the real engine, for tests."""
+    if argv is None and (shown := without_keys(sys.orig_argv)) != sys.orig_argv:
+        importlib.import_module("setproctitle").setproctitle(" ".join(shown))  # all users can read the process list
     try:
         with _orderly_sigterm():
             code = _run(list(sys.argv[1:] if argv is None else argv), make_engine)
@@ -68,6 +72,11 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
             raise
         _report_full_disk(error)
         return 1
+
+
+def without_keys(words: Sequence[str]) -> list[str]:
+    """A command line whose keys cannot be read."""
+    return KEY.sub(r"\1***", "\0".join(words)).split("\0")
 
 
 def _report_full_disk(error: OSError) -> None:

@@ -22,6 +22,7 @@ from bough.gateway.policy_table import PolicyTable
 from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Worker
 from bough.memory.tree.event_key import read_key
+from bough.server.http import cancel_all
 
 MOST_WAITING = 64
 ENOUGH_REFUSALS = 3
@@ -83,9 +84,7 @@ class PromptLearner:
             policy.learn(text, tokens)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
 
 # ---- which caches to follow

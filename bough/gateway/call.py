@@ -51,6 +51,9 @@ class Call:
     span: Span | None = None  # of the trace that it is part of
 
 
+LOGGED = ("request_id", "method", "path", "status", "attempts", "retries", "moves", "failovers", "hedges", "error")
+
+
 class AccessLog:
     """One line of JSON per request on standard error, without any content of the request."""
 
@@ -62,24 +65,15 @@ class AccessLog:
             return
         line = {
             "time": round(time.time(), 3),
-            "request_id": call.request_id,
-            "method": call.method,
-            "path": call.path,
-            "status": call.status,
+            **{name: getattr(call, name) for name in LOGGED},
             "model": call.peek.model,
             "worker": None if call.worker is None else call.worker.url,
             "client": call.client_name,
-            "attempts": call.attempts,
-            "retries": call.retries,
-            "moves": call.moves,
-            "failovers": call.failovers,
-            "hedges": call.hedges,
             "queued_ms": _ms(call.queued_s),
             "first_byte_ms": None if call.first_byte_s is None else _ms(call.first_byte_s),
             "duration_ms": _ms(time.perf_counter() - call.began_s),
             "bytes": call.sent_bytes,
             "expected_cached": round(call.expected_cached, 3),
-            "error": call.error,
         }
         self._out.write(encode_json(line).decode() + "\n")
         self._out.flush()

@@ -18,6 +18,7 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.http_client import Upstream, describe
 from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Capabilities, Worker
+from bough.server.http import cancel_all, race
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +71,7 @@ class HealthChecks(RegistryListener):
         self._tasks.pop(worker.id).cancel()
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     async def _watch(self, worker: Worker, wake: asyncio.Event) -> None:
         settings = self._settings
@@ -112,13 +110,8 @@ class HealthChecks(RegistryListener):
     async def _rest(self, worker: Worker, wake: asyncio.Event, pause_s: float) -> None:
         """Until the next check is due or requested. Polls the load meanwhile; a worker that does not answer that is
         checked at once."""
-        polling = asyncio.ensure_future(self._poll_load(worker))
-        asked = asyncio.ensure_future(wake.wait())
-        try:
-            await asyncio.wait({polling, asked}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            polling.cancel()
-            asked.cancel()
+        polling, asked = asyncio.ensure_future(self._poll_load(worker)), asyncio.ensure_future(wake.wait())
+        await race(polling, asked, timeout_s=pause_s)
 
     async def _poll_load(self, worker: Worker) -> None:
         with contextlib.suppress(OSError):

@@ -20,6 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.memory.tree.event_key import EventKey
 from bough.memory.tree.events import END_OF_REPLAY, KVEventBatch
+from bough.server.http import race
 
 REPLAY_PATIENCE_S = 2.0
 RECONNECT_PAUSE_S = 0.1
@@ -128,16 +129,11 @@ class Subscription:
             socket.connect(reachable(self.publisher.endpoint, self.url))
             reading = asyncio.ensure_future(self._read(socket))
             broken = asyncio.ensure_future(monitor.recv_multipart())
-            try:
-                await asyncio.wait({reading, broken}, return_when=asyncio.FIRST_COMPLETED)
-                if reading.done():
-                    reading.result()
-                else:
-                    self._note_refusal(parse_monitor_message(broken.result())["event"])
-            finally:
-                for task in (reading, broken):
-                    task.cancel()
-                await asyncio.gather(reading, broken, return_exceptions=True)
+            await race(reading, broken)
+            if reading.cancelled():
+                self._note_refusal(parse_monitor_message(broken.result())["event"])
+            else:
+                reading.result()
         finally:
             socket.disable_monitor()
             socket.close(linger=0)

@@ -29,6 +29,7 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.processes import end_process, private_folder
 from bough.gateway.registry import LAUNCHED, Registry, RegistryListener
 from bough.gateway.worker import Worker
+from bough.server.http import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +109,7 @@ class LocalEngines(RegistryListener):
     # ---- starting and ending
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await asyncio.gather(*(engine.end() for engine in self._engines))
         self._cleanup.close()
 

@@ -50,13 +50,8 @@ class Outlet:
         self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    @property
-    def writable(self) -> bool:
-        """Whether the client takes what is written at once."""
-        return self.exchange.writable
-
     def write(self, data: bytes) -> None:
-        """Sends a piece of the stream; `flush` must follow unless it was `writable`."""
+        """Sends a piece of the stream; unless the exchange was `writable`, it must become so before the next."""
         self._recent.append(data)
         self._recent_bytes += len(data)
         if self._recent_bytes > MOST_RECENT:
@@ -67,13 +62,10 @@ class Outlet:
         if data:
             self._pass(data)
 
-    async def flush(self) -> None:
-        await self.exchange.until_writable()
-
     async def end(self) -> None:
         if self._half_line:
             self._pass(self._half_line)
-        await self.flush()
+        await self.exchange.until_writable()
         self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

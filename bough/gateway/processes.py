@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -28,14 +29,13 @@ from bough.core.gateway_settings import UNLIMITED, GatewaySettings
 from bough.core.server_settings import ServerSettings
 from bough.gateway.core import Gateway
 from bough.gateway.http_client import HttpClient, Origin
-from bough.gateway.management import Handler, Management, Restart, Route
+from bough.gateway.management import Handler, Management, Restart, Route, json_response
 from bough.gateway.metrics import merged_pages
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import DISCOVERED
-from bough.gateway.responses import JSON, Response
-from bough.server.endpoint import encode_json
+from bough.gateway.responses import Response
 from bough.server.errors import HttpError
-from bough.server.http import HttpServer, open_listener
+from bough.server.http import HttpServer, cancel_all, open_listener
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,11 @@ class ProcessGroup:
         self._client = HttpClient()
         self._origins = [Origin("group", 0, socket_path=str(self.socket_path(other))) for other in range(count)]
 
+    @property
+    def first_is_gone(self) -> bool:
+        """Whether standard input has ended, which the first process keeps open for the others while it lives."""
+        return self.number > 0 and bool(select.select([0], [], [], 0)[0])
+
     def socket_path(self, number: int | None = None) -> Path:
         return self._folder / f"{self.number if number is None else number}.sock"
 
@@ -139,7 +144,7 @@ class SharedManagement(Management):
         ]
         policies = {model: dataclasses.asdict(choice) for model, choice in gateway.policies.chosen.items()}
         default = dataclasses.asdict(gateway.policies.default)
-        return Response(200, [], encode_json({"workers": workers, "policies": policies, "default": default}))
+        return json_response({"workers": workers, "policies": policies, "default": default})
 
     async def catch_up(self) -> None:
         answer = await self._group.ask(0, "GET", STATE) if self._group.number else None
@@ -193,7 +198,7 @@ def merged(path: str, answers: Sequence[Response]) -> Response:
         found = of_all[worker["id"]]
         worker["load"] = sum(one["load"] for one in found)
         worker["is_healthy"] = all(one["is_healthy"] for one in found)
-    return Response(first.status, [(b"content-type", JSON)], encode_json(contents[0]))
+    return json_response(contents[0], first.status)
 
 
 def _workers(content: Any) -> list[dict[str, Any]]:
@@ -223,22 +228,21 @@ class ChildProcesses:
         self._folder = folder
         self._drain_s = settings.drain_timeout_s
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._ending: list[asyncio.Task[None]] = []
         self._tasks = [asyncio.create_task(self._keep(number)) for number in range(1, settings.processes)]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(
-            *(end_process(process, self._drain_s + ASK_TIMEOUT_S) for process in self._processes.values())
-        )
+        self.terminate()
+        await cancel_all(self._tasks)
+        await asyncio.gather(*self._ending)
 
     def terminate(self) -> None:
+        """Lets them drain. Each gets one signal, however often this is called: a second would end it at once."""
         for task in self._tasks:
             task.cancel()
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+        grace_s = self._drain_s + ASK_TIMEOUT_S
+        self._ending += [asyncio.create_task(end_process(each, grace_s)) for each in self._processes.values()]
+        self._processes.clear()
 
     async def _keep(self, number: int) -> None:
         while True:

@@ -27,7 +27,7 @@ from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.responses import AttemptFailedError, OpenStream, Response, read_response, scrubbed
+from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease, Worker, WorkerLostError
@@ -132,7 +132,7 @@ class Proxy:
                     self.metrics.moves.inc()
                     continue
                 call.error = failure.reason
-                hopeless = failure.settled and not self.dispatch.has_untried(call)
+                hopeless = failure.status == NOT_IMPLEMENTED and not self.dispatch.has_untried(call)
                 if hopeless or not await self._pause(call, retries):
                     return failure.final_response()
             retries += 1
@@ -293,7 +293,7 @@ class Proxy:
                 outlet.write(piece)
 
         def tap(chunk: bytes) -> bool:
-            if not outlet.writable:
+            if not outlet.exchange.writable:
                 return False
             pass_on(chunk)
             return True
@@ -302,7 +302,7 @@ class Proxy:
         try:
             while chunk:
                 pass_on(chunk)
-                await outlet.flush()
+                await outlet.exchange.until_writable()
                 async with lease.bounded(None):
                     chunk = await response.read_some()
         finally:

@@ -75,11 +75,6 @@ class AttemptFailedError(Exception):
         return fields.error.get("type") if fields is not None and isinstance(fields.error, dict) else None
 
     @property
-    def settled(self) -> bool:
-        """Whether only another worker could do better."""
-        return self.status == NOT_IMPLEMENTED
-
-    @property
     def blames_worker(self) -> bool:
         """A busy worker works, and so does one that lacks a feature."""
         return not self.moved and self.status not in BUSY_STATUSES and self.status != NOT_IMPLEMENTED

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -62,14 +63,18 @@ async def serve(
         if settings.processes > 1 and group is None:
             group, children = _start_processes(settings, listener, engines, cleanup)
         front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), settings))
-        await _open_grpc(front, settings, cleanup)
+        grpc = await _open_grpc(front, settings, cleanup)
         async with http.serving() as serving:
             settle_garbage()
             on_ready(url_of(listener, settings))
             await unless_ending(asyncio.Event().wait(), ending, serving)
             if children is not None:
                 children.terminate()
-            await front.drain(settings.drain_timeout_s, gateway.cut_off, "cut off")
+            ends = [front.drain(settings.drain_timeout_s, gateway.cut_off, "cut off")]
+            if group is not None and group.first_is_gone:  # its ports are for a gateway that takes its place
+                http.leave(settings.drain_timeout_s)
+                ends += [server.stop(settings.drain_timeout_s) for server in grpc]
+            await asyncio.gather(*ends)
     if ending.cause is not None:
         raise ending.cause
 
@@ -82,6 +87,11 @@ class Ending(asyncio.Event):
     def because_of(self, cause: BaseException) -> None:
         self.cause = cause
         self.set()
+
+    def if_failed(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.because_of(error)
 
 
 async def _feed(
@@ -99,7 +109,7 @@ async def _feed(
         port, namespace = settings.service_discovery_port, settings.service_discovery_namespace
         pods = KubernetesPods(gateway.registry, settings.selector, port, namespace)
         following = asyncio.create_task(pods.follow())
-        following.add_done_callback(lambda task: _end_if_failed(task, ending))
+        following.add_done_callback(ending.if_failed)  # without a cluster, or the rights to look into it
         cleanup.callback(following.cancel)
     return engines
 
@@ -134,23 +144,18 @@ async def _management(
     return shared
 
 
-async def _open_grpc(front: Front, settings: GatewaySettings, cleanup: contextlib.AsyncExitStack) -> None:
+async def _open_grpc(front: Front, settings: GatewaySettings, cleanup: contextlib.AsyncExitStack) -> list[Any]:
+    """The gRPC server, if there is to be one."""
     if settings.grpc_port is None:
-        return
+        return []
     try:
         from bough.gateway.grpc.front import serving_grpc
     except ImportError as error:
         raise SettingsError(
             f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
         ) from None
-    await cleanup.enter_async_context(serving_grpc(front, settings))
-
-
-def _end_if_failed(task: asyncio.Task[None], ending: Ending) -> None:
-    """Ends the gateway if a source of workers cannot work (no cluster, no rights)."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        ending.because_of(error)
+    server, _ = await cleanup.enter_async_context(serving_grpc(front, settings))
+    return [server]
 
 
 # ---- a further process of `--processes N`: python -m bough.gateway.service NUMBER FD FOLDER

@@ -12,13 +12,14 @@ import errno
 import ipaddress
 import itertools
 import logging
+import math
 import os
 import shlex
 import signal
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,6 +149,11 @@ class HttpServer(uvicorn.Server):
     async def run_here(self) -> None:
         await self.serve(sockets=[self._listener])
 
+    def leave(self, limit_s: float) -> None:
+        """Closes the listener and idle connections now, the others after their request or so many seconds later."""
+        self.config.timeout_graceful_shutdown = math.ceil(limit_s) + SHUTDOWN_GRACE_S
+        self.should_exit = True
+
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[asyncio.Task[None]]:
         """Serves for as long as the block lasts; the task ends before only where something broke it."""
@@ -186,9 +192,23 @@ async def unless_ending(work: Coroutine[Any, Any, T], ending: asyncio.Event, ser
             serving.result()
         return task.result() if task.done() else None
     finally:
-        for each in (task, waiting):
-            each.cancel()
-        await asyncio.gather(task, waiting, return_exceptions=True)
+        await cancel_all((task, waiting))
+
+
+async def race(*tasks: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Waits until one of them is done or the time is up, and cancels the others."""
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel_all(tasks)
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancels them and waits for their ends."""
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 def _take_logs() -> None:

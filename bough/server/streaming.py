@@ -29,6 +29,7 @@ from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX
 from bough.server.endpoint import EVENTS, ClientDisconnectedError, encode_json, json_response
 from bough.server.errors import Failure, failure_of
+from bough.server.http import race
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send))
         watch = asyncio.create_task(self._watch(receive, send))
-        await _race(pump, watch)
+        await race(pump, watch)
         (watch if pump.cancelled() else pump).result()
 
     async def _pump(self, send: Send) -> None:
@@ -162,20 +163,10 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Call it when the body has been read: the next message can then only be the disconnect."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_until_disconnect(request))
-    await _race(task, watch)
+    await race(task, watch)
     if task.cancelled():
         raise ClientDisconnectedError
     return task.result()
-
-
-async def _race(*tasks: asyncio.Future[Any]) -> None:
-    """Waits until one of them is done, and cancels the others."""
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _until_disconnect(request: Request) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli_fakes import FakeEngine
 
-from bough.cli.main import MENU, main
+from bough.cli.main import MENU, main, without_keys
 from bough.core.errors import EngineDeadError, ModelError
 from bough.version import __version__
 
@@ -187,3 +187,20 @@ def test_light_commands_load_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["bough", "serve", "--api-key", "abc", "--port", "1"], ["bough", "serve", "--api-key", "***", "--port", "1"]),
+        (
+            ["bough", "--admin-api-key=abc", "--worker_api_key=abc"],
+            ["bough", "--admin-api-key=***", "--worker_api_key=***"],
+        ),
+        (["bough", "--api-key", "a", "--api-key", "b"], ["bough", "--api-key", "***", "--api-key", "***"]),
+        (["bough", "--api-key"], ["bough", "--api-key"]),
+        (["bough", "--model", "m"], ["bough", "--model", "m"]),
+    ],
+)
+def test_keys_are_hidden_in_a_command_line(given: list[str], shown: list[str]) -> None:
+    assert without_keys(given) == shown

@@ -46,8 +46,8 @@ def byte_level_tokenizer() -> Tokenizer:
     return Tokenizer(backend, eos_ids=(IM_END,), chat_template=ChatTemplate(CHATML))
 
 
-def logprob_run(ids: Sequence[int], top: int = 0) -> LogprobRun:
-    """Token i has logprob -i/8; the likeliest others are its successors."""
+def logprob_run(ids: Sequence[int], top: int = 0, named: Sequence[int] = ()) -> LogprobRun:
+    """Token i has logprob -i/8, also where a request names it; the likeliest others are its successors."""
     n = len(ids)
     tops = np.array([[(token + k) % 256 for k in range(top)] for token in ids], dtype=np.int32).reshape(n, top)
     return LogprobRun(
@@ -56,7 +56,7 @@ def logprob_run(ids: Sequence[int], top: int = 0) -> LogprobRun:
         top,
         (tops.astype(np.float32) / -8).tobytes(),
         tops.tobytes(),
-        b"",
+        (np.tile(np.array(named, dtype=np.float32), (n, 1)) / -8).tobytes(),
     )
 
 
@@ -82,9 +82,9 @@ def deltas_of(
         if start == 0:
             given = [] if prompt is None else prompt.ids.tolist()
             asked = wanted is not None and wanted.start >= 0
-            run = logprob_run(given[1:], 0 if wanted is None else wanted.top) if asked else None
+            run = logprob_run(given[1:], wanted.top, wanted.ids) if wanted is not None and asked else None
             started = Started(handle, len(given), min(1, len(given)), 0.0, run, warnings=warnings)
-        runs = [] if wanted is None or not new else [logprob_run(new, wanted.top)]
+        runs = [] if wanted is None or not new else [logprob_run(new, wanted.top, wanted.ids)]
         raw = np.array(new, dtype=np.int32).tobytes()
         deltas.append(Delta(handle, text, raw, started, runs, finish if last else None))
     return deltas

@@ -87,7 +87,7 @@ class Client:
 @contextlib.asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[Client]:
     async with (
-        serving_grpc(app, GatewaySettings(grpc_port=0)) as port,
+        serving_grpc(app, GatewaySettings(grpc_port=0)) as (_, port),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         yield Client(channel)
@@ -109,7 +109,7 @@ def test_a_certificate_with_its_key_in_one_file_means_tls(tmp_path: Path) -> Non
     async def run() -> None:
         trusted = grpc.ssl_channel_credentials(cert.read_bytes())
         async with (
-            serving_grpc(ScriptedApp(), GatewaySettings(grpc_port=0, ssl_certfile=str(both))) as port,
+            serving_grpc(ScriptedApp(), GatewaySettings(grpc_port=0, ssl_certfile=str(both))) as (_, port),
             grpc.aio.secure_channel(f"localhost:{port}", trusted) as secure,
             grpc.aio.insecure_channel(f"127.0.0.1:{port}") as plain,
         ):

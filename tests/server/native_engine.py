@@ -15,6 +15,7 @@ from bough.messages.outputs import Delta, Reply
 from bough.messages.requests import (
     Abort,
     ChangeAdapters,
+    ChangeSession,
     ChangeSettings,
     Control,
     FlushCache,
@@ -96,6 +97,7 @@ class NativeEngine(ScriptedEngine):
                     | StopProfile()
                     | Control()
                     | ChangeAdapters()
+                    | ChangeSession()
                 ):
                     self.commands.append(message)
                     if not self.silent:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ PATIENCE_S = 120.0
 class GatewayProcess:
     """One `bough gateway`; standard error goes to a file, so that nobody has to read it."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, variables: Mapping[str, str] = {}) -> None:
         self.errors = folder / "stderr"
         words = [sys.executable, "-m", "bough.cli.main", "gateway", "--port", "0", *flags]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("BOUGH_GATEWAY_")}
+        environ |= variables
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
         assert self.process.stdout is not None
@@ -71,9 +72,9 @@ class GatewayProcess:
 
 
 @contextlib.contextmanager
-def running_gateway(*flags: str) -> Iterator[GatewayProcess]:
+def running_gateway(*flags: str, variables: Mapping[str, str] = {}) -> Iterator[GatewayProcess]:
     with tempfile.TemporaryDirectory() as folder:
-        gateway = GatewayProcess(Path(folder), *flags)
+        gateway = GatewayProcess(Path(folder), *flags, variables=variables)
         try:
             yield gateway
         finally:

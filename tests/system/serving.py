@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ TINY = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-total-tokens",
 class Server:
     """One `bough serve`; standard error goes to a file, so that nobody has to read it."""
 
-    def __init__(self, folder: Path, *flags: str, port: int = 0) -> None:
+    def __init__(self, folder: Path, *flags: str, port: int = 0, variables: Mapping[str, str] = {}) -> None:
         self.errors = folder / f"stderr-{time.monotonic_ns()}"
         words = [sys.executable, "-m", "bough.cli.main", "serve", "--port", str(port), *flags]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("BOUGH_")}
         home = os.environ.get("BOUGH_HOME")
-        environ |= {"BOUGH_HOME": home} if home else {}
+        environ |= {**({"BOUGH_HOME": home} if home else {}), **variables}
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
         self.welcome = ""
@@ -71,9 +71,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(*flags: str, ready: bool = True) -> Iterator[Server]:
+def running(*flags: str, ready: bool = True, variables: Mapping[str, str] = {}) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), *flags)
+        server = Server(Path(folder), *flags, variables=variables)
         try:
             if ready:
                 server.wait_ready()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from aiohttp import web
 
+from bough.gateway.launching import free_ports
+from tests.fakes.workers import FakeWorker, workers
 from tests.system.gateways import PATIENCE_S, GatewayProcess, running_gateway
 from tests.system.serving import TINY, until
 
@@ -100,3 +107,124 @@ def test_several_processes_look_like_one(tiny_model: Path) -> None:
         httpx.post(f"{gateway.url}/workers", json={"url": "http://127.0.0.1:9"})
         until(lambda: all(len(gateway.workers()) == 2 for _ in range(6)), "the worker known to both")
         assert gateway.stop() == 0
+
+
+class Held(FakeWorker):
+    """Answers when it is told to."""
+
+    release: asyncio.Event
+
+    async def _work(self, request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
+        await self.release.wait()
+        return await super()._work(request, path, body)
+
+
+def connections(process: psutil.Process, port: int, status: str) -> list[Any]:
+    return [each for each in process.net_connections() if each.laddr.port == port and each.status == status]
+
+
+@dataclass
+class Asked:
+    """A request of its own connection, so that it is known which process has it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def of(cls, port: int) -> Asked:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = json.dumps({"prompt": "p", "max_tokens": 8, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}Connection: close\r\n\r\n{body}".encode())
+        return cls(reader, writer)
+
+    @property
+    def port(self) -> int:
+        port: int = self.writer.get_extra_info("sockname")[1]
+        return port
+
+    async def is_whole(self) -> bool:
+        said = (await self.reader.read()).decode()
+        return "200 OK" in said and "data: [DONE]" in said and said.endswith("0\r\n\r\n")
+
+
+@contextlib.asynccontextmanager
+async def two_processes(*flags: str) -> AsyncIterator[tuple[GatewayProcess, psutil.Process, Held]]:
+    worker = Held()
+    worker.release = asyncio.Event()
+    async with workers(worker):
+        with running_gateway("--processes", "2", *flags, "--worker-urls", worker.url) as gateway:
+            await asyncio.to_thread(gateway.wait_for, 1)
+            (child,) = await asyncio.to_thread(until, psutil.Process(gateway.process.pid).children, "a child")
+            try:
+                yield gateway, child, worker
+            finally:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+
+async def ask_both(port: int, child: psutil.Process, worker: Held) -> tuple[list[Asked], list[Asked]]:
+    """Requests that the first process has, and those of the second: the kernel chooses who accepts."""
+    await asyncio.to_thread(
+        until, lambda: connections(child, port, psutil.CONN_LISTEN), "a second process that listens"
+    )
+    asked: list[Asked] = []
+    while True:
+        ports = {each.raddr.port for each in connections(child, port, psutil.CONN_ESTABLISHED)}
+        if worker.running == len(asked) and ports and len(ports) < len(asked):
+            return [each for each in asked if each.port not in ports], [each for each in asked if each.port in ports]
+        if worker.running == len(asked):
+            asked.append(await Asked.of(port))
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("grpc", [False, True])
+def test_the_port_is_free_as_soon_as_the_first_process_is_killed(grpc: bool) -> None:
+    """The others finish what they hold, and a gateway in its place serves meanwhile."""
+    port, grpc_port = free_ports(2)
+    if grpc:
+        pytest.importorskip("grpc")
+    flags = ["--drain-timeout-s", "600", "--port", str(port), *(["--grpc-port", str(grpc_port)] if grpc else [])]
+
+    async def story() -> None:
+        async with two_processes(*flags) as (first, child, worker):
+            _, held = await ask_both(port, child, worker)
+            first.process.kill()
+            await asyncio.to_thread(until, lambda: not listening(child), "ports that are left")
+            with running_gateway(*flags, "--worker-urls", worker.url) as second:
+                await asyncio.to_thread(second.wait_for, 1)
+                assert child.is_running()  # it still holds its requests
+                held.append(await Asked.of(port))
+                worker.release.set()
+                assert all([await each.is_whole() for each in held])
+                await asyncio.to_thread(psutil.wait_procs, [child], PATIENCE_S)
+                assert not child.is_running()
+                assert second.stop() == 0
+
+    def listening(child: psutil.Process) -> list[Any]:
+        return [each for number in (port, grpc_port) for each in connections(child, number, psutil.CONN_LISTEN)]
+
+    asyncio.run(story())
+
+
+def test_a_first_process_without_requests_waits_for_those_of_the_others() -> None:
+    (port,) = free_ports(1)
+
+    async def story() -> None:
+        async with two_processes("--drain-timeout-s", "600", "--port", str(port)) as (first, child, worker):
+            mine, held = await ask_both(port, child, worker)
+            first.process.terminate()
+            for each in mine:
+                each.writer.close()
+            await asyncio.to_thread(until, lambda: not answers_others(first), "a first process that is done")
+            await asyncio.sleep(1.0)  # for anything that it might do to the other now
+            worker.release.set()
+            assert all([await each.is_whole() for each in held])
+            assert await asyncio.to_thread(first.process.wait, PATIENCE_S) == 0
+
+    def answers_others(gateway: GatewayProcess) -> bool:
+        """Whether it has the socket on which the other processes call it, until it has drained."""
+        sockets = psutil.Process(gateway.process.pid).net_connections("unix")
+        return any(each.laddr.endswith("/0.sock") for each in sockets)
+
+    asyncio.run(story())

@@ -32,8 +32,8 @@ FORWARDED = b"x-forwarded-for"
 
 
 @contextlib.asynccontextmanager
-async def serving_grpc(app: ASGIApp, settings: GatewaySettings) -> AsyncIterator[int]:
-    """Serves the gateway's HTTP application over gRPC; gives the port. Processes may share it."""
+async def serving_grpc(app: ASGIApp, settings: GatewaySettings) -> AsyncIterator[tuple[Any, int]]:
+    """Serves the gateway's HTTP application over gRPC; gives the server and its port. Processes may share it."""
     host, port, certificate = settings.host, settings.grpc_port, settings.ssl_certfile
     largest = min(settings.max_body_mb, LARGEST_MESSAGE_MB) * MIB
     options = [("grpc.max_receive_message_length", largest), ("grpc.so_reuseport", 1)]
@@ -61,7 +61,7 @@ async def serving_grpc(app: ASGIApp, settings: GatewaySettings) -> AsyncIterator
         async with serving_privately(app, socket):
             await server.start()
             try:
-                yield bound
+                yield server, bound
             finally:
                 await server.stop(SHUTDOWN_GRACE_S)
 

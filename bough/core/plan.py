@@ -132,8 +132,8 @@ class BatchPlan:
     # [batch] how many more tokens than `given` a decode brings, because the host does not know yet how many tokens its
     # last step gave: of a row that got n, the first n - 1 are passed over. None: nobody has any.
     spare: IntArray | None = None
-    # [decodes] How many first tokens each has on the same pages of the first group as the decode before it: a prefix
-    # that several rows read. None: nobody has any.
+    # [batch] How many first tokens each has on the same pages of the first group as the row before it: a prefix that
+    # several rows read, cached before this step. None: nobody has any.
     common: IntArray | None = None
     # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
     last_tokens: IntArray | None = None

@@ -56,7 +56,7 @@ class StepLayout:
     token_ids: LongArray  # [tokens] as far as the host knows them
     from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
     adapters: LongArray  # [tokens] the slots of their rows' adapters; 0: none
-    common: IntArray | None = None  # [batch] `BatchPlan.common`, and 0 for prompts
+    common: IntArray | None = None  # [batch] `BatchPlan.common`
 
     def batch(
         self, to_device: ToDevice, page_tables: tuple[torch.Tensor, ...], page_size: int, both_ways: IntArray | None
@@ -127,9 +127,7 @@ class RowMirror:
             token_ids=_place_tokens(plan, starts),
             from_device=from_device,
             adapters=self.adapters[rows],
-            common=None
-            if plan.common is None
-            else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
+            common=plan.common,
         )
 
     def give_back(self, rows: IntArray, missing: IntArray) -> None:

@@ -66,9 +66,8 @@ class StepLayout:
         decodes = 0 if self.query_starts[decodes] > decodes else decodes
         rows, lengths, starts = to_device(self.rows), to_device(self.lengths), to_device(self.query_starts)
         slots, positions = tuple(to_device(self.slots)), to_device(self.rotary)
-        return AttentionBatch(
-            rows, lengths, decodes, *host, page_tables, slots, positions, page_size, starts=starts, both_ways=both_ways
-        )
+        own = {"starts": starts, "both_ways": both_ways, "common": self.common}
+        return AttentionBatch(rows, lengths, decodes, *host, page_tables, slots, positions, page_size, **own)
 
 
 class RowMirror:

@@ -8,6 +8,7 @@ steady decode step costs a few numpy calls, and fewer where the device finds out
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,7 @@ class StepLayout:
         decodes = 0 if self.query_starts[decodes] > decodes else decodes
         rows, lengths, starts = to_device(self.rows), to_device(self.lengths), to_device(self.query_starts)
         slots, positions = tuple(to_device(self.slots)), to_device(self.rotary)
-        own = {"starts": starts, "both_ways": both_ways, "common": self.common}
+        own: dict[str, Any] = {"starts": starts, "both_ways": both_ways, "common": self.common}
         return AttentionBatch(rows, lengths, decodes, *host, page_tables, slots, positions, page_size, **own)
 
 

@@ -197,7 +197,6 @@ class TritonAttention(AttentionBackend):
             ends=self._to_device(ends),
         )
 
-
     def _lay_out_together(self, batch: AttentionBatch) -> torch.Tensor | None:
         """Where it pays, the blocks of chunks that read together what they share."""
         n, common = batch.decodes, batch.common

@@ -222,7 +222,9 @@ def test_short_chunks_over_a_long_prefix_are_read_together() -> None:
         (torch.float16, torch.float8_e4m3fn, {"k_scale": 0.5, "v_scale": 2.0}),
     ],
 )
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 32, 1), (4, 1, 80, 4), (12, 2, 16, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 32, 1), (4, 1, 80, 4), (12, 2, 16, 16)]
+)
 def test_chunks_of_one_prefix_read_it_once(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,

@@ -32,7 +32,9 @@ IntArray = npt.NDArray[np.int32]
 LOG2_E = 1.4426950408889634
 IN_LOG2 = tl.constexpr(LOG2_E)  # for kernels
 PROGRAMS = 132  # that keep a large GPU busy: with fewer, each would only wait for its own keys
-WORTH = 0.75  # of the keys that blocks of one row each read: blocks of several rows mask more of theirs
+# Of the keys that blocks of one row each read, at most: blocks of several rows mask more of theirs, and take more
+# registers, so that of narrow heads half as many programs run at a time.
+WORTH = 0.5
 
 
 def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | None = None) -> IntArray:

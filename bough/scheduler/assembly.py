@@ -78,7 +78,8 @@ class Assembly:
         *,
         tell: bool = False,
     ) -> PlannedStep:
-        """`common` is that of the chunks, as `Decodes` has its own. `tell` has the plan say with which tokens decodes begin; the host must know them."""
+        """`common` is that of the chunks. `tell` has the plan say with which tokens decodes begin; the host must know
+        them."""
         table, n = self._table, len(decodes.rows)
         plan = BatchPlan(
             step=next(self._steps),

@@ -112,13 +112,23 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_parts, "LATENT_WORK", {"programs": INTERPRETED_PROGRAMS})
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedWeights:
+def share_of(group: RankGroup) -> LoadedWeights:
     torch.manual_seed(0)
-    model = build_model(CONFIG, Topology(), torch.float16, CPU)
+    model = build_model(CONFIG, group.topology, torch.float16, CPU, group)
     for slot in model.slots():
         slot.target.normal_(0.0, 0.3)
-    return LoadedWeights(model, CONFIG, torch.float16, CPU, Topology(), 0, torch.float16)
+    return LoadedWeights(model, CONFIG, torch.float16, CPU, group.topology, 0, torch.float16, group=group)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedWeights:
+    return share_of(ALONE)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def rank(request: pytest.FixtureRequest) -> LoadedWeights:
+    """All of the model, or what one of two ranks has."""
+    return share_of(ALONE if request.param == 1 else SimulatedGroup(2))
 
 
 def build(loaded: LoadedWeights, graphs: GraphSizes) -> CudaExecutor:
@@ -188,16 +198,14 @@ def test_decodes_take_the_graphs_that_fit_their_keys(
 
 
 @pytest.mark.slow
-def test_a_shared_prefix_is_read_once_and_changes_nothing(
-    loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shared_prefix_is_read_once_and_changes_nothing(rank: LoadedWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows on the pages of one prompt of 20 tokens, two of them with two more in common."""
     monkeypatch.setattr(shared, "MIN_SAVED", 1)
     monkeypatch.setattr(shared, "PART_KEYS", 1)
     limits, common = replace(LIMITS, shares_reads=True), np.array([0, 20, 22], dtype=np.int32)
     found = []
     for sizes, told in ((GraphSizes(), None), (GraphSizes(), common), (replace(GRAPHS, shared=(4,)), common)):
-        executor = assemble(loaded, SETTINGS, limits, sizes)
+        executor = assemble(rank, SETTINGS, limits, sizes)
         while executor.idle():
             pass
         tokens = []
@@ -217,7 +225,7 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
 
 @pytest.mark.parametrize("cache", [torch.float16, torch.float8_e5m2])
 def test_chunks_of_prompts_read_the_prefix_that_they_extend_once(
-    loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, cache: torch.dtype
+    rank: LoadedWeights, monkeypatch: pytest.MonkeyPatch, cache: torch.dtype
 ) -> None:
     """Three chunks behind one cached prompt of 32 tokens, beside a row that decodes."""
     small = PrefillConfig(block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)
@@ -250,7 +258,7 @@ def test_chunks_of_prompts_read_the_prefix_that_they_extend_once(
     )
     found = []
     for common in (None, np.array([0, 0, 32, 32], np.int32)):
-        executor = assemble(replace(loaded, cache_dtype=cache), SETTINGS, limits, GraphSizes())
+        executor = assemble(replace(rank, cache_dtype=cache), SETTINGS, limits, GraphSizes())
         executor.launch(prompt_plan(0, prefix, np.arange(1, 49, dtype=np.int32))).wait()
         fields.clear()
         tokens = [executor.launch(replace(step, common=common)).wait().tokens.tolist()]

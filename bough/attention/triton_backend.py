@@ -188,23 +188,17 @@ class TritonAttention(AttentionBackend):
         return work
 
     def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:
-        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._block_queries)
+        n, common, together = batch.decodes, batch.common, None
+        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, n, self._block_queries)
+        if common is not None and common[n:].any() and self._latents is None:
+            together = blocks_together(batch.query_lens[n:], batch.context_lens[n:], common[n:], self._prefill)
         return ChunkPlaces(
-            together=self._lay_out_together(batch),
+            together=None if together is None else self._to_device(together + np.array([n, 0, 0, 0], dtype=np.int32)),
             query_starts=self._to_device(batch.query_starts),
             context_lens=self._to_device(batch.context_lens),
             blocks=self._to_device(blocks),
             ends=self._to_device(ends),
         )
-
-    def _lay_out_together(self, batch: AttentionBatch) -> torch.Tensor | None:
-        """Where it pays, the blocks of chunks that read together what they share."""
-        n, common = batch.decodes, batch.common
-        if common is None or self._latents is not None or not common[n:].any():
-            return None
-        chunks = batch.query_lens[n:], batch.context_lens[n:], common[n:]
-        blocks = blocks_together(*chunks, self._prefill)
-        return None if blocks is None else self._to_device(blocks + np.array([n, 0, 0, 0], dtype=np.int32))
 
 
 def _reads_first(layer: AttentionSpec) -> bool:

@@ -207,7 +207,7 @@ def test_blocks_of_several_rows_cover_each_query_once(lens: list[int], levels: l
 def test_short_chunks_over_a_long_prefix_are_read_together() -> None:
     lens, contexts, common = (np.array(values, np.int32) for values in ([4] * 8, [1000] * 8, [0] + [1000] * 7))
     blocks = blocks_together(lens, contexts, common, SMALL)
-    assert blocks is not None and blocks.tolist() == [[0, 0, 4, 992], [4, 0, 4, 992]]
+    assert blocks is not None and sorted(blocks.tolist()) == [[0, 0, 4, 992], [4, 0, 4, 992]]
     assert blocks_together(lens, contexts, np.zeros(8, np.int32), SMALL) is None, "nothing is shared"
     assert blocks_together(lens * 4, contexts, common, SMALL) is None, "each fills a block by itself"
     assert blocks_together(lens, contexts + 3000, common, SMALL) is None, "each reads more by itself"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -61,40 +62,27 @@ def blocks_together(
     before it. None: reading row by row is as good."""
     size, step = config.block_queries, config.block_n
     starts = np.concatenate([[0], np.cumsum(query_lens)])
-    alone, chosen = list[tuple[int, ...]](), list[tuple[int, ...]]()  # blocks, behind the keys that they read
-    place = 0
-    while place < len(query_lens):
-        end, least = place + 1, 0
-        while end < len(query_lens) and common[end] >= step and (end == place + 1 or common[end] >= least / 2):
-            least = min(least, int(common[end])) if least else int(common[end])
-            end += 1
-        single = [
-            _block(row, row + 1, first, common, starts, context_lens, config)
-            for row in range(place, end)
-            for first in range(0, int(query_lens[row]), size)
-        ]
-        together = []
-        for token in range(int(starts[place]), int(starts[end]), size):
-            row, after = np.searchsorted(starts, [token, min(token + size, int(starts[end])) - 1], side="right")
-            block = _block(int(row) - 1, int(after), token - int(starts[row - 1]), common, starts, context_lens, config)
-            together.append(block)
+
+    def block(token: int, end: int) -> tuple[int, int, int, int, int]:
+        """Of the tokens from `token` on, before `end`; behind the keys that it reads."""
+        place, last = np.searchsorted(starts, [token, min(token + size, end) - 1], side="right").tolist()
+        shared = min(context_lens[place - 1 : last].min(), common[place:last].min(initial=1 << 30)) // step * step
+        own = -(-(context_lens[place - 1 : last] - shared) // step) * step
+        first = token - int(starts[place - 1])
+        return shared + int(own.sum()) + first + size, place - 1, first, last - place + 1, shared
+
+    def keys(blocks: list[tuple[int, int, int, int, int]]) -> int:
+        return sum(read for read, *_ in blocks)
+
+    alone, chosen = [], []
+    for begin, end in pairwise([0, *(1 + np.flatnonzero(common[1:] < step)).tolist(), len(query_lens)]):
+        bounds = starts[begin : end + 1].tolist()
+        single = [block(token, after) for start, after in pairwise(bounds) for token in range(start, after, size)]
         alone += single
-        chosen += min(single, together, key=lambda blocks: sum(block[0] for block in blocks))
-        place = end
-    if sum(block[0] for block in chosen) > WORTH * sum(block[0] for block in alone):
+        chosen += min(single, [block(token, bounds[-1]) for token in range(bounds[0], bounds[-1], size)], key=keys)
+    if keys(chosen) > WORTH * keys(alone):
         return None
-    return np.array([block[1:] for block in sorted(chosen, key=lambda block: -block[0])], dtype=np.int32)
-
-
-def _block(
-    place: int, end: int, first: int, common: IntArray, starts: IntArray, context_lens: IntArray, config: PrefillConfig
-) -> tuple[int, ...]:
-    """A block of the rows from `place` to `end`, behind the keys that it reads."""
-    step = config.block_n
-    shared = int(min(context_lens[place:end].min(), common[place + 1 : end].min(initial=1 << 30))) // step * step
-    own = -(-(context_lens[place:end] - shared) // step) * step
-    fresh = min(first + config.block_queries, int(starts[end] - starts[place]))
-    return shared + int(own.sum()) + fresh, place, first, end - place, shared
+    return np.array([fields for _, *fields in sorted(chosen, reverse=True)], dtype=np.int32)
 
 
 def ends_of(blocks: IntArray, query_lens: IntArray, block_m: int) -> IntArray:

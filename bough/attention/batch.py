@@ -29,6 +29,7 @@ class ChunkPlaces:
     context_lens: torch.Tensor  # [batch] int32
     blocks: torch.Tensor  # [blocks, 2] int32, of `query_blocks`; a negative place stands for no block
     ends: torch.Tensor  # [chunks, 2] int32, those of them with a row's last query
+    together: torch.Tensor | None = None  # [blocks, 4] int32, of `blocks_together`; None: each row reads by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class AttentionBatch:
     # On the device, `query_starts` of steps with more than decodes; of a captured one, behind its rows 0.
     starts: torch.Tensor | None = None  # [batch + 1] int32
     both_ways: IntArray | None = None  # [runs, 2] first token and count: these attend to each other, ahead as well
+    common: IntArray | None = None  # [batch] first keys on the same pages as those of the row before it
     chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own
 
     @property

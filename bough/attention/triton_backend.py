@@ -24,7 +24,14 @@ from bough.kernels.decode_attention.triton import decode_attention
 from bough.kernels.decode_attention.work import DecodeWork, WholeRows, plan_decode
 from bough.kernels.latent_attention.triton import absorb, lift
 from bough.kernels.norm_rope_store.reference import QKNormRope
-from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, prefill_attention, query_blocks
+from bough.kernels.prefill_attention.triton import (
+    PROGRAMS,
+    PrefillConfig,
+    blocks_together,
+    ends_of,
+    prefill_attention,
+    query_blocks,
+)
 from bough.kernels.projected_decode.triton import projected_decode, projects
 from bough.memory.pools.kv_pool import KVPool
 
@@ -75,7 +82,10 @@ class TritonAttention(AttentionBackend):
         if n:
             self._decode(q[:n], layer, pool, batch, out[:n])
         if chunks is not None:
-            blocks = chunks.ends if layer.ends_only else chunks.blocks
+            blocks, together = chunks.ends if layer.ends_only else chunks.blocks, chunks.together
+            if together is not None and _reads_first(layer) and not layer.ends_only:
+                programs = len(together) * layer.heads // self._prefill.pack
+                blocks = together if programs >= PROGRAMS else blocks
             places = (batch.page_tables[layer.group], batch.rows, chunks.query_starts, chunks.context_lens, blocks)
             own = {"page_size": batch.page_size, "chunked": layer.chunked, "config": self._prefill}
             prefill_attention(q, k, v, *(*layer.caches(pool), *places), out=out, **(layer.scores(pool) | own))
@@ -178,8 +188,12 @@ class TritonAttention(AttentionBackend):
         return work
 
     def _lay_out_chunks(self, batch: AttentionBatch) -> ChunkPlaces:
-        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, batch.decodes, self._block_queries)
+        n, common, together = batch.decodes, batch.common, None
+        blocks, ends = chunk_blocks(batch.query_lens, batch.context_lens, n, self._block_queries)
+        if common is not None and common[n:].any() and self._latents is None:
+            together = blocks_together(batch.query_lens[n:], batch.context_lens[n:], common[n:], self._prefill)
         return ChunkPlaces(
+            together=None if together is None else self._to_device(together + np.array([n, 0, 0, 0], dtype=np.int32)),
             query_starts=self._to_device(batch.query_starts),
             context_lens=self._to_device(batch.context_lens),
             blocks=self._to_device(blocks),
@@ -187,9 +201,14 @@ class TritonAttention(AttentionBackend):
         )
 
 
+def _reads_first(layer: AttentionSpec) -> bool:
+    """Whether the layer reads a row's first keys: nothing is shared through a window, which each has elsewhere."""
+    return layer.window is None and layer.group == 0
+
+
 def _shared(batch: AttentionBatch, layer: AttentionSpec) -> SharedWork | None:
-    """What this layer's decodes read together: nothing through a window, which each has elsewhere."""
-    return batch.shared if layer.window is None and layer.group == 0 else None
+    """What this layer's decodes read together."""
+    return batch.shared if _reads_first(layer) else None
 
 
 def _sees_all(batch: AttentionBatch, top: int) -> bool:

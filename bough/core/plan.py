@@ -135,8 +135,8 @@ class BatchPlan:
     # [drafts] Where decodes have trees: of each draft the place among its row's tokens that it follows, 0 for the row's
     # own; all stand behind what they follow. None: each follows the one before it.
     parents: IntArray | None = None
-    # [decodes] How many first tokens each has on the same pages of the first group as the decode before it: a prefix
-    # that several rows read. None: nobody has any.
+    # [batch] How many first tokens each has on the same pages of the first group as the row before it: a prefix that
+    # several rows read, cached before this step. None: nobody has any.
     common: IntArray | None = None
     # [decodes] The token that each begins with, where another stage of a pipeline has sampled it.
     last_tokens: IntArray | None = None

@@ -55,6 +55,7 @@ from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
 
+SHORT_CHUNK = 4  # tokens of a prompt, which with others fills a block of queries
 UNUSUAL_TOKENS = 1_499  # neither few nor a whole chunk, nor a multiple of anything
 
 
@@ -306,7 +307,11 @@ class CudaExecutor:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
         self._staging.next_step()
         tokens = min(UNUSUAL_TOKENS, self._limits.chunk_tokens)
-        run_padding(self._model, self._attention, self._pool, self._limits, tokens)
+        step = (self._model, self._attention, self._pool, self._limits)
+        run_padding(*step, tokens)
+        rows = tokens // SHORT_CHUNK
+        if self._limits.shares_reads and rows > 1:
+            run_padding(*step, rows * SHORT_CHUNK, rows)
 
     # Graphs: a step is first run on padding, so that every kernel is compiled and every buffer allocated --------------
 

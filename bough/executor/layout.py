@@ -8,6 +8,7 @@ steady decode step costs a few numpy calls, and fewer where the device finds out
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ class StepLayout:
     token_ids: LongArray  # [tokens] as far as the host knows them
     from_device: IntArray  # places in `token_ids` of the last token that a row sampled, which only the device knows
     adapters: LongArray  # [tokens] the slots of their rows' adapters; 0: none
-    common: IntArray | None = None  # [batch] `BatchPlan.common`, and 0 for prompts
+    common: IntArray | None = None  # [batch] `BatchPlan.common`
 
     def batch(
         self, to_device: ToDevice, page_tables: tuple[torch.Tensor, ...], page_size: int, both_ways: IntArray | None
@@ -66,9 +67,8 @@ class StepLayout:
         decodes = 0 if self.query_starts[decodes] > decodes else decodes
         rows, lengths, starts = to_device(self.rows), to_device(self.lengths), to_device(self.query_starts)
         slots, positions = tuple(to_device(self.slots)), to_device(self.rotary)
-        return AttentionBatch(
-            rows, lengths, decodes, *host, page_tables, slots, positions, page_size, starts=starts, both_ways=both_ways
-        )
+        own: dict[str, Any] = {"starts": starts, "both_ways": both_ways, "common": self.common}
+        return AttentionBatch(rows, lengths, decodes, *host, page_tables, slots, positions, page_size, **own)
 
     @property
     def draft_places(self) -> LongArray:
@@ -133,9 +133,7 @@ class RowMirror:
             token_ids=_place_tokens(plan, starts),
             from_device=from_device,
             adapters=self.adapters[rows],
-            common=None
-            if plan.common is None
-            else np.resize(plan.common, len(plan.rows)) * (plan.given < plan.query_lens),
+            common=plan.common,
         )
 
     def tree_batch(
@@ -173,6 +171,7 @@ class RowMirror:
             lengths=lengths,
             rotary=rotary,
             from_device=starts[:count],
+            common=None,
         )
         return tree.batch(to_device, tuple(map(to_device, lines)), 1, both_ways)
 

@@ -66,27 +66,33 @@ def decode_plan(step: int, batch: int, groups: int = 1) -> BatchPlan:
     )
 
 
-def run_padding(model: CausalLM, attention: AttentionBackend, pool: KVPool, limits: Limits, tokens: int = 1) -> None:
+def run_padding(
+    model: CausalLM, attention: AttentionBackend, pool: KVPool, limits: Limits, tokens: int = 1, rows: int = 1
+) -> None:
     """A step of so many tokens of nobody."""
-    batch = padding_batch(tokens, limits.context_length, limits.page_size, pool.keys[0].device, len(limits.pages))
+    device, groups = pool.keys[0].device, len(limits.pages)
+    batch = padding_batch(tokens, limits.context_length, limits.page_size, device, groups, rows)
     attention.prepare(batch)
     model.forward(torch.zeros_like(batch.positions), ForwardContext(attention, pool, batch))
 
 
 def padding_batch(
-    tokens: int, context_length: int, page_size: int, device: torch.device, groups: int = 1
+    tokens: int, context_length: int, page_size: int, device: torch.device, groups: int = 1, rows: int = 1
 ) -> AttentionBatch:
-    """One row of so many new tokens, all of which are written to page 0 of each group, that no request is given."""
+    """One row of so many new tokens, all of which are written to page 0 of each group, that no request is given; or
+    several, of as many tokens each, behind as many as all of them have, which they share."""
+    context, starts = 0 if rows == 1 else tokens, np.arange(rows + 1, dtype=np.int32) * (tokens // rows)
     return AttentionBatch(
-        rows=torch.zeros(1, dtype=torch.int32, device=device),
-        lengths=torch.full((1,), tokens, dtype=torch.int32, device=device),
+        rows=torch.zeros(rows, dtype=torch.int32, device=device),
+        lengths=torch.full((rows,), context + tokens // rows, dtype=torch.int32, device=device),
         decodes=0,
-        query_lens=np.array([tokens], dtype=np.int32),
-        query_starts=np.array([0, tokens], dtype=np.int32),
-        context_lens=np.zeros(1, dtype=np.int32),
-        page_tables=(torch.zeros((1, -(-tokens // page_size)), dtype=torch.int32, device=device),) * groups,
+        query_lens=np.diff(starts),
+        query_starts=starts,
+        context_lens=np.full(rows, context, dtype=np.int32),
+        common=np.full(rows, context, dtype=np.int32),
+        page_tables=(torch.zeros((1, -(-2 * tokens // page_size)), dtype=torch.int32, device=device),) * groups,
         slots=(torch.zeros(tokens, dtype=torch.int64, device=device),) * groups,
         positions=torch.arange(tokens, device=device) % context_length,
         page_size=page_size,
-        starts=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        starts=torch.from_numpy(starts).to(device),
     )

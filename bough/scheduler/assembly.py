@@ -74,10 +74,12 @@ class Assembly:
         edits: tuple[PageSwap, ...],
         decodes: Decodes,
         chunks: Sequence[Chunk],
+        common: IntArray | None = None,
         *,
         tell: bool = False,
     ) -> PlannedStep:
-        """`tell` has the plan say with which tokens decodes begin; the host must know them."""
+        """`common` is that of the chunks. `tell` has the plan say with which tokens decodes begin; the host must know
+        them."""
         table, n = self._table, len(decodes.rows)
         plan = BatchPlan(
             step=next(self._steps),
@@ -95,14 +97,17 @@ class Assembly:
             last_tokens=table.tokens[decodes.rows, table.known[decodes.rows] - 1] if tell else None,
         )
         if chunks:
-            plan = self._with_chunks(plan, chunks)
+            plan = self._with_chunks(plan, chunks, common)
         rows = plan.rows.astype(np.intp)
         masked = table.constrained[rows] & plan.sample
         if masked.any():
             plan = replace(plan, masked=masked)
         return PlannedStep(plan, table.serial[rows], tuple(chunks), n, decodes.drafts.some, table.known[rows])
 
-    def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk]) -> BatchPlan:
+    def _with_chunks(self, decodes: BatchPlan, chunks: Sequence[Chunk], common: IntArray | None) -> BatchPlan:
+        if common is not None or decodes.common is not None:
+            parts = ((decodes.common, decodes.rows), (common, chunks))
+            common = np.concatenate([np.zeros(len(of), np.int32) if own is None else own for own, of in parts])
         n, tokens = len(decodes.rows), self._table.tokens
         lens, last = [c.count for c in chunks], tokens.shape[1] - 1
         return replace(
@@ -122,6 +127,7 @@ class Assembly:
                 _joined(counts, [len(c.pages[group]) for c in chunks])
                 for group, counts in enumerate(decodes.new_page_counts)
             ),
+            common=common,
             sample=np.concatenate([decodes.sample, [c.final and c.request.max_new > 0 for c in chunks]]),
             next_tokens=np.array([tokens[c.request.row, min(c.first + c.count, last)] for c in chunks], dtype=np.int32),
             input_logprobs=tuple(w for i, c in enumerate(chunks) if (w := self._input_logprobs(n + i, c)) is not None),

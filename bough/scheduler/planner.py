@@ -118,7 +118,9 @@ class Planner:
         if len(decodes.rows):
             self._table.count_samples(decodes.rows, decodes.drafts.widths)
             self.ratio.after_decode()
-        step = self._assembly.assemble(self._setups, edits, decodes, chunks, tell=self._micro_batches is not None)
+        chunks, common = self.sharing.arrange_chunks(chunks)
+        tell = self._micro_batches is not None
+        step = self._assembly.assemble(self._setups, edits, decodes, chunks, common, tell=tell)
         if not chunks:
             return step
         begun = ((self._table.request_in(row), int(self._table.length[row])) for row in self._table.prefilling())

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from bough.attention import triton_backend
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import CopyPagesIn, CopyPagesOut, Sleep, SwapWeights, Wake
 from bough.core.errors import SettingsError
@@ -43,6 +44,7 @@ from bough.kernels.decode_attention import shared
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.ops import REFERENCE
+from bough.kernels.prefill_attention.triton import PrefillConfig
 from bough.kernels.projected_decode import triton as projected
 from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
@@ -110,13 +112,23 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_parts, "LATENT_WORK", {"programs": INTERPRETED_PROGRAMS})
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedWeights:
+def share_of(group: RankGroup) -> LoadedWeights:
     torch.manual_seed(0)
-    model = build_model(CONFIG, Topology(), torch.float16, CPU)
+    model = build_model(CONFIG, group.topology, torch.float16, CPU, group)
     for slot in model.slots():
         slot.target.normal_(0.0, 0.3)
-    return LoadedWeights(model, CONFIG, torch.float16, CPU, Topology(), 0, torch.float16)
+    return LoadedWeights(model, CONFIG, torch.float16, CPU, group.topology, 0, torch.float16, group=group)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedWeights:
+    return share_of(ALONE)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def rank(request: pytest.FixtureRequest) -> LoadedWeights:
+    """All of the model, or what one of two ranks has."""
+    return share_of(ALONE if request.param == 1 else SimulatedGroup(2))
 
 
 def build(loaded: LoadedWeights, graphs: GraphSizes) -> CudaExecutor:
@@ -186,16 +198,14 @@ def test_decodes_take_the_graphs_that_fit_their_keys(
 
 
 @pytest.mark.slow
-def test_a_shared_prefix_is_read_once_and_changes_nothing(
-    loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shared_prefix_is_read_once_and_changes_nothing(rank: LoadedWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows on the pages of one prompt of 20 tokens, two of them with two more in common."""
     monkeypatch.setattr(shared, "MIN_SAVED", 1)
     monkeypatch.setattr(shared, "PART_KEYS", 1)
     limits, common = replace(LIMITS, shares_reads=True), np.array([0, 20, 22], dtype=np.int32)
     found = []
     for sizes, told in ((GraphSizes(), None), (GraphSizes(), common), (replace(GRAPHS, shared=(4,)), common)):
-        executor = assemble(loaded, SETTINGS, limits, sizes)
+        executor = assemble(rank, SETTINGS, limits, sizes)
         while executor.idle():
             pass
         tokens = []
@@ -211,6 +221,52 @@ def test_a_shared_prefix_is_read_once_and_changes_nothing(
         found.append(tokens)
     assert executor._shared_graphs._uses[4] == 4
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("cache", [torch.float16, torch.float8_e5m2])
+def test_chunks_of_prompts_read_the_prefix_that_they_extend_once(
+    rank: LoadedWeights, monkeypatch: pytest.MonkeyPatch, cache: torch.dtype
+) -> None:
+    """Three chunks behind one cached prompt of 32 tokens, beside a row that decodes."""
+    small = PrefillConfig(block_m=32, block_n=16, pack=2, num_warps=4, num_stages=2)
+    monkeypatch.setattr(cuda_parts, "config_for", lambda *shape: small)
+    monkeypatch.setattr(triton_backend, "PROGRAMS", 1)
+    fields, prefill = list[int](), triton_backend.prefill_attention
+
+    def noted(*args: Any, **more: Any) -> torch.Tensor:
+        fields.append(args[9].shape[1])
+        return prefill(*args, **more)
+
+    monkeypatch.setattr(triton_backend, "prefill_attention", noted)
+    limits = replace(LIMITS, shares_reads=True)
+    prefix, tails = np.arange(32, dtype=np.int32), ([1, 2], [3, 4, 5], [3, 4, 6, 7])
+    firsts = [
+        prompt_plan(row, np.array(tail, np.int32), np.arange(48, dtype=np.int32)) for row, tail in enumerate(tails, 1)
+    ]
+    setups = [replace(plan.setups[0], pages=(np.arange(1, 33, dtype=np.int32),), length=32) for plan in firsts]
+    lens, step = np.array([1, *map(len, tails)], np.int32), firsts[0]
+    step = replace(
+        step,
+        setups=tuple(setups),
+        rows=np.arange(4, dtype=np.int32),
+        query_lens=lens,
+        given=np.array([0, *lens[1:]], np.int32),
+        tokens=np.concatenate(tails, dtype=np.int32),
+        new_pages=(np.arange(100, 130, dtype=np.int32),),
+        new_page_counts=(np.array([0, 10, 10, 10], np.int32),),
+        sample=np.ones(4, dtype=np.bool_),
+    )
+    found = []
+    for common in (None, np.array([0, 0, 32, 32], np.int32)):
+        executor = assemble(replace(rank, cache_dtype=cache), SETTINGS, limits, GraphSizes())
+        executor.launch(prompt_plan(0, prefix, np.arange(1, 49, dtype=np.int32))).wait()
+        fields.clear()
+        tokens = [executor.launch(replace(step, common=common)).wait().tokens.tolist()]
+        assert set(fields) == ({2} if common is None else {2, 4}), "the last layer looks at the ends alone"
+        tokens += [executor.launch(decode_plan(number, 4)).wait().tokens.tolist() for number in range(1, 4)]
+        executor.close()
+        found.append(tokens)
+    assert found[0] == found[1]
 
 
 def test_without_graphs_for_few_keys_all_decodes_take_the_others(loaded: LoadedWeights) -> None:

@@ -366,9 +366,9 @@ class FakeExecutor:
     def _check_common(self, plan: BatchPlan) -> None:
         if plan.common is None:
             return
-        decodes = plan.rows[plan.given < plan.query_lens].tolist()
-        assert len(plan.common) == len(decodes) and plan.common[0] == 0 and plan.common.any()
-        for row, before, tokens in zip(decodes[1:], decodes, plan.common[1:].tolist(), strict=False):
+        rows = plan.rows.tolist()
+        assert len(plan.common) == len(rows) and plan.common[0] == 0 and plan.common.any()
+        for row, before, tokens in zip(rows[1:], rows, plan.common[1:].tolist(), strict=False):
             pages = tokens // self.page_size
             assert tokens == pages * self.page_size <= min(self.lengths[row], self.lengths[before])
             assert self.tables[row][:pages] == self.tables[before][:pages], "they do not share so much"

@@ -136,12 +136,12 @@ class Attention:
     def prefill(self, cache: torch.dtype, **more: Any) -> None:
         k, v = torch.zeros(2, ROWS, KV_HEADS, self._head_dim, dtype=self._dtype)
         config = prefill.config_for(HEADS, KV_HEADS, self._head_dim, self._dtype, room=self._room)
-        blocks = torch.from_numpy(query_blocks(np.array([2, 2], dtype=np.int32), config.block_queries))
-        places = (self._rows[:2], torch.tensor([0, 2, 4], dtype=torch.int32), self._lengths[:2], blocks)
-        caches = self._caches(cache)
-        prefill.prefill_attention(
-            self._q, k, v, *caches, self._table, *places, page_size=1, scale=0.1, config=config, **more
-        )
+        alone = torch.from_numpy(query_blocks(np.array([2, 2], dtype=np.int32), config.block_queries))
+        together = torch.tensor([[0, 0, 2, 0]], dtype=torch.int32)
+        places = (self._rows[:2], torch.tensor([0, 2, 4], dtype=torch.int32), self._lengths[:2])
+        given = (self._q, k, v, *self._caches(cache), self._table, *places)
+        for blocks in (alone,) if more.get("window") else (alone, together):
+            prefill.prefill_attention(*given, blocks, page_size=1, scale=0.1, config=config, **more)
 
     def decode(self, cache: torch.dtype, **more: Any) -> None:
         wide = self._dtype if self._dtype.itemsize > 2 else cache

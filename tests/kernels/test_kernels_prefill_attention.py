@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.kernels.prefill_attention import triton as fast
-from bough.kernels.prefill_attention.triton import query_blocks
+from bough.kernels.prefill_attention.triton import blocks_together, query_blocks
 from tests.kernels.closeness import assert_near
 from tests.kernels.references import paged_attention as reference
 from tests.kernels.references.paged_attention import paged_attention
@@ -181,6 +181,88 @@ def test_blocks_cover_each_query_once_longest_first(lens: list[int], block_m: in
     ahead = np.zeros_like(query_lens) if context_lens is None else context_lens
     keys = np.minimum(blocks[:, 1] + block_m, query_lens[blocks[:, 0]]) + ahead[blocks[:, 0]]
     assert (np.diff(keys) <= 0).all()
+
+
+QUERY_LENS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+LEVELS = st.lists(st.sampled_from([0, 5, 16, 40, 64, 200, 1000]), min_size=12, max_size=12)
+
+
+@given(QUERY_LENS, LEVELS, LEVELS)
+def test_blocks_of_several_rows_cover_each_query_once(lens: list[int], levels: list[int], own: list[int]) -> None:
+    common = np.array([0, *levels[1 : len(lens)]], np.int32)
+    contexts = np.maximum(common, np.append(common[1:], 0)) + np.array(own[: len(lens)], np.int32)
+    blocks = blocks_together(np.array(lens, np.int32), contexts, common, SMALL)
+    if blocks is None:
+        return
+    starts, seen = np.cumsum([0, *lens]), list[int]()
+    for place, first, members, shared in blocks.tolist():
+        assert shared % SMALL.block_n == 0 and shared <= contexts[place : place + members].min()
+        assert (common[place + 1 : place + members] >= shared).all(), "they do not share so much"
+        end = min(int(starts[place]) + first + SMALL.block_queries, int(starts[place + members]))
+        assert first < lens[place] and (end > starts[place + members - 1])
+        seen += range(int(starts[place]) + first, end)
+    assert sorted(seen) == list(range(int(starts[-1])))
+
+
+def test_short_chunks_over_a_long_prefix_are_read_together() -> None:
+    lens, contexts, common = (np.array(values, np.int32) for values in ([4] * 8, [1000] * 8, [0] + [1000] * 7))
+    blocks = blocks_together(lens, contexts, common, SMALL)
+    assert blocks is not None and sorted(blocks.tolist()) == [[0, 0, 4, 992], [4, 0, 4, 992]]
+    assert blocks_together(lens, contexts, np.zeros(8, np.int32), SMALL) is None, "nothing is shared"
+    assert blocks_together(lens * 4, contexts, common, SMALL) is None, "each fills a block by itself"
+    assert blocks_together(lens, contexts + 3000, common, SMALL) is None, "each reads more by itself"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache", "options"),
+    [
+        (torch.float32, None, {}),
+        (torch.float16, None, {"softcap": 2.0}),
+        (torch.float32, None, {"sinks": True}),
+        (torch.float16, torch.float8_e4m3fn, {"k_scale": 0.5, "v_scale": 2.0}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 32, 1), (4, 1, 80, 4), (12, 2, 16, 16)]
+)
+def test_chunks_of_one_prefix_read_it_once(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    cache: torch.dtype | None,
+    options: dict[str, object],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+) -> None:
+    """Chunks of any size, some over two levels of a tree, and one row that shares nothing. Only the first row's pages
+    of a block are right: every other row's lead, where it shares, to numbers that would be seen in any result."""
+    monkeypatch.setattr(fast, "WORTH", 1.0)
+    lens, common = [3, 5, 1, 9, 2, 40, 4, 7, 3], [0, 64, 64, 128, 128, 48, 0, 48, 48]
+    case = make(lens, [90, 70, 140, 131, 128, 64, 50, 48, 61], device, heads, kv_heads, head_dim, page_size, dtype)
+    rows = case.rows.tolist()
+    for place in range(1, len(rows)):
+        pages = common[place] // page_size
+        case.page_table[rows[place], :pages] = case.page_table[rows[place - 1], :pages]
+    options = {"sinks": torch.arange(heads, device=device)} if options.get("sinks") else options
+    if cache is not None:
+        case.k_cache, case.v_cache = (stored.to(cache) for stored in (case.k_cache, case.v_cache))
+    expected = case.expected(**options)
+    blocks = blocks_together(case.query_lens, case.context_lens.cpu().numpy(), np.array(common, np.int32), SMALL)
+    assert blocks is not None
+    joined = [block for block in blocks.tolist() if block[2] > 1]
+    assert len(joined) > 1
+    q, k, v, k_cache, v_cache, table, *others = case.inputs(dtype)
+    if cache is not None:
+        k_cache, v_cache = case.k_cache, case.v_cache
+    table, firsts = table.clone(), {place for place, *_ in blocks.tolist()}
+    for place, _, members, shared in joined:
+        for other in set(range(place + 1, place + members)) - firsts:
+            table[rows[other], : shared // page_size] = 0  # a page of NaN
+    given = (q, k, v, k_cache, v_cache, table, *others, torch.from_numpy(blocks).to(device))
+    got = fast.prefill_attention(*given, page_size=page_size, scale=0.125, config=SMALL, **options)  # type: ignore[arg-type]
+    assert_near(got, expected)
 
 
 @pytest.mark.gpu

@@ -63,6 +63,8 @@ def share(case: Case, common: list[int]) -> Case:
         (torch.float32, 4, 2, 32, 1, {"sinks": True}),
         (torch.float16, 6, 2, 80, 4, {}),
         (torch.float16, 20, 1, 16, 1, {"k_scale": 0.5, "v_scale": 3.0}),
+        (torch.float16, 4, 2, 64, 1, {"cache": torch.float8_e4m3fn, "k_scale": 0.5, "v_scale": 2.0}),
+        (torch.float32, 6, 2, 80, 4, {"cache": torch.float8_e5m2}),
     ],
 )
 def test_results_are_those_of_reading_row_by_row(
@@ -79,17 +81,22 @@ def test_results_are_those_of_reading_row_by_row(
         monkeypatch.setattr(shared, name, value)
     if options.get("sinks"):
         options = {"sinks": SINKS.to(device)}
+    options, cache = dict(options), options.get("cache", dtype)
+    options.pop("cache", None)
     common = [0, 40, 40, 120, 120, 0, 64, 64]
     case = share(
         make([130, 60, 150, 121, 125, 65, 70, 80], device, heads, kv_heads, head_dim, page_size, dtype), common
     )
+    case.k_cache, case.v_cache = case.k_cache.to(cache), case.v_cache.to(cache)
     work = DecodeWork(8, heads, kv_heads, head_dim, device, programs=kv_heads * 4)
     together = SharedWork(10, heads, kv_heads, head_dim, device)
     packed, changed = together.plan(np.array(common, dtype=np.int32))
     assert changed and packed is not None and packed[0] > 3
     together.buffer.copy_(torch.from_numpy(packed))
     plan_decode(case.lengths, work, together.own_first)
-    got = case.computed(work, shared=together, **options)
+    q, _, _, *rest = case.cast(dtype)
+    scores = {"page_size": page_size, "scale": 0.125, **options}
+    got = decode_attention(q, case.k_cache, case.v_cache, *rest, work, shared=together, **scores)  # type: ignore[arg-type]
     assert_near(got, case.expected(**options))
     assert together.plan(np.array(common, dtype=np.int32))[1] is False
     assert together.plan(np.zeros(8, dtype=np.int32)) == (None, False)

@@ -147,23 +147,21 @@ static void check_attention(const bough_ops *ops, int number, int64_t window, do
         pages[i] = (i * 7) % SLOTS;
     size_t head = (size_t)DIM * (number == BOUGH_FLOAT32 ? 4 : 2); /* the second of the two */
     int64_t position = 120, first = window == 0 ? 0 : position - window + 1;
-    bough_attend task = {.q = q,
+    bough_segment own = {.q = q, .out = out, .queries = QUERIES, .pages = pages, .position = position};
+    bough_attend task = {.segments = {own},
+                         .count = 1,
                          .q_stride = GROUP * DIM,
-                         .queries = QUERIES,
                          .group = GROUP,
                          .dim = DIM,
                          .keys = kept_keys + head,
                          .values = kept_values + head,
                          .number = number,
                          .slot_stride = KV_HEADS * DIM,
-                         .pages = pages,
                          .page_size = 1,
                          .first_key = first,
                          .last_key = position + QUERIES,
-                         .position = position,
                          .window = window,
                          .scale = 0.2f,
-                         .out = out,
                          .out_stride = GROUP * DIM};
     ops->attend(&task);
     for (int query = 0; query < QUERIES; query++)
@@ -187,23 +185,25 @@ static void check_company(const bough_ops *ops) {
         pages[i] = i;
     for (int query = -1; query < TILE; query++) { /* first the tile, then each query */
         int64_t position = POSITION + (query < 0 ? 0 : query), first = position - WINDOW + 1;
-        bough_attend task = {.q = q + (query < 0 ? 0 : query) * DIM,
-                             .q_stride = DIM,
+        bough_segment own = {.q = q + (query < 0 ? 0 : query) * DIM,
+                             .out = query < 0 ? tile : alone + query * DIM,
                              .queries = query < 0 ? TILE : 1,
+                             .pages = pages,
+                             .position = position};
+        bough_attend task = {.segments = {own},
+                             .count = 1,
+                             .q_stride = DIM,
                              .group = 1,
                              .dim = DIM,
                              .keys = kept_keys,
                              .values = kept_values,
                              .number = BOUGH_FLOAT16,
                              .slot_stride = DIM,
-                             .pages = pages,
                              .page_size = 1,
                              .first_key = first - first % BOUGH_BLOCK_KEYS,
                              .last_key = query < 0 ? position + TILE : position + 1,
-                             .position = position,
                              .window = WINDOW,
                              .scale = 0.2f,
-                             .out = query < 0 ? tile : alone + query * DIM,
                              .out_stride = DIM};
         ops->attend(&task);
     }

@@ -39,6 +39,7 @@ class Layer:
     number: str = "float16"
     sinks: bool = False
     both_ways: bool = False
+    ends_only: bool = False
 
 
 LAYERS = {
@@ -96,7 +97,7 @@ class Attention:
         width = layer.heads * layer.dim
         self.sinks = draw.normal(size=layer.heads).astype(np.float32) + 2 if layer.sinks else None
         sinks = None if self.sinks is None else self.sinks.ctypes.data
-        limits = (layer.window, scale, layer.softcap, sinks, False, layer.both_ways)
+        limits = (layer.window, scale, layer.softcap, sinks, layer.ends_only, layer.both_ways)
         places = (self.q.ctypes.data, width, 0, self.out.ctypes.data)
         self.tape.add("attention", *shape_of, *caches_at, number, *limits, *places)
         self.scratch = aligned_bytes(self.tape.scratch_bytes(SLOTS, self.threads))
@@ -223,20 +224,51 @@ def test_the_same_on_shared_pages_and_on_copies(any_tier: ctypes.CDLL, name: str
         np.testing.assert_array_equal(found, expected)
 
 
+COMMON = [0, 384, 272, 384, 144, 384, 272, 400, 0, 16, 128, 256, 0, 0, 272, 272]
+STEPS = {  # tokens of each row in the step; behind what it shares with its neighbours
+    "decodes": [1] * 16,
+    "short chunks": [3, 5, 1, 2, 4, 9, 2, 6] * 2,
+    "chunks that fill tiles and more": [11, 2, 35, 1, 17, 10, 20, 33] * 2,
+    "decodes, some with drafts, and prompts": [1, 1, 4, 1, 1, 4, 1, 1, 1, 1, 40, 3, 2, 1, 64, 7],
+}
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_same_where_a_common_beginning_is_read_once(any_tier: ctypes.CDLL, name: str, threads: int) -> None:
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("name", [*LAYERS, "ends alone"])
+def test_the_same_where_a_common_beginning_is_read_once(
+    any_tier: ctypes.CDLL, name: str, steps: str, threads: int
+) -> None:
     """Branches of a tree: of all rows, of halves of them, and of pairs; some begin alone."""
-    layer = LAYERS[name]
+    layer = LAYERS.get(name, Layer(ends_only=True))
     attention = Attention(any_tier, layer, threads)
-    size = layer.page_size
-    common = [0, 384, 272, 384, 144, 384, 272, 400, 0, 16, 128, 256, 0, 0, 272, 272]
-    lengths = [414 + 3 * row for row in range(len(common))]
+    size, counts = layer.page_size, STEPS[steps]
+    lengths = [403 + 3 * row + count for row, count in enumerate(counts)]
     pages = iter(np.random.default_rng(3).permutation(attention.pages.shape[1]).astype(np.int32))
-    for row, (shared, length) in enumerate(zip(common, lengths, strict=True)):
+    for row, (shared, length) in enumerate(zip(COMMON, lengths, strict=True)):
         attention.pages[row, : shared // size] = attention.pages[row - 1, : shared // size]
         for page in range(shared // size, -(-length // size)):
             attention.pages[row, page] = next(pages)
-    asked = [(row, length - 1, draw(layer, 1, row)) for row, length in enumerate(lengths)]
-    for found, expected in zip(attention.run(asked, common), attention.run(asked), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    asked = [
+        (row, length - count, draw(layer, count, row))
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
+    ]
+    for found, expected in zip(attention.run(asked, COMMON), attention.run(asked), strict=True):
+        seen = slice(-1, None) if layer.ends_only else slice(None)
+        np.testing.assert_array_equal(found[seen], expected[seen])
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_common_beginning_is_read_from_one_rows_pages(any_tier: ctypes.CDLL, tokens: int) -> None:
+    """Decodes and chunks of prompts: every other row's own table leads to numbers that would be seen in any result."""
+    layer = LAYERS["sinks"]
+    attention = Attention(any_tier, layer)
+    rows, shared = 12 // tokens, 256
+    lay_out(attention, shared, [shared + 20 + row for row in range(rows)])
+    asked = [(row, shared + 20 + row - tokens, draw(layer, tokens, row)) for row in range(rows)]
+    expected = attention.run(asked)
+    attention.values[SLOTS - 1] = np.nan
+    attention.pages[1:rows:2, :shared] = SLOTS - 1
+    for found, right in zip(attention.run(asked, [0, *[shared] * (rows - 1)]), expected, strict=True):
+        np.testing.assert_array_equal(found, right)
+    assert np.isnan(attention.run(asked)[1]).all()

@@ -7,6 +7,9 @@ cores, and fewer keys of a block's own diagonal are computed in vain. It first r
 table, then the fresh keys up to its own queries. Blocks of keys that every query sees go without a mask, which is most
 of them.
 
+Short chunks of several rows that extend the same prefix fill a block together (see `blocks_together`): it reads what
+they share once for all, then what each has of its own.
+
 Scores are kept in units of log2, since exp2 is what the hardware has.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +32,10 @@ from bough.kernels.shared_memory import LITTLE, PLENTY, shared_bytes
 IntArray = npt.NDArray[np.int32]
 LOG2_E = 1.4426950408889634
 IN_LOG2 = tl.constexpr(LOG2_E)  # for kernels
+PROGRAMS = 132  # that keep a large GPU busy: with fewer, each would only wait for its own keys
+# Of the keys that blocks of one row each read, at most: blocks of several rows mask more of theirs, and take more
+# registers, so that of narrow heads half as many programs run at a time.
+WORTH = 0.5
 
 
 def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | None = None) -> IntArray:
@@ -44,6 +52,37 @@ def query_blocks(query_lens: IntArray, block_m: int, context_lens: IntArray | No
         keys = keys + context_lens[place]
     order = np.argsort(-keys, kind="stable")
     return np.stack((place, first), axis=1).astype(np.int32)[order]
+
+
+def blocks_together(
+    query_lens: IntArray, context_lens: IntArray, common: IntArray, config: PrefillConfig
+) -> IntArray | None:
+    """[blocks, 4]: the place of a block's first row, its first query there, over how many rows it goes, and the first
+    keys, whole blocks of them, that it reads once for all. Each row has `common` first keys on the pages of the one
+    before it. None: reading row by row is as good."""
+    size, step = config.block_queries, config.block_n
+    starts = np.concatenate([[0], np.cumsum(query_lens)])
+
+    def block(token: int, end: int) -> tuple[int, int, int, int, int]:
+        """Of the tokens from `token` on, before `end`; behind the keys that it reads."""
+        place, last = np.searchsorted(starts, [token, min(token + size, end) - 1], side="right").tolist()
+        shared = min(context_lens[place - 1 : last].min(), common[place:last].min(initial=1 << 30)) // step * step
+        own = -(-(context_lens[place - 1 : last] - shared) // step) * step
+        first = token - int(starts[place - 1])
+        return shared + int(own.sum()) + first + size, place - 1, first, last - place + 1, shared
+
+    def keys(blocks: list[tuple[int, int, int, int, int]]) -> int:
+        return sum(read for read, *_ in blocks)
+
+    alone, chosen = [], []
+    for begin, end in pairwise([0, *(1 + np.flatnonzero(common[1:] < step)).tolist(), len(query_lens)]):
+        bounds = starts[begin : end + 1].tolist()
+        single = [block(token, after) for start, after in pairwise(bounds) for token in range(start, after, size)]
+        alone += single
+        chosen += min(single, [block(token, bounds[-1]) for token in range(bounds[0], bounds[-1], size)], key=keys)
+    if keys(chosen) > WORTH * keys(alone):
+        return None
+    return np.array([fields for _, *fields in sorted(chosen, reverse=True)], dtype=np.int32)
 
 
 def ends_of(blocks: IntArray, query_lens: IntArray, block_m: int) -> IntArray:
@@ -99,7 +138,9 @@ def prefill_attention(
     rows: torch.Tensor,  # [batch] int32, lines of page_table
     query_starts: torch.Tensor,  # [batch + 1] int32
     context_lens: torch.Tensor,  # [batch] int32, tokens of the row in the cache
-    blocks: torch.Tensor,  # [blocks, 2] int32, of `query_blocks` with the config's block_queries; negative: none
+    # [blocks, 2] int32, of `query_blocks` with the config's block_queries; negative: none. Or [blocks, 4], of
+    # `blocks_together`, without a window.
+    blocks: torch.Tensor,
     *,
     page_size: int,
     scale: float,
@@ -120,6 +161,8 @@ def prefill_attention(
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
+    fields = blocks.shape[1]
+    assert fields == 2 or not window
     if out is None:
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     block_d = triton.next_power_of_2(head_dim)
@@ -132,8 +175,8 @@ def prefill_attention(
         q.stride(1), k.stride(0), v.stride(0), page_table.stride(0), scale * unit, scale * k_scale * unit, v_scale,
         0.0 if softcap is None else softcap * LOG2_E,
         HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, CHUNKED=chunked, HEADS=heads, KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim, PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, BLOCK_M=chosen.block_m,
-        BLOCK_N=chosen.block_n, BLOCK_D=block_d,
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, FIELDS=fields,
+        BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n, BLOCK_D=block_d,
         PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip
@@ -162,23 +205,26 @@ def attend(
     fresh_scale: float, cached_scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    PACK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    PACK: tl.constexpr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries, for PACK heads."""
+    TOGETHER: tl.constexpr = FIELDS == 4  # of several rows, whose tokens stand back to back
     first_head = tl.program_id(0) * PACK
     block = tl.program_id(1)
     kv_head = first_head // (HEADS // KV_HEADS)
-    place = tl.load(blocks + block * 2)
+    place = tl.load(blocks + block * FIELDS)
     if place < 0:  # a captured grid has room for more blocks than most steps have
         return
-    first = tl.load(blocks + block * 2 + 1)
+    first = tl.load(blocks + block * FIELDS + 1)
+    members = tl.load(blocks + block * FIELDS + 2) if TOGETHER else 1
     row_start = tl.load(query_starts + place)
-    queries = tl.load(query_starts + place + 1) - row_start
+    queries = tl.load(query_starts + place + members) - row_start
     context = tl.load(context_lens + place)
     pages = page_table + tl.load(rows + place).to(tl.int64) * table_stride
 
     line = tl.arange(0, BLOCK_M)
-    query = first + line // PACK  # inside the row
+    query = first + line // PACK  # inside the row, or counted from its start
     head = first_head + line % PACK
     d = tl.arange(0, BLOCK_D)
     valid = (query < queries)[:, None] & (d < HEAD_DIM)[None, :]
@@ -201,12 +247,28 @@ def attend(
     if WINDOW:
         oldest = oldest_seen(context + query, WINDOW, CHUNKED)
         border = oldest_seen(context + first, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
-    for masked in tl.static_range(1 if WINDOW else 0, 2):
+    if TOGETHER:
+        border = tl.load(blocks + block * FIELDS + 3)
+    for masked in tl.static_range(1 if WINDOW else 0, 1 if TOGETHER else 2):
         acc, norm, top = _over_prefix(
             acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, border if masked else 0,
             context if masked else border, cached_scale, softcap,
             masked, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
+    if TOGETHER:
+        # What each row has of its own. The lines of others see none of it: their oldest key lies behind all.
+        oldest = tl.zeros([BLOCK_M], tl.int32)
+        for member in range(members):
+            start = tl.load(query_starts + place + member) - row_start
+            after = tl.load(query_starts + place + member + 1) - row_start
+            own = (query >= start) & (query < after)
+            oldest = tl.where(own, context + start, oldest)  # in the end, of the fresh keys
+            own_pages = page_table + tl.load(rows + place + member).to(tl.int64) * table_stride
+            acc, norm, top = _over_prefix(
+                acc, norm, top, tile, tl.where(own, 0, 1 << 30), k_cache, v_cache, own_pages, kv_head, border,
+                tl.load(context_lens + place + member), cached_scale, softcap,
+                True, HAS_SOFTCAP, True, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+            )  # fmt: skip
     acc *= v_scale
 
     # The fresh tokens: blocks that the first query sees whole, then the diagonal.
@@ -216,11 +278,14 @@ def attend(
     border = (first + 1) // BLOCK_N * BLOCK_N
     if WINDOW:
         border = tl.maximum(0, oldest_seen(context + first, WINDOW, CHUNKED) - context) // BLOCK_N * BLOCK_N
+    if TOGETHER:
+        border = tl.where(members == 1, border, 0)
     for masked in tl.static_range(1 if WINDOW else 0, 2):
         acc, norm, top = _over_fresh(
             acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head,
             border if masked else 0, end if masked else border, queries, k_token_stride, v_token_stride, fresh_scale,
-            softcap, masked, HAS_SOFTCAP, WINDOW, HEAD_DIM, DESCRIPTORS and not masked, BLOCK_N, BLOCK_D, PRECISION,
+            softcap, masked, HAS_SOFTCAP, 1 if TOGETHER else WINDOW, HEAD_DIM, DESCRIPTORS and not masked, BLOCK_N,
+            BLOCK_D, PRECISION,
         )  # fmt: skip
 
     result = (acc / norm[:, None]).to(out.dtype.element_ty)

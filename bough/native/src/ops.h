@@ -16,33 +16,35 @@ enum { BOUGH_BLOCK_KEYS = 64, BOUGH_RUN_KEYS = 128 };
 enum bough_activation { BOUGH_SILU, BOUGH_GELU_TANH, BOUGH_GELU, BOUGH_RELU, BOUGH_SQUARE };
 enum bough_number { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2 };
 
+/* Neighbouring queries of one sequence. */
+typedef struct {
+    const float *q; /* the first query's first head */
+    float *out;     /* likewise: [queries][group][dim] */
+    int queries;
+    const int32_t *pages; /* of the sequence */
+    int64_t position;     /* of the first query, whose last key that is; the next one sees one more */
+} bough_segment;
+
 /* Attention of some queries of one sequence, with the heads that share a key head, to its keys or one run of them; or of
  * several sequences with a common beginning. */
 typedef struct {
-    const float *q;   /* the first query's first head */
-    int64_t q_stride; /* from query to query */
-    int queries, group, dim; /* queries * group is at most BOUGH_MAX_QUERIES, dim at most BOUGH_MAX_HEAD_DIM; of latents,
-                              * whose keys are their values, BOUGH_MAX_LATENT_DIM */
-    const void *keys, *values; /* of the head, in slot 0 */
-    int number;                /* enum bough_number: their type */
-    int64_t slot_stride;       /* numbers from slot to slot */
-    const int32_t *pages;      /* of the sequence */
+    bough_segment segments[BOUGH_MAX_QUERIES];
+    int count;                   /* of them */
+    int64_t shared;              /* of several: their first keys, whole runs, that lie on the same pages */
+    int64_t q_stride, out_stride; /* from query to query */
+    int group, dim; /* all queries * group are at most BOUGH_MAX_QUERIES, dim at most BOUGH_MAX_HEAD_DIM; of latents,
+                     * whose keys are their values, BOUGH_MAX_LATENT_DIM */
+    const void *keys, *values;   /* of the head, in slot 0 */
+    int number;                  /* enum bough_number: their type */
+    int64_t slot_stride;         /* numbers from slot to slot */
     int page_size;
-    int64_t first_key, last_key; /* the first is a multiple of BOUGH_BLOCK_KEYS */
-    int64_t position;            /* of the first query, whose last key that is; the next one sees one more */
+    int64_t first_key, last_key; /* of one sequence; the first is a multiple of BOUGH_BLOCK_KEYS */
     int64_t window;              /* keys that a query sees; 0: all */
     float scale, softcap;        /* softcap 0: none */
     const float *sinks;          /* [group] logits that join the softmax, or NULL */
-    float *out;                  /* like q: [queries][group][dim] */
-    int64_t out_stride;
     /* NULL, or for one run and one query [2 * group]: the scores' maxima and sums; `out` is then undivided, and one head
      * lies bough_run_dim() behind the other. */
     float *weight;
-    /* Not 0: the queries are of as many sequences, one each, whose first so many keys (whole runs) are the same and lie
-     * at `pages`. Sequence i goes on at line rows[i] of the page table, up to position context_lens[i]. */
-    int64_t shared;
-    const int32_t *rows, *context_lens, *table;
-    int64_t table_width;
 } bough_attend;
 
 static inline int64_t bough_run_dim(int64_t dim) { return (dim + 15) / 16 * 16; }

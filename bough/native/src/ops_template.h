@@ -176,7 +176,9 @@ enum { KEYS = BOUGH_BLOCK_KEYS, MAX_DIM = BOUGH_MAX_LATENT_DIM };
 
 typedef struct {
     const bough_attend *task;
-    int vectors; /* queries * group */
+    const int32_t *pages; /* of the queries in hand, as `position` */
+    int64_t position;
+    int vectors; /* their number times the group */
     int64_t dim; /* rounded up to whole vectors */
     const float *keys[KEYS], *values[KEYS]; /* of the block; behind the last key the last key again */
     _Alignas(64) float q[BOUGH_MAX_QUERIES * MAX_DIM];
@@ -234,8 +236,8 @@ static void find_block(attending *a, int64_t first, int count) {
     size_t size = t->number == BOUGH_FLOAT32 ? 4 : 2, head_bytes = (size_t)t->dim * size;
     for (int j = 0; j < count; j++) {
         int64_t key = first + j;
-        int64_t slot = t->page_size == 1 ? t->pages[key]
-                                         : (int64_t)t->pages[key / t->page_size] * t->page_size + key % t->page_size;
+        int64_t slot = t->page_size == 1 ? a->pages[key]
+                                         : (int64_t)a->pages[key / t->page_size] * t->page_size + key % t->page_size;
         size_t offset = (size_t)(slot * t->slot_stride) * size;
         const char *k = (const char *)t->keys + offset, *v = (const char *)t->values + offset;
         for (size_t line = 0; line < head_bytes; line += 64) { /* the next head is likely the next to be asked for */
@@ -301,7 +303,7 @@ static void hide(attending *a, int64_t first, int count) {
     const bough_attend *t = a->task;
     int rounded = (count + LANES - 1) / LANES * LANES;
     for (int i = 0; i < a->vectors; i++) {
-        int64_t position = t->position + i / t->group;
+        int64_t position = a->position + i / t->group;
         int64_t from = t->window == 0 ? 0 : position - t->window + 1 - first, to = position + 1 - first;
         float *scores = a->scores + i * KEYS;
         for (int64_t j = 0; j < from && j < rounded; j++)
@@ -405,7 +407,7 @@ __attribute__((noinline)) static void fold(float *before, float *peak_before, fl
 
 static void gather_run(attending *a, int64_t first, int64_t end) {
     const bough_attend *task = a->task;
-    int64_t seen_by_all = task->position + 1, last_query = task->position + task->queries - 1;
+    int64_t seen_by_all = a->position + 1, last_query = a->position + a->vectors / task->group - 1;
     memset(a->out, 0, (size_t)(a->vectors * a->dim) * sizeof(float));
     for (int i = 0; i < a->vectors; i++) {
         a->peak[i] = LEAST;
@@ -445,51 +447,50 @@ static void hand_out(const attending *a, float *to) {
 }
 
 /* What a sequence has of its own, behind the keys that were gathered for all; its numbers are brought to the front. */
-static void attend_own(attending *a, const bough_attend *task, int sequence) {
-    bough_attend own = *task;
-    int from = sequence * task->group;
-    size_t bytes = (size_t)(task->group * a->dim) * sizeof(float);
-    own.queries = 1;
-    own.pages = task->table + task->rows[sequence] * task->table_width;
-    own.position = task->context_lens[sequence];
-    a->task = &own;
-    a->vectors = task->group;
-    if (sequence > 0) {
-        memcpy(a->q, a->q + from * a->dim, bytes);
-        memcpy(a->before, a->before + from * a->dim, bytes);
-        memcpy(a->peak_before, a->peak_before + from, (size_t)task->group * sizeof(float));
-        memcpy(a->total_before, a->total_before + from, (size_t)task->group * sizeof(float));
+static void attend_own(attending *a, const bough_segment *own, int from, int64_t first_key, int64_t last_key) {
+    a->pages = own->pages;
+    a->position = own->position;
+    a->vectors = own->queries * a->task->group;
+    size_t bytes = (size_t)(a->vectors * a->dim) * sizeof(float);
+    if (from > 0) { /* queries may be more than those before them: the parts may overlap */
+        memmove(a->q, a->q + from * a->dim, bytes);
+        memmove(a->before, a->before + from * a->dim, bytes);
+        memmove(a->peak_before, a->peak_before + from, (size_t)a->vectors * sizeof(float));
+        memmove(a->total_before, a->total_before + from, (size_t)a->vectors * sizeof(float));
     }
-    fold_runs(a, task->shared, own.position + 1);
-    hand_out(a, task->out + sequence * task->out_stride);
+    fold_runs(a, first_key, last_key);
+    if (a->task->weight == NULL)
+        hand_out(a, own->out);
 }
 
 static void attend(const bough_attend *task) {
     attending a;
     a.task = task;
-    a.vectors = task->queries * task->group;
     a.dim = (task->dim + LANES - 1) / LANES * LANES;
-    for (int i = 0; i < a.vectors; i++) {
-        const float *q = task->q + i / task->group * task->q_stride + i % task->group * task->dim;
-        widen(q, BOUGH_FLOAT32, task->dim, a.dim, a.q + i * a.dim);
-        a.peak_before[i] = task->sinks == NULL ? LEAST : task->sinks[i % task->group];
-        a.total_before[i] = task->sinks == NULL ? 0.0f : 1.0f;
-    }
+    a.vectors = 0;
+    for (const bough_segment *own = task->segments; own < task->segments + task->count; own++)
+        for (int i = 0; i < own->queries * task->group; i++, a.vectors++) {
+            const float *q = own->q + i / task->group * task->q_stride + i % task->group * task->dim;
+            widen(q, BOUGH_FLOAT32, task->dim, a.dim, a.q + a.vectors * a.dim);
+            a.peak_before[a.vectors] = task->sinks == NULL ? LEAST : task->sinks[i % task->group];
+            a.total_before[a.vectors] = task->sinks == NULL ? 0.0f : 1.0f;
+        }
     memset(a.before, 0, (size_t)(a.vectors * a.dim) * sizeof(float));
-    fold_runs(&a, task->first_key, task->last_key);
-    if (task->shared > 0) {
-        for (int i = 0; i < task->queries; i++)
-            attend_own(&a, task, i);
-        return;
+    if (task->count == 1) {
+        attend_own(&a, task->segments, 0, task->first_key, task->last_key);
+    } else {
+        a.pages = task->segments[0].pages;
+        a.position = task->shared - 1; /* which all of them see */
+        fold_runs(&a, 0, task->shared);
+        for (int i = 0, from = 0; i < task->count; from += task->segments[i++].queries * task->group) {
+            const bough_segment *own = &task->segments[i];
+            attend_own(&a, own, from, task->shared, own->position + own->queries);
+        }
     }
-    if (task->weight == NULL) {
-        hand_out(&a, task->out);
-        return;
-    }
-    for (int i = 0; i < a.vectors; i++) {
+    for (int i = 0; task->weight != NULL && i < a.vectors; i++) {
         task->weight[i] = a.peak[i];
         task->weight[a.vectors + i] = a.total[i];
-        memcpy(task->out + i * bough_run_dim(task->dim), a.out + i * a.dim, (size_t)a.dim * sizeof(float));
+        memcpy(task->segments[0].out + i * bough_run_dim(task->dim), a.out + i * a.dim, (size_t)a.dim * sizeof(float));
     }
 }
 
@@ -504,7 +505,7 @@ static void join(const bough_attend *task, int64_t runs, const float *results, i
         }
         float factor = 1.0f / total;
         for (int d = 0; d < task->dim; d++)
-            task->out[head * task->dim + d] = all[d] * factor;
+            task->segments[0].out[head * task->dim + d] = all[d] * factor;
     }
 }
 

@@ -49,7 +49,7 @@ ui: clients/ui/node_modules/.package-lock.json
 	cd clients/ui && npm run check && npm run build
 
 clients/ui/node_modules/.package-lock.json: clients/ui/package-lock.json
-	cd clients/ui && npm ci --ignore-scripts --no-audit --no-fund
+	cd clients/ui && npm install --ignore-scripts --no-audit --no-fund  # `npm ci` asks for the addresses of optional packages
 
 # The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes; the time is that of the last commit if not given.
 EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}

@@ -16,6 +16,7 @@ Scores are kept in units of log2, since exp2 is what the hardware has.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -71,7 +72,7 @@ def blocks_together(
         first = token - int(starts[place - 1])
         return shared + int(own.sum()) + first + size, place - 1, first, last - place + 1, shared
 
-    def keys(blocks: list[tuple[int, int, int, int, int]]) -> int:
+    def keys(blocks: Iterable[tuple[int, int, int, int, int]]) -> int:
         return sum(read for read, *_ in blocks)
 
     alone, chosen = [], []

@@ -117,10 +117,10 @@ def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
 
 
 def device_drafting(count: int, *, adaptive: bool = True) -> Drafting:
-    """Rows whose drafts the device makes, up to three; the second is under a grammar, the third nears its end."""
+    """Rows whose drafts the device makes, up to three; the second is under a grammar, the third has three tokens left, one of them for a step of its own."""
     requests = [SimpleNamespace(count_drafts=lambda *counts: None)] * count
     table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
-    table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 12, 100)
+    table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 13, 100)
     table.sampled, table.request_in = np.full(count, 10), requests.__getitem__
     limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=3, adaptive_drafts=adaptive)
     return Drafting(table, limits, None)

@@ -117,7 +117,8 @@ def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
 
 
 def device_drafting(count: int, *, adaptive: bool = True) -> Drafting:
-    """Rows whose drafts the device makes, up to three; the second is under a grammar, the third has three tokens left, one of them for a step of its own."""
+    """Rows whose drafts the device makes, up to three; the second is under a grammar, the third has three tokens left,
+    one of them for a step of its own."""
     requests = [SimpleNamespace(count_drafts=lambda *counts: None)] * count
     table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
     table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 13, 100)

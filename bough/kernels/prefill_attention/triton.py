@@ -16,6 +16,7 @@ Scores are kept in units of log2, since exp2 is what the hardware has.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -63,7 +64,7 @@ def blocks_together(
     size, step = config.block_queries, config.block_n
     starts = np.concatenate([[0], np.cumsum(query_lens)])
 
-    def block(token: int, end: int) -> tuple[int, int, int, int, int]:
+    def block(token: int, end: int) -> tuple[int, ...]:
         """Of the tokens from `token` on, before `end`; behind the keys that it reads."""
         place, last = np.searchsorted(starts, [token, min(token + size, end) - 1], side="right").tolist()
         shared = min(context_lens[place - 1 : last].min(), common[place:last].min(initial=1 << 30)) // step * step
@@ -71,7 +72,7 @@ def blocks_together(
         first = token - int(starts[place - 1])
         return shared + int(own.sum()) + first + size, place - 1, first, last - place + 1, shared
 
-    def keys(blocks: list[tuple[int, int, int, int, int]]) -> int:
+    def keys(blocks: Iterable[tuple[int, ...]]) -> int:
         return sum(read for read, *_ in blocks)
 
     alone, chosen = [], []

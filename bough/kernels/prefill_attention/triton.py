@@ -64,7 +64,7 @@ def blocks_together(
     size, step = config.block_queries, config.block_n
     starts = np.concatenate([[0], np.cumsum(query_lens)])
 
-    def block(token: int, end: int) -> tuple[int, ...]:
+    def block(token: int, end: int) -> tuple[int, int, int, int, int]:
         """Of the tokens from `token` on, before `end`; behind the keys that it reads."""
         place, last = np.searchsorted(starts, [token, min(token + size, end) - 1], side="right").tolist()
         shared = min(context_lens[place - 1 : last].min(), common[place:last].min(initial=1 << 30)) // step * step
@@ -72,7 +72,7 @@ def blocks_together(
         first = token - int(starts[place - 1])
         return shared + int(own.sum()) + first + size, place - 1, first, last - place + 1, shared
 
-    def keys(blocks: Iterable[tuple[int, ...]]) -> int:
+    def keys(blocks: Iterable[tuple[int, int, int, int, int]]) -> int:
         return sum(read for read, *_ in blocks)
 
     alone, chosen = [], []
@@ -244,18 +244,18 @@ def attend(
     # The prefix: blocks that lie wholly inside it, then the rest. With a window every block is masked, and the first
     # is the one that holds the oldest key that the first query sees.
     oldest = context + query  # key that each line sees; only windows ask for it
-    begin = 0
+    border = context // BLOCK_N * BLOCK_N
     if WINDOW:
         oldest = oldest_seen(context + query, WINDOW, CHUNKED)
-        begin = oldest_seen(context + first, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
-    else:
-        inside = tl.load(blocks + block * FIELDS + 3) if TOGETHER else context // BLOCK_N * BLOCK_N
+        border = oldest_seen(context + first, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
+    if TOGETHER:
+        border = tl.load(blocks + block * FIELDS + 3)
+    for masked in tl.static_range(1 if WINDOW else 0, 1 if TOGETHER else 2):
         acc, norm, top = _over_prefix(
-            acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, 0, inside,
-            cached_scale, softcap,
-            False, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+            acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, border if masked else 0,
+            context if masked else border, cached_scale, softcap,
+            masked, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
-        begin = inside
     if TOGETHER:
         # What each row has of its own. The lines of others see none of it: their oldest key lies behind all.
         oldest = tl.zeros([BLOCK_M], tl.int32)
@@ -266,40 +266,28 @@ def attend(
             oldest = tl.where(own, context + start, oldest)  # in the end, of the fresh keys
             own_pages = page_table + tl.load(rows + place + member).to(tl.int64) * table_stride
             acc, norm, top = _over_prefix(
-                acc, norm, top, tile, tl.where(own, 0, 1 << 30), k_cache, v_cache, own_pages, kv_head, begin,
+                acc, norm, top, tile, tl.where(own, 0, 1 << 30), k_cache, v_cache, own_pages, kv_head, border,
                 tl.load(context_lens + place + member), cached_scale, softcap,
                 True, HAS_SOFTCAP, True, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
             )  # fmt: skip
-    else:
-        acc, norm, top = _over_prefix(
-            acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, begin, context,
-            cached_scale, softcap,
-            True, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
-        )  # fmt: skip
     acc *= v_scale
 
     # The fresh tokens: blocks that the first query sees whole, then the diagonal.
     k_row = k + row_start.to(tl.int64) * k_token_stride + kv_head * HEAD_DIM
     v_row = v + row_start.to(tl.int64) * v_token_stride + kv_head * HEAD_DIM
     end = tl.minimum(first + BLOCK_M // PACK, queries)
-    begin = 0
+    border = (first + 1) // BLOCK_N * BLOCK_N
     if WINDOW:
-        begin = tl.maximum(0, oldest_seen(context + first, WINDOW, CHUNKED) - context) // BLOCK_N * BLOCK_N
-    else:
-        inside = (first + 1) // BLOCK_N * BLOCK_N
-        if TOGETHER:
-            inside = tl.where(members == 1, inside, 0)
+        border = tl.maximum(0, oldest_seen(context + first, WINDOW, CHUNKED) - context) // BLOCK_N * BLOCK_N
+    if TOGETHER:
+        border = tl.where(members == 1, border, 0)
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
         acc, norm, top = _over_fresh(
-            acc, norm, top, tile, query, oldest, k_row, v_row, k_desc, v_desc, row_start, kv_head, 0, inside, queries,
-            k_token_stride, v_token_stride, fresh_scale, softcap,
-            False, HAS_SOFTCAP, WINDOW, HEAD_DIM, DESCRIPTORS, BLOCK_N, BLOCK_D, PRECISION,
+            acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head,
+            border if masked else 0, end if masked else border, queries, k_token_stride, v_token_stride, fresh_scale,
+            softcap, masked, HAS_SOFTCAP, 1 if TOGETHER else WINDOW, HEAD_DIM, DESCRIPTORS and not masked, BLOCK_N,
+            BLOCK_D, PRECISION,
         )  # fmt: skip
-        begin = inside
-    acc, norm, top = _over_fresh(
-        acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end,
-        queries, k_token_stride, v_token_stride, fresh_scale, softcap,
-        True, HAS_SOFTCAP, 1 if TOGETHER else WINDOW, HEAD_DIM, False, BLOCK_N, BLOCK_D, PRECISION,
-    )  # fmt: skip
 
     result = (acc / norm[:, None]).to(out.dtype.element_ty)
     tl.store(out + (token * HEADS + head)[:, None] * HEAD_DIM + d[None, :], result, mask=valid)

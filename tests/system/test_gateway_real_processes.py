@@ -225,6 +225,6 @@ def test_a_first_process_without_requests_waits_for_those_of_the_others() -> Non
     def answers_others(gateway: GatewayProcess) -> bool:
         """Whether it has the socket on which the other processes call it, until it has drained."""
         sockets = psutil.Process(gateway.process.pid).net_connections("unix")
-        return any(each.laddr.endswith("/0.sock") for each in sockets)
+        return any(str(each.laddr).endswith("/0.sock") for each in sockets)
 
     asyncio.run(story())

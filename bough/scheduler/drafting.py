@@ -67,8 +67,8 @@ class Drafting:
         if self.most == 1:
             return self.without(rows)
         table = self._table
-        # One is left for the next step, which is then launched, so that the token behind which an answer stops is cached
-        # as it is without drafts.
+        # One is left for the next step, which is then launched: so the token that ends an answer is cached as it is
+        # without drafts.
         largest = np.clip(table.max_new[rows] - table.sampled[rows] - 1, 1, self.most)
         if not len(rows) or len(rows) > DRAFTED_ROWS or self._pause:
             self._pause = max(0, self._pause - 1)

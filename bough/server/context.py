@@ -106,13 +106,11 @@ class ServerContext:
             return
         for prompt in inputs.prompts:
             if len(prompt.ids) < length < len(prompt.ids) + asked:
-                raise RequestError(
-                    f"Requested token count exceeds the model's maximum context length of {length} tokens: the prompt "
-                    f"has {len(prompt.ids)}, and max_new_tokens asks for {asked} more. Lower max_new_tokens, shorten "
-                    "the prompt, or start the server with --allow-auto-truncate.",
-                    field="max_new_tokens",
-                    code=CONTEXT_LENGTH_EXCEEDED,
-                )
+                problem = f"Requested token count exceeds the model's maximum context length of {length} tokens"
+                counts = f"the prompt has {len(prompt.ids)}, and max_new_tokens asks for {asked} more"
+                advice = "Lower max_new_tokens, shorten the prompt, or start the server with --allow-auto-truncate."
+                text = f"{problem}: {counts}. {advice}"
+                raise RequestError(text, field="max_new_tokens", code=CONTEXT_LENGTH_EXCEEDED)
 
     def _with_length_warnings(self, inputs: Inputs) -> Inputs:
         """An answer without a limit of its own is asked for with all of the context, and needs no warning."""
@@ -209,12 +207,9 @@ class ServerContext:
             return ids
         if self.settings.scheduler.allow_auto_truncate:
             return ids[:most]
-        raise RequestError(
-            f"The prompt of {len(ids)} tokens is longer than the model's context length of {self.model.context_length} "
-            "tokens. Shorten the prompt.",
-            field="input_ids",
-            code=CONTEXT_LENGTH_EXCEEDED,
-        )
+        problem = f"is longer than the model's context length of {self.model.context_length} tokens"
+        text = f"The prompt of {len(ids)} tokens {problem}. Shorten the prompt."
+        raise RequestError(text, field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
@@ -226,11 +221,10 @@ def _check_logprobs(inputs: Inputs) -> None:
     asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
     entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
     if entries > MAX_PROMPT_LOGPROBS:
-        raise RequestError(
-            f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens; at most {MAX_PROMPT_LOGPROBS} are "
-            "given at once. Ask for fewer of each token, or give a later logprob_start_len.",
-            field="top_logprobs_num",
-        )
+        problem = f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens"
+        advice = "Ask for fewer of each token, or give a later logprob_start_len."
+        text = f"{problem}; at most {MAX_PROMPT_LOGPROBS} are given at once. {advice}"
+        raise RequestError(text, field="top_logprobs_num")
 
 
 def _size(prompt: Any) -> int:

@@ -232,9 +232,8 @@ def _check_certificate(settings: EdgeSettings) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except ssl.SSLError as error:
         named = " with ".join(f"{flag} {path}" for flag, path in given)
-        raise SettingsError(
-            f"{named} cannot be used: {error}; give a certificate and its own private key (PEM), in one file or in two."
-        ) from None
+        advice = "give a certificate and its own private key (PEM), in one file or in two."
+        raise SettingsError(f"{named} cannot be used: {error}; {advice}") from None
 
 
 def _require_readable(flag: str, path: str) -> None:

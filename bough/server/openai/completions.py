@@ -53,10 +53,8 @@ def text_or_ids(given: str | list[Any], field: str) -> Mapping[str, Any]:
     if not kinds:
         raise RequestError(f"{field} is an empty list; give at least one {field} or token.", field=field)
     if len(kinds) > 1:
-        raise RequestError(
-            f"{field} must be a string, a list of strings, a list of token ids or a list of such lists, not a mixture.",
-            field=field,
-        )
+        allowed = "a string, a list of strings, a list of token ids or a list of such lists, not a mixture"
+        raise RequestError(f"{field} must be {allowed}.", field=field)
     return {"prompt": given} if kinds == {str} else {"input_ids": given}
 
 

@@ -255,10 +255,9 @@ class EngineClient:
             self._replicas.check(prompt)
         self._refuse_used_rids(inputs)
         updates = UpdateQueue()
+        meter = self.meter if inputs.metered else None
         answers = [
-            RequestOutput(
-                next(self._handles), index, prompt, self._tokenizer, updates, self.meter if inputs.metered else None
-            )
+            RequestOutput(next(self._handles), index, prompt, self._tokenizer, updates, meter)
             for index, prompt in enumerate(inputs.prompts)
         ]
         self._send(answers, stream=stream)

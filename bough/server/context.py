@@ -83,7 +83,9 @@ class ServerContext:
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
         if given.get("truncate_prompt_tokens") == -1:
-            given["truncate_prompt_tokens"] = self._room_for_prompt(given["sampling_params"]["max_new_tokens"])
+            length, answer = self.model.context_length, given["sampling_params"]["max_new_tokens"]
+            # What the answer leaves of the context; one that asks for all of it gets one token.
+            given["truncate_prompt_tokens"] = length - (answer if answer < length else 1)
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
         most = MAX_REQUESTS_PER_CALL if given.get("pooling") is None else MAX_VECTORS_PER_CALL
         limits: dict[str, Any] = {"limit": most, "warnings": warnings_of_body()}
@@ -91,11 +93,6 @@ class ServerContext:
         _check_logprobs(inputs)
         self._check_logprob_ids(inputs)
         return self._with_length_warnings(inputs)
-
-    def _room_for_prompt(self, answer: int) -> int:
-        """Tokens of the context beside an answer, of which one that asks for all of it gets one."""
-        length = self.model.context_length
-        return length - (answer if answer < length else 1)
 
     def require_room(self, inputs: Inputs, asked: int | None) -> None:
         """Refuses answers that may get longer than what their prompts leave of the context. `asked` is the limit that

@@ -72,9 +72,8 @@ def is_loopback(listener: socket.socket) -> bool:
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
     except socket.gaierror as error:
         raise SettingsError(f"--host {host} is not an address of this machine: {error.strerror}.") from None
     listener = socket.socket(family, kind, protocol)

@@ -207,10 +207,8 @@ class _Open:
 
     def item(self, status: ItemStatus, part: OutputText | ReasoningText | None) -> Item:
         if self.name:
-            arguments = "".join(self.pieces)
-            return FunctionCallItem(
-                id=self.id, call_id=self.call_id, name=self.name, arguments=arguments, status=status
-            )
+            call = {"call_id": self.call_id, "name": self.name, "arguments": "".join(self.pieces)}
+            return FunctionCallItem(id=self.id, **call, status=status)
         if self.is_reasoning:
             thought = [part] if isinstance(part, ReasoningText) and part.text else []
             return ReasoningItem(id=self.id, content=thought, status=status)

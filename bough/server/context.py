@@ -103,10 +103,11 @@ class ServerContext:
             return
         for prompt in inputs.prompts:
             if len(prompt.ids) < length < len(prompt.ids) + asked:
-                problem = f"Requested token count exceeds the model's maximum context length of {length} tokens"
-                counts = f"the prompt has {len(prompt.ids)}, and max_new_tokens asks for {asked} more"
-                advice = "Lower max_new_tokens, shorten the prompt, or start the server with --allow-auto-truncate."
-                text = f"{problem}: {counts}. {advice}"
+                text = (
+                    f"Requested token count exceeds the model's maximum context length of {length} tokens: the prompt "
+                    f"has {len(prompt.ids)}, and max_new_tokens asks for {asked} more. Lower max_new_tokens, shorten "
+                    "the prompt, or start the server with --allow-auto-truncate."
+                )
                 raise RequestError(text, field="max_new_tokens", code=CONTEXT_LENGTH_EXCEEDED)
 
     def _with_length_warnings(self, inputs: Inputs) -> Inputs:
@@ -204,8 +205,10 @@ class ServerContext:
             return ids
         if self.settings.scheduler.allow_auto_truncate:
             return ids[:most]
-        problem = f"is longer than the model's context length of {self.model.context_length} tokens"
-        text = f"The prompt of {len(ids)} tokens {problem}. Shorten the prompt."
+        text = (
+            f"The prompt of {len(ids)} tokens is longer than the model's context length of {self.model.context_length} "
+            "tokens. Shorten the prompt."
+        )
         raise RequestError(text, field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
 
 

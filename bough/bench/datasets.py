@@ -103,9 +103,8 @@ def _picture(options: argparse.Namespace, draw: random.Random) -> str:
     """A data URL."""
     size = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", options.image_resolution)
     if size is None:
-        raise SettingsError(
-            f"--image-resolution is a height and a width such as 336x336, not {options.image_resolution}."
-        )
+        text = f"--image-resolution is a height and a width such as 336x336, not {options.image_resolution}."
+        raise SettingsError(text)
     try:
         from PIL import Image
     except ModuleNotFoundError:

@@ -18,8 +18,9 @@ import uvloop
 
 from bough.bench import backends
 from bough.bench.backends import Arrival, Conversation, Prompt, Record, RequestTemplate, Turn
-from bough.bench.http_client import EventReader, HttpClient, HttpFailure
+from bough.bench.http_client import HttpClient, HttpFailure
 from bough.bench.processes import OnProgress
+from bough.gateway.upstream_response import EventReader
 
 LEAD_S = 0.5  # from starting client processes to their first request
 

@@ -1,4 +1,4 @@
-"""HTTP for load generators: the gateway's client for one server, and the events of its streams."""
+"""HTTP for load generators: the gateway's client for one server."""
 
 from __future__ import annotations
 
@@ -95,18 +95,3 @@ class HttpClient:
                 return await self._client.request(self._origin, method, path.encode(), headers, body)
             except http_client.StaleConnectionError:
                 continue  # the server closed a kept connection; each is tried once
-
-
-class EventReader:
-    """Splits a byte stream into the data of server-sent events."""
-
-    __slots__ = ("_rest",)
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The data of complete events, without the end mark."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-        return [each for each in found if each != b"[DONE]"]

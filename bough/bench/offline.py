@@ -28,13 +28,9 @@ START_FIELD = 22 - 3  # of /proc/self/stat, counted behind the name, which may h
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument(
-        "--workload",
-        nargs="+",
-        choices=[*WORKLOADS, "random", "shared-prefix"],
-        default=["random"],
-        help="one or several, run one after the other on the same engine",
-    )
+    about = "one or several, run one after the other on the same engine"
+    known = [*WORKLOADS, "random", "shared-prefix"]
+    load.add_argument("--workload", nargs="+", choices=known, default=["random"], help=about)
     load.add_argument("--num-prompts", type=int, default=16, help="requests (random)")
     load.add_argument("--input-len", type=int, default=128, help="prompt tokens (random), own tokens (shared-prefix)")
     load.add_argument("--output-len", type=int, default=32)

@@ -49,21 +49,16 @@ def _check_fit(limits: Limits, batch: int, input_len: int, output_len: int) -> N
     """Refuses a batch that this executor cannot hold."""
     length = input_len + output_len
     if length > limits.context_length:
-        raise SettingsError(
-            f"--input-len {input_len} and --output-len {output_len} are {length} tokens, the context is "
-            f"{limits.context_length} tokens. Shorten one of them or give a larger --context-length."
-        )
+        problem = f"--input-len {input_len} and --output-len {output_len} are {length} tokens, the context is"
+        advice = "Shorten one of them or give a larger --context-length."
+        raise SettingsError(f"{problem} {limits.context_length} tokens. {advice}")
     if batch > limits.rows:
-        raise SettingsError(
-            f"--batch-size {batch} is more than the {limits.rows} requests that run at once; "
-            "give a larger --max-running-requests."
-        )
+        problem = f"--batch-size {batch} is more than the {limits.rows} requests that run at once"
+        raise SettingsError(f"{problem}; give a larger --max-running-requests.")
     held, needed = limits.pages[0] * limits.page_size, batch * _pages_of(limits, length) * limits.page_size
     if needed > held:
-        raise SettingsError(
-            f"--batch-size {batch} needs {needed} tokens of KV cache, there are {held}; "
-            "take fewer, or give a larger --max-total-tokens or --mem-fraction-static."
-        )
+        problem = f"--batch-size {batch} needs {needed} tokens of KV cache, there are {held}"
+        raise SettingsError(f"{problem}; take fewer, or give a larger --max-total-tokens or --mem-fraction-static.")
 
 
 def _pages_of(limits: Limits, tokens: int) -> int:

@@ -58,9 +58,8 @@ def run(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("tests", "tests.bench", command.module):
             raise
-        raise SettingsError(
-            f"`{MENU.program} {argv[0]}` is for developers: run it in a checkout of Bough's source."
-        ) from None
+        text = f"`{MENU.program} {argv[0]}` is for developers: run it in a checkout of Bough's source."
+        raise SettingsError(text) from None
     return run_benchmark(f"{MENU.program} {argv[0]}", benchmark, argv[1:], command.starts_engine)
 
 

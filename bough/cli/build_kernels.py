@@ -11,10 +11,8 @@ from bough.native.library import build_library
 
 
 def run(argv: Sequence[str]) -> int:
-    Parser(
-        program="bough build-kernels",
-        about="Compiles the CPU kernels with the C compiler of this machine ($CC, or cc, gcc or clang).",
-    ).parse(argv)
+    about = "Compiles the CPU kernels with the C compiler of this machine ($CC, or cc, gcc or clang)."
+    Parser(program="bough build-kernels", about=about).parse(argv)
     try:
         print(build_library())
     except BuildError as error:

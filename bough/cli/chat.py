@@ -36,9 +36,8 @@ COMMANDS = {
 
 
 def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
-    parser = Parser(
-        program="bough chat", about="Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves.", takes_text=True
-    )
+    about = "Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves."
+    parser = Parser(program="bough chat", about=about, takes_text=True)
     parser.add_argument("--system", metavar="TEXT", help="the system message to begin with")
     add_sampling_flags(parser, SAMPLING, leave_out=frozenset({"n"}))
     add_engine_flags(parser, DEFAULTS)

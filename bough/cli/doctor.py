@@ -74,11 +74,8 @@ Facts = dict[str, Any]
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser(
-        program="bough doctor",
-        about="Shows what this machine offers, what an engine with the given flags would use, what would fit, and what "
-        "is missing.",
-    )
+    about = "Shows what this machine offers, what an engine with the given flags would use, what would fit"
+    parser = Parser(program="bough doctor", about=f"{about}, and what is missing.")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path; a config.json is enough")
     parser.add_argument("--plan", action="store_true", help="show how the model could be split over --gpus instead")
     parser.add_argument("--gpus", metavar="8xH200[,HOSTS]", help="that a plan is for, here or not; 8xH200 if left out")
@@ -246,9 +243,8 @@ def look_for_missing() -> list[Finding]:
     for name, extra in _requirements():
         if not _installed(name):
             absent.setdefault(extra, []).append(name)
-    found = [
-        Finding(True, f"The package {name} is not installed.", f"pip install {name}") for name in absent.pop(None, [])
-    ]
+    needed = absent.pop(None, [])
+    found = [Finding(True, f"The package {name} is not installed.", f"pip install {name}") for name in needed]
     if _installed("torch") and load_torch() is None:
         what = "The package torch is installed but cannot be loaded; `python -c 'import torch'` shows why."
         found.append(Finding(True, what, "pip install --force-reinstall torch"))
@@ -379,9 +375,8 @@ def _try(
     step = sizing.STEP_WIDTHS * (rows + chunk) * config.hidden_size * dtype.itemsize
     try:
         if weight_bytes > free:
-            raise ResourceError(
-                f"The weights of {name} take {_gib(weight_bytes)}, more than the {_gib(free)} that are free."
-            )
+            text = f"The weights of {name} take {_gib(weight_bytes)}, more than the {_gib(free)} that are free."
+            raise ResourceError(text)
         if on_gpu:
             size = sizing.size_gpu_cache(settings.memory, total_bytes=total, activation_bytes=step, **room)
         else:

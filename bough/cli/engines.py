@@ -41,10 +41,8 @@ def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[Engin
 def chat_tokenizer(engine: Engine) -> Tokenizer:
     tokenizer = engine.tokenizer
     if tokenizer is None or not tokenizer.has_chat_template:
-        raise ModelError(
-            f"{engine.served_model_name} has no chat template; give one with --chat-template (a Jinja file or text), "
-            "or use `bough generate` for plain completion."
-        )
+        advice = "give one with --chat-template (a Jinja file or text), or use `bough generate` for plain completion"
+        raise ModelError(f"{engine.served_model_name} has no chat template; {advice}.")
     return tokenizer
 
 

@@ -93,20 +93,17 @@ def _parser() -> Parser:
         "`bough gateway roll` restarts the workers of a running gateway one by one, `bough gateway top` shows them.",
     )
     section = parser.add_argument_group("Gateway", "Each flag is also a variable, such as BOUGH_GATEWAY_POLICY.")
-    section.add_argument(
-        "--worker-urls", nargs="+", action="extend", default=[], metavar="URL", help="engines that run already"
-    )
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    section.add_argument("--worker-urls", metavar="URL", help="engines that run already", **several)
     section.add_argument(
         "--prefill", nargs="+", action="append", default=[], metavar=("URL", "BOOTSTRAP_PORT"),
         help="a prefill engine, and the port where it meets decode engines (default: 8998); may be given repeatedly",
     )  # fmt: skip
-    section.add_argument("--decode", nargs="+", action="extend", default=[], metavar="URL", help="decode engines")
+    section.add_argument("--decode", metavar="URL", help="decode engines", **several)
     section.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="key that opens the API; may be given repeatedly"
     )
-    section.add_argument(
-        "--selector", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="labels of Kubernetes pods"
-    )
+    section.add_argument("--selector", metavar="KEY=VALUE", help="labels of Kubernetes pods", **several)
     section.add_argument(
         "--config", metavar="FILE", help="YAML file with workers, policies, keys and settings; watched"
     )
@@ -127,10 +124,8 @@ def settings_from(
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
     settings = _from_file(config) | given
     if engine_flags and not settings.get("launch"):
-        raise SettingsError(
-            f"What stands behind `--` ({' '.join(engine_flags)}) is for engines that the gateway starts: "
-            "add --launch N, or leave it out."
-        )
+        problem = f"What stands behind `--` ({' '.join(engine_flags)}) is for engines that the gateway starts"
+        raise SettingsError(f"{problem}: add --launch N, or leave it out.")
     in_file = settings.pop("selector", ())
     prefill = tuple(_prefill(words) for words in parsed.prefill)
     if (prefill or parsed.decode) and not settings.get("pd_disaggregation"):

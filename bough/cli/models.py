@@ -17,11 +17,8 @@ ACTIONS = ("list", "pull", "rm")
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser(
-        program="bough models",
-        usage="[list | pull NAME | rm NAME | --supported]",
-        about="Lists, pulls and removes models.",
-    )
+    usage = "[list | pull NAME | rm NAME | --supported]"
+    parser = Parser(program="bough models", usage=usage, about="Lists, pulls and removes models.")
     parser.add_argument("action", nargs="?", default="list", metavar="ACTION", help="list (the default), pull or rm")
     parser.add_argument("name", nargs="?", metavar="NAME", help="a model of the list, or one of its short names")
     parser.add_argument("--supported", action="store_true", help="list the architectures that can be served instead")

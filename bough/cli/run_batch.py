@@ -63,11 +63,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        program="bough run-batch",
-        usage="-i IN.jsonl -o OUT.jsonl",
-        about="Answers a file of requests in OpenAI's batch format; the same command again goes on where it stopped.",
-    )
+    about = "Answers a file of requests in OpenAI's batch format; the same command again goes on where it stopped."
+    parser = Parser(program="bough run-batch", usage="-i IN.jsonl -o OUT.jsonl", about=about)
     parser.add_argument("-i", "--input-file", metavar="IN.jsonl", help="a request on each line")
     parser.add_argument("-o", "--output-file", metavar="OUT.jsonl", help="an answer on each line, as they come")
     parser.add_argument("--url", help="of a running server, such as http://127.0.0.1:30000; else one is started")
@@ -100,9 +97,8 @@ def read_requests(path: Path) -> list[BatchRequest]:
             continue
         request = _read_line(line, f"{path}, line {number}")
         if request.custom_id in requests:
-            raise SettingsError(
-                f"{path}, line {number}: custom_id {request.custom_id!r} stands on an earlier line, too."
-            )
+            text = f"{path}, line {number}: custom_id {request.custom_id!r} stands on an earlier line, too."
+            raise SettingsError(text)
         requests[request.custom_id] = request
     if not requests:
         raise SettingsError(f"{path} has no requests; put one on each line, in OpenAI's batch format.")

@@ -9,11 +9,8 @@ from bough.cli.flags import add_engine_flags, settings_with_model
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser(
-        program="bough serve",
-        usage="[MODEL]",
-        about="Serves a model over HTTP: SGLang's native API, OpenAI's, and more; /docs on the server lists all of it.",
-    )
+    about = "Serves a model over HTTP: SGLang's native API, OpenAI's, and more; /docs on the server lists all of it."
+    parser = Parser(program="bough serve", usage="[MODEL]", about=about)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path")
     add_engine_flags(parser, server=True)
     parsed = parser.parse(argv)

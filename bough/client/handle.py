@@ -255,10 +255,9 @@ class EngineClient:
             self._replicas.check(prompt)
         self._refuse_used_rids(inputs)
         updates = UpdateQueue()
+        meter = self.meter if inputs.metered else None
         answers = [
-            RequestOutput(
-                next(self._handles), index, prompt, self._tokenizer, updates, self.meter if inputs.metered else None
-            )
+            RequestOutput(next(self._handles), index, prompt, self._tokenizer, updates, meter)
             for index, prompt in enumerate(inputs.prompts)
         ]
         self._send(answers, stream=stream)
@@ -333,15 +332,11 @@ class EngineClient:
                 continue  # it keeps its id, and the broken stream may still be open here
             user = self._rids.get(prompt.rid)
             if prompt.rid in seen:
-                raise RequestError(
-                    f"Duplicate request IDs detected within the request: {prompt.rid!r}; give each prompt its own rid.",
-                    field="rid",
-                )
+                problem = f"Duplicate request IDs detected within the request: {prompt.rid!r}"
+                raise RequestError(f"{problem}; give each prompt its own rid.", field="rid")
             if user is not None and not user.done:
-                raise RequestError(
-                    f"Duplicate request ID detected: {prompt.rid!r} is the rid of a request that runs; choose another.",
-                    field="rid",
-                )
+                problem = f"Duplicate request ID detected: {prompt.rid!r} is the rid of a request that runs"
+                raise RequestError(f"{problem}; choose another.", field="rid")
             seen.add(prompt.rid)
 
     def _release(self, answers: Sequence[RequestOutput]) -> None:

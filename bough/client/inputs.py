@@ -158,10 +158,8 @@ class InputReader:
         count = len(bodies)
         nested_ids = _is_nested(token_ids_logprob)
         if nested_ids and not many:
-            raise RequestError(
-                "token_ids_logprob is a list of lists, which is for many prompts; give one prompt a list of token ids.",
-                field="token_ids_logprob",
-            )
+            problem = "token_ids_logprob is a list of lists, which is for many prompts"
+            raise RequestError(f"{problem}; give one prompt a list of token ids.", field="token_ids_logprob")
         columns = {
             "sampling_params": _column(sampling_params, count, many, "sampling_params"),
             "rid": _rids(rid, count, many),
@@ -270,11 +268,8 @@ class InputReader:
     def _require_text_for(self, sampling: SamplingParams) -> None:
         for name in ("stop", "stop_regex"):
             if self._tokenizer is None and getattr(sampling, name):
-                raise RequestError(
-                    f"{name} is searched in text, and this engine has no tokenizer (--skip-tokenizer-init); "
-                    "use stop_token_ids.",
-                    field=name,
-                )
+                problem = f"{name} is searched in text, and this engine has no tokenizer (--skip-tokenizer-init)"
+                raise RequestError(f"{problem}; use stop_token_ids.", field=name)
 
     def _seed(self, sampling: SamplingParams, resumption: Resumption | None) -> int:
         if resumption is not None and resumption.seed is not None:

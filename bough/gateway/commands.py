@@ -95,10 +95,8 @@ def roll(
         return
     mine = [worker for worker in client.workers() if worker["source"] == "launch"]
     if not mine:
-        raise BoughError(
-            "The gateway has started none of its workers, so it cannot restart them; start others and give "
-            "`--replace OLD_URL NEW_URL` for each."
-        )
+        problem = "The gateway has started none of its workers, so it cannot restart them"
+        raise BoughError(f"{problem}; start others and give `--replace OLD_URL NEW_URL` for each.")
     for worker in mine:
         _restart(client, worker["id"], timeout_s, say)
 

@@ -50,10 +50,8 @@ class Gateway:
         self.sticky = StickyResponses()
         self.log = AccessLog(settings.access_log)
         self.clients = Clients(settings)
-        self._proxy = Proxy(
-            *(self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky),
-            self.pairing,
-        )
+        parts = (self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky)
+        self._proxy = Proxy(*parts, self.pairing)
         self._traces = traces_to(settings.otlp_endpoint)
         self._running: dict[asyncio.Timeout, float] = {}  # the scope of each call, and when its time is up
         self._stopping = False

@@ -129,9 +129,8 @@ class Dispatch(RegistryListener):
             return
         known = self._registry.models()
         if known and not any(worker.state is WorkerState.STARTING for worker in self._registry):
-            raise HttpError(
-                404, f"There is no model {model!r}. The models here are {', '.join(known)}.", "NotFoundError"
-            )
+            message = f"There is no model {model!r}. The models here are {', '.join(known)}."
+            raise HttpError(404, message, "NotFoundError")
 
     # ---- waiting
 

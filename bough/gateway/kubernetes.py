@@ -74,10 +74,8 @@ class KubernetesPods:
             except self._api.config.ConfigException:
                 await self._api.config.load_kube_config(client_configuration=configuration)
         except (self._api.config.ConfigException, OSError) as error:
-            raise SettingsError(
-                f"--service-discovery finds no Kubernetes cluster: there is neither a service account nor a usable "
-                f"kubeconfig ({error})."
-            ) from None
+            problem = f"there is neither a service account nor a usable kubeconfig ({error})"
+            raise SettingsError(f"--service-discovery finds no Kubernetes cluster: {problem}.") from None
         return configuration
 
     async def _list_and_watch(self, pods: Any) -> None:
@@ -126,9 +124,8 @@ def _import_client() -> Any:
         import kubernetes.aio.watch
         from kubernetes.aio import client
     except ImportError:
-        raise SettingsError(
-            "--service-discovery needs the Kubernetes client; install it with `pip install 'bough[kubernetes]'`."
-        ) from None
+        text = "--service-discovery needs the Kubernetes client; install it with `pip install 'bough[kubernetes]'`."
+        raise SettingsError(text) from None
     _ = client.CoreV1Api  # loading it takes a second, and requests must not wait for that
     return kubernetes.aio
 

@@ -73,12 +73,8 @@ class KVFeed:
             log.warning("worker %s: its cache events cannot be followed: %s", worker_id, error)
             return False
         if publisher.key_file is not None and self._key is None:
-            log.warning(
-                "worker %s: its cache events need the key in its %s; give the gateway that file with "
-                "--kv-events-key-file",
-                worker_id,
-                publisher.key_file,
-            )
+            missing = f"the key in its {publisher.key_file}; give the gateway that file with --kv-events-key-file"
+            log.warning("worker %s: its cache events need %s", worker_id, missing)
             return False
         subscription = Subscription(self._context, worker_id, url, publisher, observer, self._key)
         self._following[worker_id, observer] = asyncio.get_running_loop().create_task(subscription.run())
@@ -147,12 +143,9 @@ class Subscription:
     def _note_refusal(self, event: int) -> None:
         if event & HANDSHAKE_FAILURES and not self.refused:
             self.refused = True
-            log.warning(
-                "worker %s: %s refuses to send its cache events; --kv-events-key-file must be the file that its "
-                "key_file names, and neither may be missing",
-                self.worker_id,
-                reachable(self.publisher.endpoint, self.url),
-            )
+            where = reachable(self.publisher.endpoint, self.url)
+            advice = "--kv-events-key-file must be the file that its key_file names, and neither may be missing"
+            log.warning("worker %s: %s refuses to send its cache events; %s", self.worker_id, where, advice)
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         await self._catch_up()

@@ -160,10 +160,9 @@ class LocalEngines(RegistryListener):
     def _check_hope(self, engine: LocalEngine) -> None:
         code = None if engine.process is None else engine.process.returncode
         if code in COMPLAINTS and not any(each.worker.ever_healthy for each in self._engines):
-            raise EngineDeadError(
-                f"Engine {engine.number} of --launch ended with exit code {code} before any was ready. What it "
-                "complained of stands above; model and flags of the engines are those behind `--`."
-            )
+            problem = f"Engine {engine.number} of --launch ended with exit code {code} before any was ready."
+            advice = "What it complained of stands above; model and flags of the engines are those behind `--`."
+            raise EngineDeadError(f"{problem} {advice}")
 
     async def _wait_for_turn(self, engine: LocalEngine) -> None:
         """Engines on one GPU start one by one: each sizes its cache by the memory that is left."""
@@ -185,7 +184,8 @@ class LocalEngines(RegistryListener):
                 log.error("engine %d was not ready in time (--worker-startup-timeout-secs)", engine.number)
                 await engine.end()
         code = process.returncode
-        self._registry.leave_rotation(worker, f"its process has ended with {_how(code)}", ended=True)
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        self._registry.leave_rotation(worker, f"its process has ended with {how}", ended=True)
         return served
 
     def _command(self, number: int) -> tuple[list[str], dict[str, str]]:
@@ -226,10 +226,6 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
-
-
-def _how(code: int | None) -> str:
-    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 def _die_with_parent() -> None:

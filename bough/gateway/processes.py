@@ -167,9 +167,8 @@ class SharedManagement(Management):
         async def pass_on(parameter: str, body: bytes) -> Response:
             answer = await self._group.ask(0, method, path, body)
             if answer is None:
-                raise HttpError(
-                    503, "The gateway's first process does not answer; try again.", "ServiceUnavailableError"
-                )
+                message = "The gateway's first process does not answer; try again."
+                raise HttpError(503, message, "ServiceUnavailableError")
             return answer
 
         async def answer_for_all(parameter: str, body: bytes) -> Response:

@@ -151,9 +151,8 @@ async def _open_grpc(front: Front, settings: GatewaySettings, cleanup: contextli
     try:
         from bough.gateway.grpc.front import serving_grpc
     except ImportError as error:
-        raise SettingsError(
-            f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
-        ) from None
+        text = f"--grpc-port needs gRPC; install it with `pip install 'bough[grpc]'` ({error.name} is missing)."
+        raise SettingsError(text) from None
     server, _ = await cleanup.enter_async_context(serving_grpc(front, settings))
     return [server]
 

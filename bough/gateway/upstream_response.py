@@ -186,3 +186,18 @@ class UpstreamResponse:
 def _tells_end(header: tuple[bytes, bytes]) -> bool:
     name, value = header
     return name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked"))
+
+
+class EventReader:
+    """Splits a byte stream into the data of server-sent events."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of complete events, without the end mark."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        return [each for each in found if each != b"[DONE]"]

@@ -216,12 +216,11 @@ class Front:
             self._quiet.clear()
         try:
             refusal = None if self._browsers is None else self._browsers.refusal(scope)
-            if refusal is not None:
-                await self._refuse(refusal, scope, receive, named_send)
-            elif self._app is not None and self._accepts(scope["path"]):
+            if refusal is None and self._app is not None and self._accepts(scope["path"]):
                 await self._app(scope, receive, named_send)
             else:
-                await self._refuse(self._closed(), scope, receive, named_send)
+                shape = shape_of(self._root.without(scope["path"]))
+                await error_response(refusal or self._closed(), shape)(scope, receive, named_send)
         finally:
             if counted:
                 self.active -= 1
@@ -241,6 +240,3 @@ class Front:
     def _closed(self) -> Failure:
         headers = {"Retry-After": "1", "Connection": "close"}
         return Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
-
-    async def _refuse(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
-        await error_response(failure, shape_of(self._root.without(scope["path"])))(scope, receive, send)

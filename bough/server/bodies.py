@@ -224,7 +224,11 @@ def name_unknown_fields(request: Request, raw: bytes, struct: type[msgspec.Struc
     unknown = _unknown_fields(raw, struct)
     if unknown and settings_of(request).strict_fields:
         raise RequestError(_unknown_text(unknown[0], struct, " (--strict-fields)"), field=unknown[0])
-    _log_once(unknown, request.scope["path"])
+    path = request.scope["path"]
+    for name in unknown:
+        if (path, name) not in _logged_fields and len(_logged_fields) < MAX_LOGGED_FIELDS:
+            _logged_fields.add((path, name))
+            log.warning("%s: the field %r is unknown and has no effect; this is logged once", path, name)
     _warnings.set(tuple(_unknown_text(name, struct, " has no effect") for name in unknown[:MAX_WARNINGS]))
 
 
@@ -317,13 +321,6 @@ def _unknown_fields(raw: bytes | msgspec.Raw, struct: type[msgspec.Struct], insi
         if field not in known:
             unknown.append(name[:NAME_SHOWN])
     return unknown
-
-
-def _log_once(unknown: list[str], path: str) -> None:
-    for name in unknown:
-        if (path, name) not in _logged_fields and len(_logged_fields) < MAX_LOGGED_FIELDS:
-            _logged_fields.add((path, name))
-            log.warning("%s: the field %r is unknown and has no effect; this is logged once", path, name)
 
 
 @functools.cache

@@ -95,10 +95,8 @@ def allowed_origins(settings: EdgeSettings) -> list[str]:
     for word in _words(settings.allowed_origins):
         origin = word.lower().rstrip("/")
         if not ORIGIN.fullmatch(origin):
-            raise SettingsError(
-                f"--allowed-origins: {word!r} is no origin; write https://app.example or http://localhost:3000, "
-                "or * for all."
-            )
+            problem = f"--allowed-origins: {word!r} is no origin"
+            raise SettingsError(f"{problem}; write https://app.example or http://localhost:3000, or * for all.")
         scheme = origin.partition("://")[0]
         found.append(origin.removesuffix(DEFAULT_PORTS.get(scheme.encode(), b"").decode()))
     return found
@@ -136,9 +134,8 @@ def _trusted_networks(text: str) -> list[Network] | None:
     try:
         return [ipaddress.ip_network(word, strict=False) for word in words]
     except ValueError as error:
-        raise SettingsError(
-            f"--forwarded-allow-ips: {error}; write addresses or networks such as 10.0.0.5,10.1.0.0/16, or * for all."
-        ) from None
+        advice = "write addresses or networks such as 10.0.0.5,10.1.0.0/16, or * for all."
+        raise SettingsError(f"--forwarded-allow-ips: {error}; {advice}") from None
 
 
 def _words(text: str | None) -> list[str]:
@@ -167,25 +164,17 @@ def _not_json(origin: bytes | None) -> Failure:
 
 def _unknown_host(host: bytes) -> Failure:
     shown = host[:SHOWN].decode("latin-1")
-    return Failure(
-        403,
-        f"Host {shown!r} is no name of this server. If it is to be one, start the server with --allowed-hosts and the "
-        "name, without its port.",
-        "PermissionDeniedError",
-    )
+    advice = "If it is to be one, start the server with --allowed-hosts and the name, without its port."
+    return Failure(403, f"Host {shown!r} is no name of this server. {advice}", "PermissionDeniedError")
 
 
 def _cross_site_page(origin: bytes | None) -> Failure:
     if origin is None:
-        message = (
-            "Another site's web page sent this request. Open the address directly, or start the server with "
-            "--allowed-origins '*' to let every page call it."
-        )
+        problem = "Another site's web page sent this request."
+        advice = "Open the address directly, or start the server with --allowed-origins '*' to let every page call it."
     else:
-        shown = origin[:SHOWN].decode("latin-1")
-        message = (
-            f"Web pages of {shown!r} may not call this server. If you trust them, start it with --allowed-origins and "
-            "that origin; a proxy that shows both under one name must pass on Host, or X-Forwarded-Host and "
-            "X-Forwarded-Proto (--forwarded-allow-ips)."
-        )
-    return Failure(403, message, "PermissionDeniedError")
+        problem = f"Web pages of {origin[:SHOWN].decode('latin-1')!r} may not call this server."
+        proxy = "a proxy that shows both under one name must pass on Host, or X-Forwarded-Host and X-Forwarded-Proto"
+        advice = "If you trust them, start it with --allowed-origins and that origin; "
+        advice += f"{proxy} (--forwarded-allow-ips)."
+    return Failure(403, f"{problem} {advice}", "PermissionDeniedError")

@@ -83,7 +83,9 @@ class ServerContext:
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
         if given.get("truncate_prompt_tokens") == -1:
-            given["truncate_prompt_tokens"] = self._room_for_prompt(given["sampling_params"]["max_new_tokens"])
+            length, answer = self.model.context_length, given["sampling_params"]["max_new_tokens"]
+            # What the answer leaves of the context; one that asks for all of it gets one token.
+            given["truncate_prompt_tokens"] = length - (answer if answer < length else 1)
         size = _size(given.get("prompt")) + _size(given.get("input_ids"))
         most = MAX_REQUESTS_PER_CALL if given.get("pooling") is None else MAX_VECTORS_PER_CALL
         limits: dict[str, Any] = {"limit": most, "warnings": warnings_of_body()}
@@ -91,11 +93,6 @@ class ServerContext:
         _check_logprobs(inputs)
         self._check_logprob_ids(inputs)
         return self._with_length_warnings(inputs)
-
-    def _room_for_prompt(self, answer: int) -> int:
-        """Tokens of the context beside an answer, of which one that asks for all of it gets one."""
-        length = self.model.context_length
-        return length - (answer if answer < length else 1)
 
     def require_room(self, inputs: Inputs, asked: int | None) -> None:
         """Refuses answers that may get longer than what their prompts leave of the context. `asked` is the limit that
@@ -106,13 +103,12 @@ class ServerContext:
             return
         for prompt in inputs.prompts:
             if len(prompt.ids) < length < len(prompt.ids) + asked:
-                raise RequestError(
+                text = (
                     f"Requested token count exceeds the model's maximum context length of {length} tokens: the prompt "
                     f"has {len(prompt.ids)}, and max_new_tokens asks for {asked} more. Lower max_new_tokens, shorten "
-                    "the prompt, or start the server with --allow-auto-truncate.",
-                    field="max_new_tokens",
-                    code=CONTEXT_LENGTH_EXCEEDED,
+                    "the prompt, or start the server with --allow-auto-truncate."
                 )
+                raise RequestError(text, field="max_new_tokens", code=CONTEXT_LENGTH_EXCEEDED)
 
     def _with_length_warnings(self, inputs: Inputs) -> Inputs:
         """An answer without a limit of its own is asked for with all of the context, and needs no warning."""
@@ -209,12 +205,11 @@ class ServerContext:
             return ids
         if self.settings.scheduler.allow_auto_truncate:
             return ids[:most]
-        raise RequestError(
+        text = (
             f"The prompt of {len(ids)} tokens is longer than the model's context length of {self.model.context_length} "
-            "tokens. Shorten the prompt.",
-            field="input_ids",
-            code=CONTEXT_LENGTH_EXCEEDED,
+            "tokens. Shorten the prompt."
         )
+        raise RequestError(text, field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
@@ -226,11 +221,10 @@ def _check_logprobs(inputs: Inputs) -> None:
     asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
     entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
     if entries > MAX_PROMPT_LOGPROBS:
-        raise RequestError(
-            f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens; at most {MAX_PROMPT_LOGPROBS} are "
-            "given at once. Ask for fewer of each token, or give a later logprob_start_len.",
-            field="top_logprobs_num",
-        )
+        problem = f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens"
+        advice = "Ask for fewer of each token, or give a later logprob_start_len."
+        text = f"{problem}; at most {MAX_PROMPT_LOGPROBS} are given at once. {advice}"
+        raise RequestError(text, field="top_logprobs_num")
 
 
 def _size(prompt: Any) -> int:

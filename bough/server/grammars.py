@@ -18,14 +18,9 @@ from bough.core.sampling_params import GRAMMAR_FIELDS
 ANY_OBJECT = {"type": "object"}
 NATIVE = ("json_schema", "regex", "ebnf", "structural_tag")
 # vLLM's spellings, and what the engine calls them.
-GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choices", "guided_grammar": "ebnf"}
-STRUCTURED_OUTPUTS = {
-    "json": "json_schema",
-    "regex": "regex",
-    "choice": "choices",
-    "grammar": "ebnf",
-    "structural_tag": "structural_tag",
-}
+OF_VLLM = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "ebnf"}
+GUIDED = {f"guided_{name}": engine for name, engine in OF_VLLM.items()}
+STRUCTURED_OUTPUTS = {**OF_VLLM, "structural_tag": "structural_tag"}
 # Further fields of `structured_outputs` that ask for nothing when they have these values.
 NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "disable_fallback": (None, False, True),  # there is one back end
@@ -60,11 +55,8 @@ def grammar_of(request: GrammarFields) -> dict[str, Any]:
 
 
 def grammar_names(request: GrammarFields) -> dict[str, str]:
-    return {
-        engine: theirs
-        for engine, (_, theirs) in meant(request).items()
-        if engine in GRAMMAR_FIELDS and engine != theirs
-    }
+    named = {engine: theirs for engine, (_, theirs) in meant(request).items() if engine in GRAMMAR_FIELDS}
+    return {engine: theirs for engine, theirs in named.items() if engine != theirs}
 
 
 def format_fields(given: Mapping[str, Any], name: str = "response_format") -> dict[str, Any]:
@@ -118,11 +110,9 @@ def meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
     if request.guided_json_object:
         found.append(("json_schema", ANY_OBJECT, "guided_json_object"))
     if request.guided_whitespace_pattern:
-        raise RequestError(
-            "guided_whitespace_pattern is not supported; blanks in JSON are a setting of the server "
-            "(--grammar-any-whitespace).",
-            field="guided_whitespace_pattern",
-        )
+        instead = "blanks in JSON are a setting of the server (--grammar-any-whitespace)"
+        text = f"guided_whitespace_pattern is not supported; {instead}."
+        raise RequestError(text, field="guided_whitespace_pattern")
     found += _structured(request.structured_outputs or {})
     if request.response_format is not None:
         fields = format_fields(request.response_format)

@@ -72,9 +72,8 @@ def is_loopback(listener: socket.socket) -> bool:
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
     except socket.gaierror as error:
         raise SettingsError(f"--host {host} is not an address of this machine: {error.strerror}.") from None
     listener = socket.socket(family, kind, protocol)
@@ -232,9 +231,8 @@ def _check_certificate(settings: EdgeSettings) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except ssl.SSLError as error:
         named = " with ".join(f"{flag} {path}" for flag, path in given)
-        raise SettingsError(
-            f"{named} cannot be used: {error}; give a certificate and its own private key (PEM), in one file or in two."
-        ) from None
+        advice = "give a certificate and its own private key (PEM), in one file or in two."
+        raise SettingsError(f"{named} cannot be used: {error}; {advice}") from None
 
 
 def _require_readable(flag: str, path: str) -> None:

@@ -322,11 +322,8 @@ def plan_answers(
     where there is a parser."""
     calls, thinking = settings.model.tool_call_parser, settings.model.reasoning_parser
     if tools.tools and not tools.must and calls is None:
-        raise RequestError(
-            "tools need a server that knows how its model writes calls; start it with --tool-call-parser, "
-            "or force a call with tool_choice.",
-            field="tools",
-        )
+        advice = "tools need a server that knows how its model writes calls; start it with --tool-call-parser,"
+        raise RequestError(f"{advice} or force a call with tool_choice.", field="tools")
     return AnswerPlan(
         tools=tools,
         thinking=None if thinking is None else parsers.reasoning_format(thinking),

@@ -110,7 +110,11 @@ def _operation(endpoint: Endpoint, method: str, schemas: Schemas, settings: Serv
             "default": {"description": "An error", "content": {JSON: {"schema": ERROR_SCHEMAS[endpoint.shape]}}},
         },
     }
-    parameters = [*_path_parameters(endpoint.path), *_query_parameters(endpoint)]
+    names, text = re.findall(r"{(\w+)[:}]", endpoint.path), {"type": "string"}
+    parameters: list[dict[str, Any]] = [{"name": n, "in": "path", "required": True, "schema": text} for n in names]
+    for query in endpoint.queries:
+        described = {"description": query.about, "schema": msgspec.json.schema(query.type)}
+        parameters.append({"name": query.name, "in": "query", **described})
     if parameters:
         operation["parameters"] = parameters
     if endpoint.body is not None and method != "GET":
@@ -127,18 +131,6 @@ def _content(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
         event = schemas[str(endpoint.event)] if kind == EVENTS and endpoint.event is not None else {}
         content[kind] = {"schema": {"description": OTHER_TYPES[kind], **event}}
     return content
-
-
-def _path_parameters(path: str) -> list[dict[str, Any]]:
-    names = re.findall(r"{(\w+)[:}]", path)
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-
-
-def _query_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
-    return [
-        {"name": q.name, "in": "query", "description": q.about, "schema": msgspec.json.schema(q.type)}
-        for q in endpoint.queries
-    ]
 
 
 def _needs_key(endpoint: Endpoint, settings: ServerSettings) -> bool:

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 import msgspec
 import uvloop
 
-from bough.bench.http_client import EventReader, HttpClient, HttpFailure
+from bough.bench.http_client import HttpClient, HttpFailure
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
+from bough.gateway.upstream_response import EventReader
 from tests.bench.gateway_simulation import Costs, Dialogue, Served, Turn, answer_text
 from tests.bench.gateway_worker import MODEL, WorkerSpec
 

@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 import uvloop
 
-from bough.bench.http_client import EventReader, HttpClient, HttpFailure, ServerError, reaching
+from bough.bench.http_client import HttpClient, HttpFailure, ServerError, reaching
 from bough.bench.processes import OnProgress, run_parts
 from bough.core.setting_checks import require_above_zero, require_counts
+from bough.gateway.upstream_response import EventReader
 
 REQUESTS = 1024  # W5
 USERS, TURNS, SYSTEM_TOKENS, TURN_TOKENS = 128, 5, 512, 64  # W6

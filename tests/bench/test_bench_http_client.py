@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.bench.backends import Record, RequestTemplate, read_native, read_openai
-from bough.bench.http_client import EventReader, HttpClient, HttpFailure
+from bough.bench.http_client import HttpClient, HttpFailure
+from bough.gateway.upstream_response import EventReader
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Play = Callable[[int, asyncio.StreamWriter], Awaitable[None]]

@@ -22,7 +22,7 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.grpc import messages
 from bough.gateway.http_client import HttpClient, Origin
 from bough.gateway.processes import private_folder, serving_privately
-from bough.gateway.upstream_response import UpstreamResponse
+from bough.gateway.upstream_response import EventReader, UpstreamResponse
 from bough.server.http import SHUTDOWN_GRACE_S
 
 MIB = 1 << 20
@@ -81,11 +81,13 @@ class GrpcFront:
 
     async def generate_stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
         with contextlib.closing(await self._complete(request, context, stream=True)) as response:
-            async for data in events_of(response):
-                completion = msgspec.json.decode(data)
-                if completion.get("error") is not None:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, messages.error_text(data))
-                yield messages.reply_of(completion)
+            events = EventReader()
+            while piece := await response.read_some():
+                for data in events.feed(piece):
+                    completion = msgspec.json.decode(data)
+                    if completion.get("error") is not None:
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, messages.error_text(data))
+                    yield messages.reply_of(completion)
 
     async def health(self, request: Any, context: Any) -> Any:
         with contextlib.closing(await self._client.request(self._origin, "GET", b"/readiness", (), b"")) as response:
@@ -105,16 +107,6 @@ class GrpcFront:
             with contextlib.closing(response):
                 await _refuse(context, response)
         return response
-
-
-async def events_of(response: UpstreamResponse) -> AsyncIterator[bytes]:
-    """The data of server-sent events, without the end mark."""
-    rest = b""
-    while piece := await response.read_some():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                yield data
 
 
 async def _refuse(context: Any, response: UpstreamResponse) -> NoReturn:

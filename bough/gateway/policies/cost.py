@@ -34,9 +34,8 @@ class CostPolicy(TextTreePolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cache_weight < 1.0 or self.request_tokens < 0.0 or not 0.0 <= self.home_share <= 1.0:
-            raise SettingsError(
-                "cache_weight must be at least 1, request_tokens at least 0, and home_share between 0 and 1."
-            )
+            text = "cache_weight must be at least 1, request_tokens at least 0, and home_share between 0 and 1."
+            raise SettingsError(text)
         self._turns: dict[str, int] = {}  # when each worker was last chosen
         self._numbers = itertools.count(1)
 

@@ -69,9 +69,8 @@ async def generate(context: ServerContext, request: Request, body: GenerateBody)
         instead = "" if body.input_embeds is None else ", or input_embeds instead of both"
         raise RequestError(f"Give exactly one of text and input_ids{instead}.", field="text")
     set_field_names(TEXT_NAMES if body.input_ids is None else {})
-    inputs = dataclasses.replace(
-        await read_inputs(context, body), watched=not body.no_logs, metered=body.log_metrics is not False
-    )
+    inputs = await read_inputs(context, body)
+    inputs = dataclasses.replace(inputs, watched=not body.no_logs, metered=body.log_metrics is not False)
     writer = OutputWriter(batched=inputs.batched, timed=body.return_timings)
     return await respond(context.client, request, inputs, writer, stream=body.stream)
 

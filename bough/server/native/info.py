@@ -103,10 +103,8 @@ async def loads(context: ServerContext, request: Request) -> Response:
         raise RequestError(f"dp_rank must be a replica's number, 0 to {replicas - 1}; got {rank!r}.", field="dp_rank")
     states = [each for each in await known_states(context) if rank in (None, str(each.get("dp_rank", 0)))]
     if form == "prometheus":
-        return Response(
-            metrics_page(None, states, context.model.name, context.settings.server.metrics_names),
-            headers={"content-type": CONTENT_TYPE},
-        )
+        page = metrics_page(None, states, context.model.name, context.settings.server.metrics_names)
+        return Response(page, headers={"content-type": CONTENT_TYPE})
     shown = [msgspec.convert({"dp_rank": 0, **state, **state_figures(state)}, Load) for state in states]
     return json_response(Loads(time.time(), __version__, context.client.replica_count, shown))
 

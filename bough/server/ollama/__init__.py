@@ -99,7 +99,7 @@ async def generate(context: ServerContext, request: Request, body: requests.Gene
     if _is_plain(context, body):
         media = read_media(requests.read_prompt(body), context.client.media_kinds, "images")
         inputs = await context.read_inputs(prompt=body.prompt, media=media, sampling_params=sampling)
-        return await _answer(context, request, body, inputs)
+        return await _answer(context, request, body, inputs, None)
     inputs, form = await _templated(context, requests.read_prompt(body), body, sampling, plan_answers(context.settings))
     return await _answer(context, request, body, inputs, form)
 
@@ -139,11 +139,7 @@ def _writer(
 
 
 async def _answer(
-    context: ServerContext,
-    request: Request,
-    body: requests.AnswerFields,
-    inputs: Inputs,
-    form: AnswerFormat | None = None,
+    context: ServerContext, request: Request, body: requests.AnswerFields, inputs: Inputs, form: AnswerFormat | None
 ) -> Response:
     writer = _writer(context, body, form)
     return await respond(context.client, request, inputs, writer, stream=body.stream is not False)

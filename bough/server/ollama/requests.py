@@ -13,16 +13,7 @@ import msgspec
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_TEMPERATURE
 from bough.core.settings import Settings
-from bough.server.bodies import (
-    UNSUPPORTED,
-    above,
-    between,
-    check_stops,
-    fields_without_effect,
-    refuse_unsupported,
-    unsupported,
-    unsupported_fields,
-)
+from bough.server import bodies
 from bough.server.messages import Content, Message, as_content, decode_base64, media_part, read_messages
 from bough.server.parsing import unknown_thinking
 
@@ -34,26 +25,26 @@ IDLE = (
 if TYPE_CHECKING:
     IdleOptions = msgspec.Struct
 else:
-    IdleOptions = fields_without_effect("IdleOptions", IDLE)
+    IdleOptions = bodies.fields_without_effect("IdleOptions", IDLE)
 
 
 class Options(IdleOptions, kw_only=True):
     """How tokens are chosen. `num_predict` below zero, or left out, means all that is left of the context."""
 
     num_predict: int | None = None
-    temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
-    top_k: Annotated[int | None, between(-1, INT32_MAX)] = None
-    top_p: Annotated[float | None, above(0, 1)] = None
-    min_p: Annotated[float | None, between(0, 1)] = None
-    seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
+    temperature: Annotated[float | None, bodies.between(0, MAX_TEMPERATURE)] = None
+    top_k: Annotated[int | None, bodies.between(-1, INT32_MAX)] = None
+    top_p: Annotated[float | None, bodies.above(0, 1)] = None
+    min_p: Annotated[float | None, bodies.between(0, 1)] = None
+    seed: Annotated[int | None, bodies.between(-INT64_MAX - 1, INT64_MAX)] = None
     stop: str | list[str] | None = None
-    repeat_penalty: Annotated[float | None, above(0, 2)] = None
+    repeat_penalty: Annotated[float | None, bodies.above(0, 2)] = None
     repeat_last_n: int | None = None  # 0 turns the penalty off; else it counts the whole text
-    presence_penalty: Annotated[float | None, between(-2, 2)] = None
-    frequency_penalty: Annotated[float | None, between(-2, 2)] = None
-    typical_p: Annotated[float | None, unsupported(1.0)] = None
-    tfs_z: Annotated[float | None, unsupported(1.0)] = None
-    mirostat: Annotated[int | None, UNSUPPORTED] = None
+    presence_penalty: Annotated[float | None, bodies.between(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, bodies.between(-2, 2)] = None
+    typical_p: Annotated[float | None, bodies.unsupported(1.0)] = None
+    tfs_z: Annotated[float | None, bodies.unsupported(1.0)] = None
+    mirostat: Annotated[int | None, bodies.UNSUPPORTED] = None
 
 
 class AnswerFields(msgspec.Struct, kw_only=True):
@@ -64,12 +55,12 @@ class AnswerFields(msgspec.Struct, kw_only=True):
     options: Options | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
-    logprobs: Annotated[bool | None, UNSUPPORTED] = None
-    top_logprobs: Annotated[int | None, UNSUPPORTED] = None
+    logprobs: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    top_logprobs: Annotated[int | None, bodies.UNSUPPORTED] = None
     keep_alive: str | float | None = None
     return_timings: bool | None = None
     # A field of the other protocols, whose streams can be resumed.
-    resume: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
+    resume: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
 
 
 class GenerateRequest(AnswerFields, kw_only=True):
@@ -79,9 +70,9 @@ class GenerateRequest(AnswerFields, kw_only=True):
     system: str | None = None
     raw: bool | None = None  # the prompt as it is, without the model's template
     template: str | None = None
-    suffix: Annotated[str | None, UNSUPPORTED] = None
+    suffix: Annotated[str | None, bodies.UNSUPPORTED] = None
     images: list[str] | None = None  # in base64
-    context: Annotated[list[int] | None, UNSUPPORTED] = None
+    context: Annotated[list[int] | None, bodies.UNSUPPORTED] = None
 
 
 class ChatRequest(AnswerFields, kw_only=True):
@@ -103,7 +94,7 @@ ROLES = ("system", "user", "assistant", "tool")
 SAME_NAMES = ("temperature", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
 # The engine's names of fields, and the client's.
 NAMES = {
-    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *unsupported_fields(Options))},
+    **{name: f"options.{name}" for name in (*SAME_NAMES, "top_k", *bodies.unsupported_fields(Options))},
     "max_new_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "sampling_seed": "options.seed",
@@ -112,25 +103,23 @@ NAMES = {
 
 
 def check_request(request: AnswerFields, settings: Settings) -> None:
-    refuse_unsupported(request)
+    bodies.refuse_unsupported(request)
     if request.think and settings.model.reasoning_parser is None:
         raise unknown_thinking("think")
     if not isinstance(request, GenerateRequest):
         return
     if request.template:
-        raise RequestError(
-            "template is not supported: conversations are rendered with the model's own template "
-            "(or the server's --chat-template); leave it out, or send a finished prompt with raw.",
-            field="template",
-        )
+        instead = "conversations are rendered with the model's own template (or the server's --chat-template)"
+        text = f"template is not supported: {instead}; leave it out, or send a finished prompt with raw."
+        raise RequestError(text, field="template")
     if request.raw and request.system:
         raise RequestError("raw sends the prompt as it is, so there is no place for system.", field="system")
 
 
 def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
     """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
-    refuse_unsupported(options)
-    check_stops(options.stop, "stop")
+    bodies.refuse_unsupported(options)
+    bodies.check_stops(options.stop, "stop")
     limit = options.num_predict
     return {
         **{name: getattr(options, name) for name in SAME_NAMES},

@@ -14,12 +14,13 @@ from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallF
 from bough.server.context import Rendered, ServerContext
 from bough.server.messages import read_messages
 from bough.server.openai import objects, requests
+from bough.server.openai.requests import ChatRequest, Identity
 from bough.server.openai.writing import AnswerWriter, TokenSpeller, chat_logprobs, whole_piece
 from bough.server.parsing import CallIds, StreamParser, plan_answers
 from bough.server.streaming import PreparedChunk, json_event, read_resumption, respond
 
 
-def read_chat(request: requests.ChatRequest, identity: requests.Identity, context_length: int) -> dict[str, Any]:
+def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> dict[str, Any]:
     requests.check_request(request)
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", field="top_logprobs")
@@ -35,16 +36,16 @@ def read_chat(request: requests.ChatRequest, identity: requests.Identity, contex
     }
 
 
-def top_of(request: requests.ChatRequest) -> int | None:
+def top_of(request: ChatRequest) -> int | None:
     """How many of the likeliest tokens are shown beside each; None: there are no logprobs."""
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def limit_of(request: requests.ChatRequest) -> int | None:
+def limit_of(request: ChatRequest) -> int | None:
     return request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
 
 
-def template_variables(request: requests.ChatRequest) -> dict[str, Any]:
+def template_variables(request: ChatRequest) -> dict[str, Any]:
     effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
     return {**effort, **(request.chat_template_kwargs or {})}
 
@@ -75,11 +76,7 @@ class ChatWriter(AnswerWriter):
     opening_events = 1
 
     def __init__(
-        self,
-        request: requests.ChatRequest,
-        identity: requests.Identity,
-        speller: TokenSpeller,
-        form: AnswerFormat | None = None,
+        self, request: ChatRequest, identity: Identity, speller: TokenSpeller, form: AnswerFormat | None = None
     ) -> None:
         super().__init__(request, identity, speller, logprobs=top_of(request), samples=request.n or 1)
         self._form = form or AnswerFormat()
@@ -181,21 +178,16 @@ class ChatWriter(AnswerWriter):
         return cast(objects.ChatChunk, self._chunk(piece, choice, last="finish_reason" in fields))
 
 
-async def chat(context: ServerContext, request: Request, body: requests.ChatRequest) -> Response:
-    identity = requests.Identity.make("chatcmpl-", body.rid, context.model.name, body.resume)
+async def chat(context: ServerContext, request: Request, body: ChatRequest) -> Response:
+    identity = Identity.make("chatcmpl-", body.rid, context.model.name, body.resume)
     requests.use_openai_names(
         body,
         input_ids="input_ids" if body.input_ids is not None else "messages",
         max_new_tokens="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
     )
     given, budget = read_chat(body, identity, context.model.context_length), body.max_thinking_tokens
-    plan = plan_answers(
-        context.settings,
-        requests.tools_of(body),
-        context.tokenizer,
-        separate=body.separate_reasoning is not False,
-        stream_reasoning=body.stream_reasoning is not False,
-    )
+    shown = {"separate": body.separate_reasoning is not False, "stream_reasoning": body.stream_reasoning is not False}
+    plan = plan_answers(context.settings, requests.tools_of(body), context.tokenizer, **shown)
     if body.input_ids is not None:
         inputs, form = await context.plan_inputs(plan, Rendered(body.input_ids, ""), given, budget=budget)
     else:

@@ -15,12 +15,13 @@ from bough.core.errors import RequestError
 from bough.server.context import ServerContext
 from bough.server.openai import requests, writing
 from bough.server.openai.objects import Completion, CompletionChoice, CompletionLogprobs
+from bough.server.openai.requests import CompletionRequest, Identity
 from bough.server.streaming import PreparedChunk, read_resumption, respond
 
 DEFAULT_MAX_TOKENS = 16
 
 
-def read_completion(request: requests.CompletionRequest, identity: requests.Identity) -> dict[str, Any]:
+def read_completion(request: CompletionRequest, identity: Identity) -> dict[str, Any]:
     requests.check_request(request)
     samples, kept = samples_of(request), request.n or 1
     if samples < kept:
@@ -40,7 +41,7 @@ def read_completion(request: requests.CompletionRequest, identity: requests.Iden
     }
 
 
-def samples_of(request: requests.CompletionRequest) -> int:
+def samples_of(request: CompletionRequest) -> int:
     """Answers that are made for each prompt; `n` of them are shown."""
     return request.best_of or request.n or 1
 
@@ -53,10 +54,8 @@ def text_or_ids(given: str | list[Any], field: str) -> Mapping[str, Any]:
     if not kinds:
         raise RequestError(f"{field} is an empty list; give at least one {field} or token.", field=field)
     if len(kinds) > 1:
-        raise RequestError(
-            f"{field} must be a string, a list of strings, a list of token ids or a list of such lists, not a mixture.",
-            field=field,
-        )
+        allowed = "a string, a list of strings, a list of token ids or a list of such lists, not a mixture"
+        raise RequestError(f"{field} must be {allowed}.", field=field)
     return {"prompt": given} if kinds == {str} else {"input_ids": given}
 
 
@@ -66,11 +65,7 @@ class CompletionWriter(writing.AnswerWriter):
     whole_type = chunk_type = Completion
 
     def __init__(
-        self,
-        request: requests.CompletionRequest,
-        identity: requests.Identity,
-        speller: writing.TokenSpeller,
-        echoes: Sequence[str] = (),
+        self, request: CompletionRequest, identity: Identity, speller: writing.TokenSpeller, echoes: Sequence[str] = ()
     ) -> None:
         """`echoes` are the prompts' texts, if they are to stand before their answers."""
         super().__init__(request, identity, speller, logprobs=request.logprobs, samples=samples_of(request))
@@ -134,8 +129,8 @@ class CompletionWriter(writing.AnswerWriter):
         return writing.completion_logprobs(shown, top=self._top, speller=self._speller, offsets=offsets)
 
 
-async def complete(context: ServerContext, request: Request, body: requests.CompletionRequest) -> Response:
-    identity = requests.Identity.make("cmpl-", body.rid, context.model.name, body.resume)
+async def complete(context: ServerContext, request: Request, body: CompletionRequest) -> Response:
+    identity = Identity.make("cmpl-", body.rid, context.model.name, body.resume)
     requests.use_openai_names(body, top_logprobs_num="logprobs")
     inputs = await context.read_inputs(**read_completion(body, identity))
     context.require_room(inputs, body.max_tokens)
@@ -143,7 +138,7 @@ async def complete(context: ServerContext, request: Request, body: requests.Comp
     return await respond(context.client, request, inputs, writer, stream=body.stream)
 
 
-def _echoes(context: ServerContext, body: requests.CompletionRequest, inputs: Inputs) -> list[str]:
+def _echoes(context: ServerContext, body: CompletionRequest, inputs: Inputs) -> list[str]:
     if not body.echo:
         return []
     if isinstance(body.prompt, str):

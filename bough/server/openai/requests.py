@@ -16,27 +16,9 @@ from typing import Annotated, Any
 import msgspec
 
 from bough.client.inputs import READ_FIELDS
+from bough.core import sampling_params as sampling
 from bough.core.errors import RequestError
-from bough.core.sampling_params import (
-    GRAMMAR_FIELDS,
-    INT32_MAX,
-    INT64_MAX,
-    MAX_BIAS,
-    MAX_LOGPROBS,
-    MAX_TEMPERATURE,
-    SamplingParams,
-)
-from bough.server.bodies import (
-    TOKENS_OR_MOST,
-    UNSUPPORTED,
-    above,
-    between,
-    check_ranges,
-    check_stops,
-    given_fields,
-    refuse_unsupported,
-    unsupported,
-)
+from bough.server import bodies
 from bough.server.errors import set_field_names
 from bough.server.grammars import GrammarFields, grammar_names, grammar_of
 from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_functions
@@ -44,9 +26,9 @@ from bough.server.streaming import Resume
 
 MAX_CHOICES = 1024
 
-Count = Annotated[int | None, between(1, MAX_CHOICES)]
-TokenCount = Annotated[int | None, between(0, INT32_MAX)]
-TopLogprobs = Annotated[int | None, between(0, MAX_LOGPROBS)]  # OpenAI itself stops at 20
+Count = Annotated[int | None, bodies.between(1, MAX_CHOICES)]
+TokenCount = Annotated[int | None, bodies.between(0, sampling.INT32_MAX)]
+TopLogprobs = Annotated[int | None, bodies.between(0, sampling.MAX_LOGPROBS)]  # OpenAI itself stops at 20
 Messages = Annotated[
     list[dict[str, Any]] | None,
     msgspec.Meta(
@@ -67,16 +49,16 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class SamplingFields(GrammarFields, kw_only=True):
     """How tokens are chosen; the same in all three APIs."""
 
-    temperature: Annotated[float | None, between(0, MAX_TEMPERATURE)] = None
-    top_p: Annotated[float | None, above(0, 1)] = None
-    top_k: Annotated[int | None, TOKENS_OR_MOST] = None
-    min_p: Annotated[float | None, between(0, 1)] = None
+    temperature: Annotated[float | None, bodies.between(0, sampling.MAX_TEMPERATURE)] = None
+    top_p: Annotated[float | None, bodies.above(0, 1)] = None
+    top_k: Annotated[int | None, bodies.TOKENS_OR_MOST] = None
+    min_p: Annotated[float | None, bodies.between(0, 1)] = None
     min_tokens: TokenCount = None
-    frequency_penalty: Annotated[float | None, between(-2, 2)] = None
-    presence_penalty: Annotated[float | None, between(-2, 2)] = None
-    repetition_penalty: Annotated[float | None, above(0, 2)] = None
-    seed: Annotated[int | None, between(-INT64_MAX - 1, INT64_MAX)] = None
-    logit_bias: dict[str, Annotated[float, between(-MAX_BIAS, MAX_BIAS)]] | None = None
+    frequency_penalty: Annotated[float | None, bodies.between(-2, 2)] = None
+    presence_penalty: Annotated[float | None, bodies.between(-2, 2)] = None
+    repetition_penalty: Annotated[float | None, bodies.above(0, 2)] = None
+    seed: Annotated[int | None, bodies.between(-sampling.INT64_MAX - 1, sampling.INT64_MAX)] = None
+    logit_bias: dict[str, Annotated[float, bodies.between(-sampling.MAX_BIAS, sampling.MAX_BIAS)]] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: int | list[int] | None = None
     stop_regex: str | list[str] | None = None
@@ -87,7 +69,7 @@ class SamplingFields(GrammarFields, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    truncate_prompt_tokens: Annotated[int | None, TOKENS_OR_MOST] = None  # the last ones are kept
+    truncate_prompt_tokens: Annotated[int | None, bodies.TOKENS_OR_MOST] = None  # the last ones are kept
     custom_params: dict[str, Any] | None = None
 
 
@@ -119,24 +101,24 @@ class EngineFields(SamplingFields, kw_only=True):
     return_cached_tokens_details: bool | None = None
     return_routed_experts: bool | None = None
     # Features that this engine does not have: refused where they ask for something.
-    session_id: Annotated[str | None, UNSUPPORTED] = None
-    return_sampling_mask: Annotated[bool | None, UNSUPPORTED] = None
-    use_beam_search: Annotated[bool | None, UNSUPPORTED] = None
-    length_penalty: Annotated[float | None, unsupported(1.0, None)] = None
-    early_stopping: Annotated[bool | None, UNSUPPORTED] = None
-    logits_processors: Annotated[list[Any] | None, UNSUPPORTED] = None
-    prompt_embeds: Annotated[Any, UNSUPPORTED] = None
-    return_tokens_as_token_ids: Annotated[bool | None, UNSUPPORTED] = None
-    logprob_token_ids: Annotated[list[int] | None, UNSUPPORTED] = None
-    chat_template: Annotated[str | None, UNSUPPORTED] = None
-    documents: Annotated[list[Any] | None, UNSUPPORTED] = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
-    kv_transfer_params: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
-    include_reasoning: Annotated[bool | None, unsupported(True, None)] = None
-    thinking_token_budget: Annotated[int | None, unsupported(None)] = None
-    add_special_tokens: Annotated[bool | None, unsupported(True, None)] = None
-    custom_labels: Annotated[dict[str, str] | None, UNSUPPORTED] = None
-    disagg_prefill_dp_rank: Annotated[int | None, UNSUPPORTED] = None
+    session_id: Annotated[str | None, bodies.UNSUPPORTED] = None
+    return_sampling_mask: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    use_beam_search: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    length_penalty: Annotated[float | None, bodies.unsupported(1.0, None)] = None
+    early_stopping: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    logits_processors: Annotated[list[Any] | None, bodies.UNSUPPORTED] = None
+    prompt_embeds: Annotated[Any, bodies.UNSUPPORTED] = None
+    return_tokens_as_token_ids: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    logprob_token_ids: Annotated[list[int] | None, bodies.UNSUPPORTED] = None
+    chat_template: Annotated[str | None, bodies.UNSUPPORTED] = None
+    documents: Annotated[list[Any] | None, bodies.UNSUPPORTED] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
+    kv_transfer_params: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
+    include_reasoning: Annotated[bool | None, bodies.unsupported(True, None)] = None
+    thinking_token_budget: Annotated[int | None, bodies.unsupported(None)] = None
+    add_special_tokens: Annotated[bool | None, bodies.unsupported(True, None)] = None
+    custom_labels: Annotated[dict[str, str] | None, bodies.UNSUPPORTED] = None
+    disagg_prefill_dp_rank: Annotated[int | None, bodies.UNSUPPORTED] = None
 
 
 class CompletionRequest(EngineFields, kw_only=True):
@@ -149,7 +131,7 @@ class CompletionRequest(EngineFields, kw_only=True):
     best_of: Count = None
     echo: bool | None = None
     logprobs: TopLogprobs = None
-    suffix: Annotated[str | None, UNSUPPORTED] = None
+    suffix: Annotated[str | None, bodies.UNSUPPORTED] = None
 
 
 class ConversationFields(EngineFields, kw_only=True):
@@ -162,7 +144,7 @@ class ConversationFields(EngineFields, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
-    moderation: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
+    moderation: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
@@ -186,11 +168,11 @@ class ChatRequest(ConversationFields, kw_only=True):
     reasoning_effort: str | None = None  # a variable of the template
     separate_reasoning: bool | None = None  # without a reasoning parser there is nothing to separate
     stream_reasoning: bool | None = None
-    functions: Annotated[list[dict[str, Any]] | None, UNSUPPORTED] = None
-    function_call: Annotated[str | dict[str, Any] | None, unsupported("auto", "none")] = None
-    audio: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
-    modalities: Annotated[list[str] | None, unsupported(["text"])] = None
-    web_search_options: Annotated[dict[str, Any] | None, unsupported(None)] = None
+    functions: Annotated[list[dict[str, Any]] | None, bodies.UNSUPPORTED] = None
+    function_call: Annotated[str | dict[str, Any] | None, bodies.unsupported("auto", "none")] = None
+    audio: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
+    modalities: Annotated[list[str] | None, bodies.unsupported(["text"])] = None
+    web_search_options: Annotated[dict[str, Any] | None, bodies.unsupported(None)] = None
     prediction: dict[str, Any] | None = None
     verbosity: str | None = None
 
@@ -200,35 +182,35 @@ class ResponsesRequest(ConversationFields, kw_only=True):
 
     input: str | list[dict[str, Any]]
     # Fields of the other two APIs, which this one cannot serve.
-    input_ids: Annotated[list[int] | None, UNSUPPORTED] = None
-    n: Annotated[int | None, unsupported(1, None)] = None
-    prompt_logprobs: Annotated[int | None, unsupported(None)] = None  # 0 asks for those of the prompt itself
-    resume: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
-    session_params: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
-    return_hidden_states: Annotated[bool | None, UNSUPPORTED] = None
-    return_cached_tokens_details: Annotated[bool | None, UNSUPPORTED] = None
-    return_routed_experts: Annotated[bool | None, UNSUPPORTED] = None
+    input_ids: Annotated[list[int] | None, bodies.UNSUPPORTED] = None
+    n: Annotated[int | None, bodies.unsupported(1, None)] = None
+    prompt_logprobs: Annotated[int | None, bodies.unsupported(None)] = None  # 0 asks for those of the prompt itself
+    resume: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
+    session_params: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
+    return_hidden_states: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    return_cached_tokens_details: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    return_routed_experts: Annotated[bool | None, bodies.UNSUPPORTED] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     background: bool | None = None
-    max_output_tokens: Annotated[int | None, between(1, INT32_MAX)] = None
+    max_output_tokens: Annotated[int | None, bodies.between(1, sampling.INT32_MAX)] = None
     include: list[str] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    truncation: Annotated[str | None, unsupported("disabled")] = None
+    truncation: Annotated[str | None, bodies.unsupported("disabled")] = None
     max_tool_calls: int | None = None
-    prompt: Annotated[dict[str, Any] | None, UNSUPPORTED] = None  # a stored template of prompts
-    conversation: Annotated[str | dict[str, Any] | None, UNSUPPORTED] = None
-    context_management: Annotated[list[dict[str, Any]] | None, UNSUPPORTED] = None
+    prompt: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None  # a stored template of prompts
+    conversation: Annotated[str | dict[str, Any] | None, bodies.UNSUPPORTED] = None
+    context_management: Annotated[list[dict[str, Any]] | None, bodies.UNSUPPORTED] = None
     access_programs: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
 
 
 def check_request(request: EngineFields) -> None:
-    check_ranges(request)
+    bodies.check_ranges(request)
     for name in ("stop", "stop_regex", "stop_token_ids"):
-        check_stops(getattr(request, name), name)
-    refuse_unsupported(request)
+        bodies.check_stops(getattr(request, name), name)
+    bodies.refuse_unsupported(request)
     if request.stream and request.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs come with whole answers only; leave stream out.", field="prompt_logprobs")
 
@@ -289,7 +271,7 @@ OPENAI_NAMES = {
 SAME_NAMES = tuple(
     name
     for name in SamplingFields.__struct_fields__
-    if name in SamplingParams.__struct_fields__ and name not in GRAMMAR_FIELDS
+    if name in sampling.SamplingParams.__struct_fields__ and name not in sampling.GRAMMAR_FIELDS
 )
 
 
@@ -339,7 +321,7 @@ def logprobs_of(
 
 
 def options_of(request: EngineFields, identity: Identity) -> dict[str, Any]:
-    return {**given_fields(request, OPTIONS), "model": request.model, "rid": identity.id}
+    return {**bodies.given_fields(request, OPTIONS), "model": request.model, "rid": identity.id}
 
 
 def use_openai_names(request: SamplingFields, **names: str) -> None:

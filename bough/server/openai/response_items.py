@@ -16,16 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from bough.core.errors import RequestError
 from bough.parsers import CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.messages import (
-    ROLES,
-    Message,
-    check_size,
-    join_runs,
-    joined_turns,
-    read_content,
-    read_message,
-    read_messages,
-)
+from bough.server import messages
 from bough.server.openai.objects import TokenLogprob
 from bough.server.parsing import CallIds
 
@@ -136,26 +127,26 @@ KINDS = ("message", "function_call", "function_call_output", "reasoning")
 StreamEvent = dict[str, Any]
 
 
-def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
+def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[messages.Message]:
     """The new turns of the conversation. Calls and thinking that follow each other are one turn of the assistant's."""
     if isinstance(given, str):
-        return read_messages([{"role": "user", "content": given}], "input")
-    check_size(given, "input")
+        return messages.read_messages([{"role": "user", "content": given}], "input")
+    messages.check_size(given, "input")
     names = {item.get("call_id"): item.get("name") for item in given if item.get("type") == "function_call"}
     turns = (_read_item(item, f"input[{i}]", names) for i, item in enumerate(given))
-    return join_runs(turns, _is_same_turn)
+    return messages.join_runs(turns, _is_same_turn)
 
 
-def _is_same_turn(run: list[Message], turn: Message) -> bool:
+def _is_same_turn(run: list[messages.Message], turn: messages.Message) -> bool:
     """Whether a turn goes on with the assistant's: with calls or thinking among them, not two plain texts."""
     if not run[-1]["role"] == turn["role"] == "assistant":
         return False
     return len(run) > 1 or any("tool_calls" in each or "reasoning_content" in each for each in (run[0], turn))
 
 
-def output_messages(output: Sequence[Item]) -> list[Message]:
+def output_messages(output: Sequence[Item]) -> list[messages.Message]:
     """The assistant's messages that these items amount to, for the turns that follow. A failed call is text, too."""
-    turns: list[Message] = []
+    turns: list[messages.Message] = []
     for item in output:
         match item:
             case OutputMessage():
@@ -164,13 +155,13 @@ def output_messages(output: Sequence[Item]) -> list[Message]:
                 turns.append(_call_turn(item.call_id, item.name, item.arguments, "output"))
             case ReasoningItem():
                 turns.append(_thinking_turn("".join(part.text for part in item.content)))
-    return [joined_turns(turns)] if turns else []
+    return [messages.joined_turns(turns)] if turns else []
 
 
-def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) -> Message:
+def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) -> messages.Message:
     kind = item.get("type", "message")
     if kind == "message":
-        read = read_message(item, where, ROLES)
+        read = messages.read_message(item, where, messages.ROLES)
         return {"role": read["role"], "content": read["content"]}
     if kind == "function_call":
         return _call_turn(item.get("call_id"), item.get("name"), item.get("arguments"), where)
@@ -178,7 +169,7 @@ def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) ->
         id = item.get("call_id")
         if not isinstance(id, str):
             raise RequestError(f"{where}.call_id must be the id of a call.", field=where)
-        content = read_content(item.get("output"), f"{where}.output", media=True)
+        content = messages.read_content(item.get("output"), f"{where}.output", media=True)
         return {"role": "tool", "tool_call_id": id, "name": names.get(id) or "", "content": content}
     if kind == "reasoning":
         parts = item.get("content") or ()
@@ -188,14 +179,14 @@ def _read_item(item: Mapping[str, Any], where: str, names: Mapping[Any, Any]) ->
     raise RequestError(problem, field=where)
 
 
-def _call_turn(id: Any, name: Any, arguments: Any, where: str) -> Message:
+def _call_turn(id: Any, name: Any, arguments: Any, where: str) -> messages.Message:
     if not isinstance(id, str) or not isinstance(name, str):
         raise RequestError(f"{where} must have a call_id and a name.", field=where)
     call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-    return read_message({"role": "assistant", "content": "", "tool_calls": [call]}, where, ROLES)
+    return messages.read_message({"role": "assistant", "content": "", "tool_calls": [call]}, where, messages.ROLES)
 
 
-def _thinking_turn(text: str) -> Message:
+def _thinking_turn(text: str) -> messages.Message:
     return {"role": "assistant", "content": "", "reasoning_content": text}
 
 
@@ -216,10 +207,8 @@ class _Open:
 
     def item(self, status: ItemStatus, part: OutputText | ReasoningText | None) -> Item:
         if self.name:
-            arguments = "".join(self.pieces)
-            return FunctionCallItem(
-                id=self.id, call_id=self.call_id, name=self.name, arguments=arguments, status=status
-            )
+            call = {"call_id": self.call_id, "name": self.name, "arguments": "".join(self.pieces)}
+            return FunctionCallItem(id=self.id, **call, status=status)
         if self.is_reasoning:
             thought = [part] if isinstance(part, ReasoningText) and part.text else []
             return ReasoningItem(id=self.id, content=thought, status=status)

@@ -189,9 +189,8 @@ class ResponseWriter(Writer):
         )
 
     def _thought(self, item: items.Item) -> int:
-        return (
-            self._speller.count(item.content[0].text) if isinstance(item, items.ReasoningItem) and item.content else 0
-        )
+        thoughts = item.content if isinstance(item, items.ReasoningItem) else []
+        return self._speller.count(thoughts[0].text) if thoughts else 0
 
     def _logprobs(self, answer: RequestOutput, start: int, end: int) -> list[TokenLogprob]:
         if not wants_logprobs(self.request):
@@ -379,10 +378,8 @@ class Responses:
         requests.use_openai_names(body, **names)
         messages = with_instructions(body.instructions, conversation)
         plan = plan_answers(self._context.settings, requests.tools_of(body, None), self._context.tokenizer)
-        variables, budget = template_variables(body), body.max_thinking_tokens
-        inputs, form = await self._context.converse(
-            plan, messages, given, field="input", variables=variables, budget=budget
-        )
+        how: dict[str, Any] = {"variables": template_variables(body), "budget": body.max_thinking_tokens}
+        inputs, form = await self._context.converse(plan, messages, given, field="input", **how)
         self._context.require_room(inputs, body.max_output_tokens)
         stored = self._store is not None and body.store is not False
         return ResponseWriter(body, identity, inputs, self._speller, stored=stored, form=form)

@@ -74,6 +74,7 @@ class Request:
     arrived: float = 0.0
     stage: str = "queued"  # or "grammar", "fetch", "prefill", "decode", "retracted"
     stages: list[Stage] = field(default_factory=list)  # those before it
+    answered_at: float = 0.0  # when its last token was there
 
     def enter(self, stage: str, now: float, tokens: int = 0) -> None:
         """Its stage is over, which was about so many tokens, and the next begins."""
@@ -86,7 +87,7 @@ class Request:
 
     def record(self, output: int, now: float, *, ended: bool) -> dict[str, Any]:
         """What it has been through until now, with so many output tokens."""
-        stages = [*self.stages, (self.stage, now, self._decoded(output))]
+        stages = [*self.stages, (self.stage, self.answered_at or now, self._decoded(output))]
         facts = {"id": self.handle, "arrived": self.arrived, "prompt": self.prompt_len, "output": output}
         return facts | {"cached": max(self.cached_tokens, 0), "stages": stages, "ended": ended}
 

@@ -23,19 +23,10 @@ from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.packed import FOR_FLOATS, Format
 from bough.layers.adapters import AdapterSlots
 from bough.layers.spread import SpreadExperts, SpreadOptions
+from bough.loader import load
 from bough.loader.config import read_config
 from bough.loader.encoders import load_encoder
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
-from bough.loader.load import (
-    check_ends,
-    check_weights,
-    kept_forms,
-    load_weights,
-    open_source,
-    packed_cache,
-    packed_formats,
-    packed_size,
-)
 from bough.loader.locate import ModelFiles
 from bough.loader.quantization import quantization_of
 from bough.loader.source import WeightSource
@@ -107,16 +98,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     if config.media is not None and not _has_encoder(config, config.media, settings):
         config = replace(config, media=None)
     if runs_transformers(config):
-        _check_fallback(settings.model)
-        if settings.lora.enable_lora:
-            raise SettingsError(
-                "--enable-lora is for Bough's own layers, not for transformers' modules (--model-impl)."
-            )
-        if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
-            raise SettingsError(
-                "--tp-size and --pp-size are for Bough's own layers, and this model runs through transformers' modules "
-                "(--model-impl); leave them out."
-            )
+        _check_fallback(settings)
     if settings.model.simulate_routing is not None:
         if config.moe is None:
             raise SettingsError(f"--simulate-routing is for models with experts, which {config.architecture} has not.")
@@ -166,18 +148,18 @@ def _check_vectors(config: ModelConfig, settings: Settings) -> None:
         )
 
 
-def _check_fallback(settings: ModelSettings) -> None:
+def _check_fallback(settings: Settings) -> None:
     """What only our own layers do."""
-    if settings.quantization not in ("auto", "none"):
-        raise SettingsError(
-            f"--quantization {settings.quantization} is for Bough's own layers, and this model runs through "
-            "transformers' modules (--model-impl); leave it out."
-        )
-    if settings.enable_deterministic_inference:
-        raise SettingsError(
-            "--enable-deterministic-inference is for Bough's own layers, and this model runs through transformers' "
-            "modules (--model-impl); leave it out."
-        )
+    model = settings.model
+    but = "for Bough's own layers, and this model runs through transformers' modules (--model-impl)"
+    if model.quantization not in ("auto", "none"):
+        raise SettingsError(f"--quantization {model.quantization} is {but}; leave it out.")
+    if model.enable_deterministic_inference:
+        raise SettingsError(f"--enable-deterministic-inference is {but}; leave it out.")
+    if settings.lora.enable_lora:
+        raise SettingsError("--enable-lora is for Bough's own layers, not for transformers' modules (--model-impl).")
+    if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
+        raise SettingsError(f"--tp-size and --pp-size are {but}; leave them out.")
 
 
 def load_model(
@@ -197,13 +179,13 @@ def load_model(
     check_split(config, topology.all_groups.tp_size, topology.ep_size, flag, topology.dp_size)
     began = time.monotonic()
     load_format = initial_format(settings)
-    source = open_source(files, config, load_format, device)
+    source = load.open_source(files, config, load_format, device)
     on_cpu, sharing = device.type == "cpu", settings.parallel.ranks_per_node
     free = free_memory_bytes() // sharing if on_cpu else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))
-        form_of = kept_forms(source, fp8=fp8)
+        form_of = load.kept_forms(source, fp8=fp8)
     parallel = settings.parallel
     options = SpreadOptions(
         parallel.ep_num_redundant_experts,
@@ -229,11 +211,11 @@ def load_model(
     if options.record and not spread.layers:
         raise SettingsError("--enable-return-routed-experts is for models with experts, and this one has none.")
     slots = list(model.slots())
-    check_weights(slots, source)
+    load.check_weights(slots, source)
     if topology.has_ends:
-        check_ends(slots, source)
+        load.check_ends(slots, source)
     if packed_ops is not None:
-        weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
+        weight_bytes, instead = load.packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
     if on_cpu and weight_bytes > free:
@@ -242,10 +224,10 @@ def load_model(
             f"model or {instead}."
         )
     cached = packed_ops is not None and load_format != "dummy"
-    kept_on_disk = packed_cache(files, settings.model.quantization) if cached else None
-    load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
+    kept_on_disk = load.packed_cache(files, settings.model.quantization) if cached else None
+    load.load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
     weight_bytes = sum(s.nbytes for s in slots)
-    packed = packed_formats(slots)
+    packed = load.packed_formats(slots)
     kept = _kept_as(packed, Counter(str(slot.form) for slot in slots if slot.form is not None), settings, dtype)
     if runs_transformers(config):
         log.warning("the model runs through transformers' modules (--model-impl), which is slower than Bough's own")

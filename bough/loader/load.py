@@ -26,6 +26,7 @@ from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.quantization import quantization_of
 from bough.loader.quantized import QuantizedSource
 from bough.loader.source import (
+    UNFIT,
     DummySource,
     GgufSource,
     Index,
@@ -194,10 +195,8 @@ def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
         shape = source.shape(slot.name)
         if _part_shape(shape, slot.index) != tuple(slot.target.shape):
             part = f", [{_spelled(slot.index)}] of it" if slot.index else ""
-            raise ModelError(
-                f"Tensor {slot.name} has shape {list(shape)}{part}, the model expects {list(slot.target.shape)}; "
-                "the weights and the configuration do not belong together."
-            )
+            expected = f"the model expects {list(slot.target.shape)}"
+            raise ModelError(f"Tensor {slot.name} has shape {list(shape)}{part}, {expected}; {UNFIT}.")
         form = None if slot.form is None else source.form(slot.name)
         if slot.form is not None and (form is None or form.cut(slot.index) != slot.form):
             raise ModelError(
@@ -215,10 +214,7 @@ def check_ends(slots: Iterable[WeightSlot], source: WeightSource) -> None:
         read[slot.name] = list(map(max, ends, read.get(slot.name, ends)))
     for name, ends in read.items():
         if tuple(ends) != source.shape(name):
-            raise ModelError(
-                f"Tensor {name} has shape {list(source.shape(name))}, the model expects {ends}; the weights and the "
-                "configuration do not belong together."
-            )
+            raise ModelError(f"Tensor {name} has shape {list(source.shape(name))}, the model expects {ends}; {UNFIT}.")
 
 
 def _part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:

@@ -86,9 +86,8 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     overrides = json_object(settings.model.json_model_override_args, "json-model-override-args")
     config = read_config(files, overrides, settings.model.model_impl, embeds=settings.model.is_embedding)
     if config.draft is not None:
-        raise SettingsError(
-            f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
-        )
+        text = f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
+        raise SettingsError(text)
     _check_vectors(config, settings)
     unfit = settings.speculative.speculative_algorithm or settings.lora.enable_lora or settings.parallel.simulate_tp > 1
     unfit = unfit or settings.parallel.replica_ranks > 1
@@ -126,9 +125,8 @@ def _has_encoder(config: ModelConfig, media: MediaConfig, settings: Settings) ->
         log.warning("%sattention inside an image needs --page-size 1 and a --kv-cache-dtype of 16 bits", but)
         return False
     if media.deep_layers >= config.num_layers:
-        raise ModelError(
-            f"{media.architecture}: {media.deep_layers} layers are given features, of {config.num_layers}."
-        )
+        text = f"{media.architecture}: {media.deep_layers} layers are given features, of {config.num_layers}."
+        raise ModelError(text)
     return True
 
 
@@ -219,10 +217,8 @@ def load_model(
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
     if on_cpu and weight_bytes > free:
-        raise ResourceError(
-            f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
-            f"model or {instead}."
-        )
+        text = f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free"
+        raise ResourceError(f"{text}; use a smaller model or {instead}.")
     cached = packed_ops is not None and load_format != "dummy"
     kept_on_disk = load.packed_cache(files, settings.model.quantization) if cached else None
     load.load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
@@ -253,10 +249,8 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
     parallel = settings.parallel
     ep_size, redundant = parallel.ep_size, parallel.ep_num_redundant_experts
     if parallel.expert_distribution_recorder_mode is not None and (config.moe is None or runs_transformers(config)):
-        raise SettingsError(
-            f"--expert-distribution-recorder-mode: {config.architecture} has no experts that can be counted; leave it "
-            "out."
-        )
+        text = f"--expert-distribution-recorder-mode: {config.architecture} has no experts that can be counted"
+        raise SettingsError(f"{text}; leave it out.")
     if parallel.expert_distribution_recorder_mode is not None and parallel.groups > 1:
         raise SettingsError(
             "--expert-distribution-recorder-mode: with --enable-dp-attention every group would count the tokens of "
@@ -276,9 +270,8 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
     if size % ep_size:
         raise SettingsError(f"--ep-size {ep_size} does not divide --tp-size {size}: experts are spread over its ranks.")
     if parallel.moe_a2a_backend == "torch" and ep_size != parallel.tp_size:
-        raise SettingsError(
-            f"--moe-a2a-backend torch sends tokens to whole experts; use --ep-size {parallel.tp_size}, or none."
-        )
+        text = f"--moe-a2a-backend torch sends tokens to whole experts; use --ep-size {parallel.tp_size}, or none."
+        raise SettingsError(text)
     copied = redundant or config.moe.experts % ep_size
     if settings.model.enable_deterministic_inference and (copied or parallel.enable_eplb):
         raise SettingsError(
@@ -375,7 +368,6 @@ def _asked_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
     if asked < 0:
         return config.context_length
     if asked < settings.memory.page_size:
-        raise SettingsError(
-            f"chunked_prefill_size ({asked}) must be at least one page (page_size {settings.memory.page_size})."
-        )
+        text = f"chunked_prefill_size ({asked}) must be at least one page (page_size {settings.memory.page_size})."
+        raise SettingsError(text)
     return asked

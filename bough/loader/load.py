@@ -92,9 +92,8 @@ def _refuse_unknown(file: GgufFile, known: Iterable[Stored], layers: int) -> Non
     for name in file.tensors.keys() - used:
         block, _, rest = name.removeprefix("blk.").partition(".")
         if name.startswith("blk.") and block.isdigit() and int(block) < layers and rest not in UNUSED_IN_GGUF:
-            raise ModelError(
-                f"{file.path} holds {name}, which this architecture has no place for; it is not supported."
-            )
+            text = f"{file.path} holds {name}, which this architecture has no place for; it is not supported."
+            raise ModelError(text)
 
 
 def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:
@@ -199,9 +198,8 @@ def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
             raise ModelError(f"Tensor {slot.name} has shape {list(shape)}{part}, {expected}; {UNFIT}.")
         form = None if slot.form is None else source.form(slot.name)
         if slot.form is not None and (form is None or form.cut(slot.index) != slot.form):
-            raise ModelError(
-                f"Tensor {slot.name} is kept as {slot.form}, which the checkpoint does not have; start another engine."
-            )
+            text = f"Tensor {slot.name} is kept as {slot.form}, which the checkpoint does not have"
+            raise ModelError(f"{text}; start another engine.")
 
 
 def check_ends(slots: Iterable[WeightSlot], source: WeightSource) -> None:

@@ -54,10 +54,8 @@ class TransformersFamily(ModelFamily):
         try:
             shape = probe(given)
         except ModelError as error:
-            raise ModelError(
-                f"{config.where}: the model cannot run through transformers' modules (--model-impl transformers): "
-                f"{error}."
-            ) from error
+            text = f"{config.where}: the model cannot run through transformers' modules (--model-impl transformers)"
+            raise ModelError(f"{text}: {error}.") from error
         layers = shape.layers
         windows = {layer.window for layer in layers} - {None}
         if len(windows) > 1 or len({layer._replace(window=None) for layer in layers}) > 1:

@@ -248,14 +248,12 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
     """Raises if the model's experts cannot be spread as the settings say."""
     parallel = settings.parallel
     ep_size, redundant = parallel.ep_size, parallel.ep_num_redundant_experts
-    if parallel.expert_distribution_recorder_mode is not None and (config.moe is None or runs_transformers(config)):
-        text = f"--expert-distribution-recorder-mode: {config.architecture} has no experts that can be counted"
-        raise SettingsError(f"{text}; leave it out.")
-    if parallel.expert_distribution_recorder_mode is not None and parallel.groups > 1:
-        raise SettingsError(
-            "--expert-distribution-recorder-mode: with --enable-dp-attention every group would count the tokens of "
-            "all; leave one of them out."
-        )
+    if parallel.expert_distribution_recorder_mode is not None:
+        flag, twice = "--expert-distribution-recorder-mode", "every group would count the tokens of all"
+        if config.moe is None or runs_transformers(config):
+            raise SettingsError(f"{flag}: {config.architecture} has no experts that can be counted; leave it out.")
+        if parallel.groups > 1:
+            raise SettingsError(f"{flag}: with --enable-dp-attention {twice}; leave one of them out.")
     if ep_size == 1:
         given = {"--enable-eplb": parallel.enable_eplb, "--ep-num-redundant-experts": redundant > 0}
         given["--moe-a2a-backend torch"] = parallel.moe_a2a_backend == "torch"

@@ -186,10 +186,8 @@ def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
     available = set(source.names())
     missing = [slot.name for slot in slots if slot.name not in available]
     if missing:
-        raise ModelError(
-            f"The checkpoint lacks {len(missing)} of the {len(slots)} tensors that the model needs, among them "
-            f"{missing[0]}; it is incomplete or belongs to another configuration."
-        )
+        told = f"The checkpoint lacks {len(missing)} of the {len(slots)} tensors that the model needs"
+        raise ModelError(f"{told}, among them {missing[0]}; it is incomplete or belongs to another configuration.")
     for slot in slots:
         shape = source.shape(slot.name)
         if _part_shape(shape, slot.index) != tuple(slot.target.shape):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
-from bough.models.names import Names, gguf_names, interleaved
+from bough.models.names import GGUF_SANDWICH, Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class ModelFamily:
 
     def gguf_names(self, config: ModelConfig) -> Names:
         """Where the tensors stand in a GGUF file."""
-        found = gguf_names(self.names(config), self.gguf_modules, config)
+        modules = {**self.gguf_modules, **(GGUF_SANDWICH if self.block_kind == "SandwichBlock" else {})}
+        found = gguf_names(self.names(config), modules, config)
         if not self.gguf_interleaved:
             return found
         query, key = (f"model.layers.*.self_attn.{part}_proj" for part in "qk")

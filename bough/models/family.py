@@ -28,6 +28,7 @@ PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu"
 DTYPES = ("float32", "float16", "bfloat16")
 # How Transformers 5 writes the number of experts, and the names that families have for it.
 EXPERTS_WRITTEN = tuple({"num_local_experts": name} for name in ("num_experts", "n_routed_experts"))
+MIXTRAL_SIZES = {"experts": "num_local_experts", "size": "intermediate_size"}  # by the fields that Mixtral has
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
 

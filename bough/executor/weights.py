@@ -62,9 +62,8 @@ class WeightStore:
     def patch(self, source: WeightSource) -> str:
         """Writes the tensors of a source that was found to fit."""
         names = {*source.names()}
-        load_weights(
-            [slot for slot in self._slots if slot.name in names], source, progress=False, device=self._loaded.device
-        )
+        changed = [slot for slot in self._slots if slot.name in names]
+        load_weights(changed, source, progress=False, device=self._loaded.device)
         self._held_bytes, self.patched = sum(slot.nbytes for slot in self._slots), True
         return f"{len(names)} tensors have other values."
 

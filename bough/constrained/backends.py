@@ -43,9 +43,8 @@ def load_backend(name: str, vocabulary: Vocabulary) -> Backend:
     try:
         make: Callable[[Vocabulary], Backend] = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise SettingsError(
-            f"--grammar-backend {name} needs a package that cannot be imported ({error}); `pip install {name}`."
-        ) from None
+        text = f"--grammar-backend {name} needs a package that cannot be imported ({error}); `pip install {name}`."
+        raise SettingsError(text) from None
     return make(vocabulary)
 
 

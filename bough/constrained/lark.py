@@ -133,11 +133,8 @@ class _TagWriter:
                 return several if found.get("at_least_one") else f"({several})?"
             case "any_text" if last and not found.get("excludes"):
                 return self._rule(self._terminal(ANY_TEXT))
-        raise RequestError(
-            f"The grammar back end llguidance cannot enforce {found['type']} at this place of a structural tag; start "
-            "the server with --grammar-backend xgrammar.",
-            field="structural_tag",
-        )
+        here = f"{found['type']} at this place of a structural tag"
+        raise _refusal(f"cannot enforce {here}; start the server with --grammar-backend xgrammar.")
 
     def _content_and_end(self, tag: dict[str, Any]) -> str:
         """What stands between a tag's beginning and its end, and the end."""
@@ -145,21 +142,15 @@ class _TagWriter:
         closing = "|".join(pt.pattern_text(pt.literal(end)) for end in ends)
         if tag["content"]["type"] == "any_text":
             if not all(ends) or tag["content"].get("excludes"):
-                raise RequestError(
-                    "The grammar back end llguidance can enforce text inside a tag only up to the tag's end.",
-                    field="structural_tag",
-                )
+                raise _refusal("can enforce text inside a tag only up to the tag's end.")
             return self._rule(lark_regex(f"(.|\\n)*({closing})"), lazy=True)
         content = self._rule(self.write(tag["content"]))
         return f"{content} ({' | '.join(map(_literal, ends))})" if any(ends) else content
 
     def _triggered(self, found: dict[str, Any], last: bool) -> str:
         if found.get("excludes") or not (last or found.get("stop_after_first")):
-            raise RequestError(
-                "The grammar back end llguidance can enforce triggered_tags only at the end of a structural tag, and "
-                "without excludes.",
-                field="structural_tag",
-            )
+            where = "at the end of a structural tag, and without excludes"
+            raise _refusal(f"can enforce triggered_tags only {where}.")
         options = []
         for trigger in found["triggers"]:
             tags = [tag for tag in found["tags"] if tag["begin"].startswith(trigger)]
@@ -186,6 +177,10 @@ class _TagWriter:
         name = f"TEXT{next(self._numbers)}"
         self.rules.append(f"{name}: {body}")
         return name
+
+
+def _refusal(what: str) -> RequestError:
+    return RequestError(f"The grammar back end llguidance {what}", field="structural_tag")
 
 
 def _literal(text: str) -> str:

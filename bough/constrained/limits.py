@@ -22,10 +22,8 @@ def require_size(text: str, field: str) -> None:
 
 def require_positions(count: int, field: str) -> None:
     if count > MAX_POSITIONS:
-        raise RequestError(
-            f"{field} is too large: with its repeats written out it has {count} parts; {MAX_POSITIONS} are taken.",
-            field=field,
-        )
+        text = f"{field} is too large: with its repeats written out it has {count} parts; {MAX_POSITIONS} are taken."
+        raise RequestError(text, field=field)
 
 
 def require_choices(count: int, field: str) -> None:

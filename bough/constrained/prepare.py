@@ -129,9 +129,8 @@ def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, field: str) -> tuple[str, .
     if not missing or not spec.strict:
         return missing + tuple(f"{field}#{gap.path} {gap.reason}" for gap in gaps if gap.says_nothing)
     more = f", and {len(missing) - MAX_TOLD} more" if len(missing) > MAX_TOLD else ""
-    raise RequestError(
-        f"Not all of {field} can be guaranteed: {'; '.join(missing[:MAX_TOLD])}{more}. {ADVICE}", field=field
-    )
+    text = f"Not all of {field} can be guaranteed: {'; '.join(missing[:MAX_TOLD])}{more}. {ADVICE}"
+    raise RequestError(text, field=field)
 
 
 # ---- what xgrammar is asked to follow, and how large that is

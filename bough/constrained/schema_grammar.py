@@ -16,25 +16,13 @@ from bough.constrained import charsets, numbers
 from bough.constrained import pattern_tree as pt
 from bough.constrained.automata import TooLarge, deterministic
 from bough.constrained.ebnf import ROOT, Rules, ending_rules
-from bough.constrained.pattern_tree import (
-    EMPTY,
-    Chars,
-    Node,
-    Reference,
-    Repeat,
-    Row,
-    Text,
-    Token,
-    choice,
-    literal,
-    repeat,
-)
+from bough.constrained.pattern_tree import EMPTY, Chars, Node, Reference, Repeat, Row, Text, Token
 from bough.constrained.regexes import parse_regex
 from bough.core.errors import RequestError
 
 Counts = tuple[int, int | None]  # how many members an object may have
 BLANKS = Repeat(Token(Repeat(Chars(charsets.characters(" \t\n\r")), 1, None)), 0, 1)
-CONSTANTS = {"null": Token(literal("null")), "boolean": Token(choice([literal("true"), literal("false")]))}
+CONSTANTS = {"null": Token(pt.literal("null")), "boolean": Token(pt.choice([pt.literal("true"), pt.literal("false")]))}
 
 
 def schema_rules(plain: Mapping[str, Any], any_whitespace: bool, field: str = "json_schema") -> Rules:
@@ -54,16 +42,16 @@ class _Writer:
         self._known: dict[str, Node] = {}  # by plain schema
         blank: Node = BLANKS if any_whitespace else EMPTY
         self._blank = blank
-        self._comma = Row((blank, Token(literal(",")), blank)) if any_whitespace else Token(literal(", "))
-        self._colon = Row((blank, Token(literal(":")), blank)) if any_whitespace else Token(literal(": "))
+        self._comma = Row((blank, Token(pt.literal(",")), blank)) if any_whitespace else Token(pt.literal(", "))
+        self._colon = Row((blank, Token(pt.literal(":")), blank)) if any_whitespace else Token(pt.literal(": "))
 
     def write(self, plain: Mapping[str, Any]) -> Node:
         if "$ref" in plain:
             return self._definition(plain["$ref"].rpartition("/")[2])
         if "anyOf" in plain:
-            return choice(map(self.write, plain["anyOf"]))
+            return pt.choice(map(self.write, plain["anyOf"]))
         if "enum" in plain:
-            return Token(choice(literal(spelt(value)) for value in plain["enum"]))
+            return Token(pt.choice(pt.literal(spelt(value)) for value in plain["enum"]))
         key = json.dumps(plain)
         if key not in self._known:
             self._known[key] = self._typed(plain)
@@ -109,7 +97,7 @@ class _Writer:
             scalars = [self.write({"type": name}) for name in ("string", "number", "boolean", "null")]
             items = self._around("[", self._listed(inner, 0, None), "]")
             members = self._around("{", self._listed(Row((Text(ANY_NAME), self._colon, inner)), 0, None), "}")
-            self.rules["any"] = choice([*scalars, self._rule("array", items), self._rule("object", members)])
+            self.rules["any"] = pt.choice([*scalars, self._rule("array", items), self._rule("object", members)])
         return Reference("any")
 
     # ---- arrays
@@ -124,18 +112,18 @@ class _Writer:
             if not first:
                 return self._around("[", self._listed(item, least, most), "]")
             room = None if most is None else max(0, most - len(first))
-            rest = repeat(Row((self._comma, item)), max(0, least - len(first)), room)
+            rest = pt.repeat(Row((self._comma, item)), max(0, least - len(first)), room)
         for index in range(len(first) - 1, -1, -1):
             here = Row((self._comma, first[index], rest)) if index else Row((first[index], rest))
-            rest = here if index < least else repeat(here, 0, 1)
+            rest = here if index < least else pt.repeat(here, 0, 1)
         return self._around("[", rest, "]")
 
     def _listed(self, item: Node, least: int, most: int | None) -> Node:
         if most == 0:
             return EMPTY
-        more = repeat(Row((self._comma, item)), max(0, least - 1), None if most is None else most - 1)
+        more = pt.repeat(Row((self._comma, item)), max(0, least - 1), None if most is None else most - 1)
         several = Row((item, more))
-        return several if least else repeat(several, 0, 1)
+        return several if least else pt.repeat(several, 0, 1)
 
     # ---- objects
 
@@ -144,7 +132,7 @@ class _Writer:
         self.rules[name] = EMPTY  # taken, before its members take others
         required = set(plain.get("required", ()))
         members = [
-            Member(Row((Token(literal(spelt(key))), self._colon, self.write(value))), key in required)
+            Member(Row((Token(pt.literal(spelt(key))), self._colon, self.write(value))), key in required)
             for key, value in plain.get("properties", {}).items()
         ]
         others = self._others(plain)
@@ -162,10 +150,10 @@ class _Writer:
         options = [
             Row((name_node(entry), self._colon, self.write(entry["value"]))) for entry in plain.get("x-names", ())
         ]
-        return choice(options) if options else None
+        return pt.choice(options) if options else None
 
     def _around(self, left: str, inner: Node, right: str) -> Node:
-        return Row((Token(literal(left)), self._blank, inner, self._blank, Token(literal(right))))
+        return Row((Token(pt.literal(left)), self._blank, inner, self._blank, Token(pt.literal(right))))
 
 
 # ---- the members of an object
@@ -183,20 +171,20 @@ class Member:
 def _one_from_here_on(members: Sequence[Member], others: Node | None, comma: Node, prefix: str) -> tuple[Node, Rules]:
     """Behind a comma stands one of the members from here on, so that a comma or a brace is all that can follow one."""
     rules: Rules = {}
-    more = EMPTY if others is None else repeat(Row((comma, others)), 0, None)
+    more = EMPTY if others is None else pt.repeat(Row((comma, others)), 0, None)
     one: Node | None = None if others is None else _row(others, more)
     then, needed = more, False
     for at in range(len(members) - 1, -1, -1):
         here = _row(members[at].node, then)
         needed = needed or members[at].required
-        one = here if members[at].required or one is None else choice([here, one])
+        one = here if members[at].required or one is None else pt.choice([here, one])
         if at and not members[at - 1].required:  # it will be named twice: behind that member, and in its place
             rules[f"{prefix}.{at}"] = one
             one = Reference(f"{prefix}.{at}")
-        then = _row(comma, one) if needed else repeat(_row(comma, one), 0, 1)
+        then = _row(comma, one) if needed else pt.repeat(_row(comma, one), 0, 1)
     if one is None:
         return EMPTY, rules
-    return one if needed else repeat(one, 0, 1), rules
+    return one if needed else pt.repeat(one, 0, 1), rules
 
 
 def _row(one: Node, other: Node) -> Node:
@@ -235,15 +223,15 @@ def _rest(others: Node | None, missing: int, most: int | None, written: int, com
         return EMPTY if missing <= 0 else None
     missing = max(0, missing)
     if written:
-        return repeat(Row((comma, others)), missing, room)
-    more = repeat(Row((comma, others)), max(0, missing - 1), None if room is None else room - 1)
-    return _row(others, more) if missing else repeat(_row(others, more), 0, 1)
+        return pt.repeat(Row((comma, others)), missing, room)
+    more = pt.repeat(Row((comma, others)), max(0, missing - 1), None if room is None else room - 1)
+    return _row(others, more) if missing else pt.repeat(_row(others, more), 0, 1)
 
 
 def _named(options: list[Node], rules: Rules, name: str) -> Node | None:
     if not options:
         return None
-    node = choice(options)
+    node = pt.choice(options)
     if node == EMPTY or isinstance(node, Reference):
         return node
     rules[name] = node
@@ -299,7 +287,7 @@ def _all_but(names: set[str], depth: int) -> Node:
     for first in firsts if depth > 1 else ():
         rest = {name[1:] for name in names if name[:1] == first}
         options.append(Row((Chars(charsets.characters(first)), _all_but(rest, depth - 1))))
-    return choice(options)
+    return pt.choice(options)
 
 
 def name_node(entry: Mapping[str, Any]) -> Text:

@@ -57,9 +57,8 @@ class SchemaSource:
         base, _, fragment = address.partition("#")
         if base in self._named and (not fragment or fragment.startswith("/")):
             return self._named[base] + unquote(fragment)
-        raise NotInSchema(
-            f"names {reference!r}, which is not in the schema, and nothing is fetched; put what it names under $defs"
-        )
+        text = f"names {reference!r}, which is not in the schema, and nothing is fetched; put what it names under $defs"
+        raise NotInSchema(text)
 
     def accepts(self, pointer: str, value: Any) -> bool:
         """Whether a value is valid against one part, references followed; `Undecided` where that takes too much."""

@@ -88,9 +88,8 @@ class _TagLowering:
         self._field = field
 
     def error(self, path: str, reason: str) -> RequestError:
-        return RequestError(
-            f"{self._field}#{path} {reason}." if path else f"{self._field} {reason}.", field=self._field
-        )
+        place = f"{self._field}#{path}" if path else self._field
+        return RequestError(f"{place} {reason}.", field=self._field)
 
     def short(self, tag: Json) -> Json:
         self.refuse_others(tag, SHORT, "")
@@ -175,9 +174,8 @@ class _TagLowering:
             if tag.get("type") != "tag":
                 raise self.error(f"{path}/tags/{index}", "must be a tag")
             if sum(tag["begin"].startswith(trigger) for trigger in triggers) != 1:
-                raise self.error(
-                    path, f"has a tag that begins with {tag['begin']!r}, which must be exactly one trigger's"
-                )
+                reason = f"has a tag that begins with {tag['begin']!r}, which must be exactly one trigger's"
+                raise self.error(path, reason)
         return found
 
     def _schema(self, schema: Any, path: str, style: str = "json") -> Json:

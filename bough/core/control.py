@@ -175,9 +175,8 @@ class PlaceAdapter(msgspec.Struct, frozen=True, tag=True):
 AdapterCommand = ReadAdapter | LoadAdapter | PlaceAdapter
 WeightsCommand = SwapWeights | TakeTensors | ReceiveTensors | SetVersion
 TrainerCommand = JoinTrainer | LeaveTrainer
-ClientCommand = (
-    WeightsCommand | TrainerCommand | ReadWeight | Sleep | Wake | RecordExperts
-)  # that clients send through the scheduler
+# What clients send through the scheduler.
+ClientCommand = WeightsCommand | TrainerCommand | ReadWeight | Sleep | Wake | RecordExperts
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
 Command = GroupCommand | AdapterCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
 

@@ -17,10 +17,8 @@ def check_server_code(settings: Settings) -> None:
     if not settings.scheduler.enable_custom_logit_processor:
         return
     if settings.server.api_key is None:
-        raise SettingsError(
-            "--enable-custom-logit-processor lets any client run any code in this server; add --api-key (or "
-            "BOUGH_API_KEY), so that only clients with the key do."
-        )
+        text = "--enable-custom-logit-processor lets any client run any code in this server"
+        raise SettingsError(f"{text}; add --api-key (or BOUGH_API_KEY), so that only clients with the key do.")
     load_dill()
 
 
@@ -28,8 +26,7 @@ def load_dill() -> ModuleType:
     try:
         import dill
     except ModuleNotFoundError:
-        raise SettingsError(
-            "Custom logit processors need dill; install it with `pip install 'bough[custom-logit-processor]'`."
-        ) from None
+        text = "Custom logit processors need dill; install it with `pip install 'bough[custom-logit-processor]'`."
+        raise SettingsError(text) from None
     module: ModuleType = dill
     return module

@@ -124,10 +124,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.top_k == 0:
             raise RequestError("top_k must be -1 (off) or at least 1; got 0.", field="top_k")
         if self.min_new_tokens > self.max_new_tokens:
-            raise RequestError(
-                f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens}).",
-                field="min_new_tokens",
-            )
+            told = f"min_new_tokens ({self.min_new_tokens}) is larger than max_new_tokens ({self.max_new_tokens})."
+            raise RequestError(told, field="min_new_tokens")
         for name, texts in (("stop", self.stop), ("stop_regex", self.stop_regex)):
             require_few(texts, name, MAX_STOPS)
             for text in texts:
@@ -135,9 +133,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     raise RequestError(f"{name} contains an empty string, which would match at once.", field=name)
                 require_utf8(text, name)
         if (chars := sum(map(len, self.stop))) > MAX_STOP_CHARS:
-            raise RequestError(
-                f"stop has {chars} characters; all its strings together may have {MAX_STOP_CHARS}.", field="stop"
-            )
+            told = f"stop has {chars} characters; all its strings together may have {MAX_STOP_CHARS}."
+            raise RequestError(told, field="stop")
         _require_token_ids(self.stop_token_ids, "stop_token_ids", -INT64_MAX, INT64_MAX)
         require_few(set(self.stop_token_ids), "stop_token_ids", MAX_STOP_IDS)
         _require_token_ids(self.logit_bias, "logit_bias")
@@ -149,9 +146,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _verify_grammar(self) -> None:
         given = [name for name in GRAMMAR_FIELDS if getattr(self, name)]
         if len(given) > 1:
-            raise RequestError(
-                f"{' and '.join(given)} each say what the answer must match; give one of them.", field=given[1]
-            )
+            told = f"{' and '.join(given)} each say what the answer must match; give one of them."
+            raise RequestError(told, field=given[1])
         for name in given:
             for text in self.choices if name == "choices" else (getattr(self, name),):
                 require_utf8(text, name)
@@ -190,9 +186,8 @@ def require_utf8(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError(
-            f"{name} holds a lone surrogate ({text[error.start]!r}), which cannot be encoded as UTF-8.", field=name
-        ) from None
+        told = f"{name} holds a lone surrogate ({text[error.start]!r}), which cannot be encoded as UTF-8."
+        raise RequestError(told, field=name) from None
 
 
 def require_few(listed: Sized, name: str, most: int = MAX_LISTED) -> None:
@@ -235,9 +230,8 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
             raise RequestError(f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", field="logit_bias")
         amount = _as_float(value)
         if not -MAX_BIAS <= amount <= MAX_BIAS:  # written so that NaN is refused as well
-            raise RequestError(
-                f"logit_bias[{key}] must be between -{MAX_BIAS:g} and {MAX_BIAS:g}, got {amount}.", field="logit_bias"
-            )
+            text = f"logit_bias[{key}] must be between -{MAX_BIAS:g} and {MAX_BIAS:g}, got {amount}."
+            raise RequestError(text, field="logit_bias")
         bias[int(key)] = amount
     return bias
 

@@ -340,10 +340,8 @@ class SpeculativeSettings:
             topk = self.speculative_eagle_topk or 1
             return min((tokens or TREE_TOKENS) - 1, topk + (levels - 1) * topk * topk)  # which the tree has in all
         if steps is not None and tokens not in (None, steps + 1):
-            raise SettingsError(
-                f"--speculative-num-steps {steps} makes chains of {steps} drafts: leave out "
-                f"--speculative-num-draft-tokens, or set it to {steps + 1}."
-            )
+            text = f"--speculative-num-steps {steps} makes chains of {steps} drafts"
+            raise SettingsError(f"{text}: leave out --speculative-num-draft-tokens, or set it to {steps + 1}.")
         return steps or (tokens or (MODEL_TOKENS if self.has_model else NGRAM_TOKENS)) - 1
 
     @property

@@ -30,16 +30,11 @@ def check_patterns(patterns: Iterable[str]) -> None:
     patterns = tuple(patterns)
     chars = sum(map(len, patterns))
     if chars > MAX_PATTERN_CHARS:
-        raise RequestError(
-            f"stop_regex has {chars} characters; all patterns of a request together may have {MAX_PATTERN_CHARS}.",
-            field="stop_regex",
-        )
+        text = f"stop_regex has {chars} characters; all patterns of a request together may have {MAX_PATTERN_CHARS}."
+        raise RequestError(text, field="stop_regex")
     if sum(map(_most_nodes, patterns)) > MAX_PATTERN_NODES:
-        raise RequestError(
-            f"stop_regex repeats too much: its counts, written out, may make at most {MAX_PATTERN_NODES} steps; "
-            "use smaller counts, or + and *.",
-            field="stop_regex",
-        )
+        text = f"stop_regex repeats too much: its counts, written out, may make at most {MAX_PATTERN_NODES} steps"
+        raise RequestError(f"{text}; use smaller counts, or + and *.", field="stop_regex")
     for pattern in patterns:
         compile_pattern(pattern)
 
@@ -54,9 +49,8 @@ def compile_pattern(pattern: str) -> regex.Pattern[str]:
     except regex.error as error:
         raise RequestError(f"stop_regex {_shown(pattern)} is not valid: {error}.", field="stop_regex") from None
     except (RecursionError, OverflowError):
-        raise RequestError(
-            f"stop_regex {_shown(pattern)} cannot be compiled; nest its groups less deeply.", field="stop_regex"
-        ) from None
+        text = f"stop_regex {_shown(pattern)} cannot be compiled; nest its groups less deeply."
+        raise RequestError(text, field="stop_regex") from None
 
 
 def _most_nodes(pattern: str) -> int:

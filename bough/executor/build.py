@@ -162,9 +162,8 @@ def resolve_device(settings: ModelSettings) -> torch.device:
 def check_cache_readers(cache_dtype: str, names: BackendNames) -> None:
     """torch's back end computes in the cache's own numbers."""
     if cache_dtype.startswith("fp8") and "torch" in (names.prefill, names.decode):
-        raise SettingsError(
-            f"--kv-cache-dtype {cache_dtype} is not read by the torch attention back end; use triton for both."
-        )
+        text = f"--kv-cache-dtype {cache_dtype} is not read by the torch attention back end; use triton for both."
+        raise SettingsError(text)
 
 
 def check_deterministic(settings: ModelSettings, names: BackendNames, device_type: str) -> None:
@@ -173,14 +172,11 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
     if not settings.enable_deterministic_inference or device_type != "cuda":
         return
     if "torch" in (names.prefill, names.decode):
-        raise SettingsError(
-            "--enable-deterministic-inference has its own attention in Triton; leave the torch attention back end out."
-        )
+        text = "--enable-deterministic-inference has its own attention in Triton"
+        raise SettingsError(f"{text}; leave the torch attention back end out.")
     if settings.quantization in ("fp8", "int4"):
-        raise SettingsError(
-            f"--enable-deterministic-inference does not go with --quantization {settings.quantization} on a GPU; leave "
-            "one of them out."
-        )
+        text = f"--enable-deterministic-inference does not go with --quantization {settings.quantization} on a GPU"
+        raise SettingsError(f"{text}; leave one of them out.")
 
 
 def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:

@@ -64,9 +64,8 @@ class ModelControl:
         group = self._group.all_groups if together else self._group
         try:
             if together and not self._group.meet(not isinstance(command, commands.Decline), self._join):
-                raise RequestError(
-                    command.reason if isinstance(command, commands.Decline) else "Another replica refuses it."
-                )
+                why = command.reason if isinstance(command, commands.Decline) else "Another replica refuses it."
+                raise RequestError(why)
             result = self._run(command)
         except BoughError as error:
             if not group.all_alike(False):

@@ -185,10 +185,8 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     config = loaded.config
     narrowest = min(width for _, width in config.kv_shapes)
     if narrowest <= MIN_DOT // 2:  # it is rounded up to a power of two
-        raise SettingsError(
-            f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have "
-            f"{narrowest}; use --attention-backend torch."
-        )
+        text = f"Triton's attention needs heads of more than {MIN_DOT // 2} columns, and this model's have {narrowest}"
+        raise SettingsError(f"{text}; use --attention-backend torch.")
     latent, (heads, kv_heads, width) = config.latent, _heads(loaded)
     lines = max(limits.rows, MOST_TOKENS if verified_drafts(loaded, settings) else 0)  # that are attended for at once
     if settings.speculative.draft_levels:  # each node of a level, or each that is verified
@@ -272,9 +270,8 @@ def build_cuda(
 ) -> LoadedModel:
     config, held, device = loaded.config, loaded.topology.held(loaded.config), loaded.device
     if config.vocab_size > MAX_VOCAB_SIZE:
-        raise ModelError(
-            f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
-        )
+        text = f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
+        raise ModelError(text)
     if loaded.adapters is not None:  # what the cache is given later is what they leave
         loaded.adapters.reserve(settings.lora.max_lora_rank or LEAST_RANK)
     (free,) = loaded.group.minimum([torch.cuda.mem_get_info(device)[0]])

@@ -27,11 +27,8 @@ from bough.executor.load_model import LoadedWeights
 
 log = logging.getLogger(__name__)
 
-ON_HOST = (
-    "image_sizes",
-    "batch_num_images",
-    "num_local_patches",
-)  # what modules count with: reading it back would wait for the device
+# What modules count with: reading it back would wait for the device.
+ON_HOST = ("image_sizes", "batch_num_images", "num_local_patches")
 
 
 def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:

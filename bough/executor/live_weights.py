@@ -82,13 +82,8 @@ class LiveWeights:
         return result
 
     def _join(self, command: JoinTrainer) -> str:
-        name, size, first, ranks = (
-            command.group_name,
-            command.world_size,
-            command.rank_offset,
-            self._ranks.topology.ranks,
-        )
-        here = self._loaded.device.type
+        name, size, first = command.group_name, command.world_size, command.rank_offset
+        ranks, here = self._ranks.topology.ranks, self._loaded.device.type
         backend = command.backend or ("nccl" if here == "cuda" else "gloo")
         if self._parallel.dp_size > self._parallel.groups:
             raise RequestError("Replicas cannot share a group; give each an engine of its own, or use another way.")

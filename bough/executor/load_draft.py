@@ -142,10 +142,8 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
     if algorithm == "STANDALONE":
         config = read_config(files)
         if abs(config.vocab_size - target.vocab_size) > PADDING:
-            raise SettingsError(
-                f"{path} knows {config.vocab_size} tokens and the model {target.vocab_size}: a draft model must have "
-                "the model's tokenizer."
-            )
+            text = f"{path} knows {config.vocab_size} tokens and the model {target.vocab_size}"
+            raise SettingsError(f"{text}: a draft model must have the model's tokenizer.")
         if config.draft is not None:
             raise SettingsError(f"{path} is an EAGLE head; use --speculative-algorithm EAGLE or EAGLE3.")
     else:

@@ -23,19 +23,10 @@ from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.packed import FOR_FLOATS, Format
 from bough.layers.adapters import AdapterSlots
 from bough.layers.spread import SpreadExperts, SpreadOptions
+from bough.loader import load
 from bough.loader.config import read_config
 from bough.loader.encoders import load_encoder
 from bough.loader.kv_scales import Scales, checkpoint_scales, file_scales
-from bough.loader.load import (
-    check_ends,
-    check_weights,
-    kept_forms,
-    load_weights,
-    open_source,
-    packed_cache,
-    packed_formats,
-    packed_size,
-)
 from bough.loader.locate import ModelFiles
 from bough.loader.quantization import quantization_of
 from bough.loader.source import WeightSource
@@ -95,9 +86,8 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     overrides = json_object(settings.model.json_model_override_args, "json-model-override-args")
     config = read_config(files, overrides, settings.model.model_impl, embeds=settings.model.is_embedding)
     if config.draft is not None:
-        raise SettingsError(
-            f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
-        )
+        text = f"{files.name} makes drafts for another model; give it as --speculative-draft-model-path beside that."
+        raise SettingsError(text)
     _check_vectors(config, settings)
     unfit = settings.speculative.speculative_algorithm or settings.lora.enable_lora or settings.parallel.simulate_tp > 1
     unfit = unfit or settings.parallel.replica_ranks > 1
@@ -107,16 +97,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     if config.media is not None and not _has_encoder(config, config.media, settings):
         config = replace(config, media=None)
     if runs_transformers(config):
-        _check_fallback(settings.model)
-        if settings.lora.enable_lora:
-            raise SettingsError(
-                "--enable-lora is for Bough's own layers, not for transformers' modules (--model-impl)."
-            )
-        if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
-            raise SettingsError(
-                "--tp-size and --pp-size are for Bough's own layers, and this model runs through transformers' modules "
-                "(--model-impl); leave them out."
-            )
+        _check_fallback(settings)
     if settings.model.simulate_routing is not None:
         if config.moe is None:
             raise SettingsError(f"--simulate-routing is for models with experts, which {config.architecture} has not.")
@@ -144,9 +125,8 @@ def _has_encoder(config: ModelConfig, media: MediaConfig, settings: Settings) ->
         log.warning("%sattention inside an image needs --page-size 1 and a --kv-cache-dtype of 16 bits", but)
         return False
     if media.deep_layers >= config.num_layers:
-        raise ModelError(
-            f"{media.architecture}: {media.deep_layers} layers are given features, of {config.num_layers}."
-        )
+        text = f"{media.architecture}: {media.deep_layers} layers are given features, of {config.num_layers}."
+        raise ModelError(text)
     return True
 
 
@@ -166,18 +146,18 @@ def _check_vectors(config: ModelConfig, settings: Settings) -> None:
         )
 
 
-def _check_fallback(settings: ModelSettings) -> None:
+def _check_fallback(settings: Settings) -> None:
     """What only our own layers do."""
-    if settings.quantization not in ("auto", "none"):
-        raise SettingsError(
-            f"--quantization {settings.quantization} is for Bough's own layers, and this model runs through "
-            "transformers' modules (--model-impl); leave it out."
-        )
-    if settings.enable_deterministic_inference:
-        raise SettingsError(
-            "--enable-deterministic-inference is for Bough's own layers, and this model runs through transformers' "
-            "modules (--model-impl); leave it out."
-        )
+    model = settings.model
+    but = "for Bough's own layers, and this model runs through transformers' modules (--model-impl)"
+    if model.quantization not in ("auto", "none"):
+        raise SettingsError(f"--quantization {model.quantization} is {but}; leave it out.")
+    if model.enable_deterministic_inference:
+        raise SettingsError(f"--enable-deterministic-inference is {but}; leave it out.")
+    if settings.lora.enable_lora:
+        raise SettingsError("--enable-lora is for Bough's own layers, not for transformers' modules (--model-impl).")
+    if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
+        raise SettingsError(f"--tp-size and --pp-size are {but}; leave them out.")
 
 
 def load_model(
@@ -197,13 +177,13 @@ def load_model(
     check_split(config, topology.all_groups.tp_size, topology.ep_size, flag, topology.dp_size)
     began = time.monotonic()
     load_format = initial_format(settings)
-    source = open_source(files, config, load_format, device)
+    source = load.open_source(files, config, load_format, device)
     on_cpu, sharing = device.type == "cpu", settings.parallel.ranks_per_node
     free = free_memory_bytes() // sharing if on_cpu else torch.cuda.mem_get_info(device)[0]
     form_of = None
     if _keeps_forms(settings.model, device):
         fp8 = dtype == torch.bfloat16 and multiplies_fp8(torch.cuda.get_device_capability(device))
-        form_of = kept_forms(source, fp8=fp8)
+        form_of = load.kept_forms(source, fp8=fp8)
     parallel = settings.parallel
     options = SpreadOptions(
         parallel.ep_num_redundant_experts,
@@ -229,23 +209,21 @@ def load_model(
     if options.record and not spread.layers:
         raise SettingsError("--enable-return-routed-experts is for models with experts, and this one has none.")
     slots = list(model.slots())
-    check_weights(slots, source)
+    load.check_weights(slots, source)
     if topology.has_ends:
-        check_ends(slots, source)
+        load.check_ends(slots, source)
     if packed_ops is not None:
-        weight_bytes, instead = packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
+        weight_bytes, instead = load.packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
     if on_cpu and weight_bytes > free:
-        raise ResourceError(
-            f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; use a smaller "
-            f"model or {instead}."
-        )
+        text = f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free"
+        raise ResourceError(f"{text}; use a smaller model or {instead}.")
     cached = packed_ops is not None and load_format != "dummy"
-    kept_on_disk = packed_cache(files, settings.model.quantization) if cached else None
-    load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
+    kept_on_disk = load.packed_cache(files, settings.model.quantization) if cached else None
+    load.load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
     weight_bytes = sum(s.nbytes for s in slots)
-    packed = packed_formats(slots)
+    packed = load.packed_formats(slots)
     kept = _kept_as(packed, Counter(str(slot.form) for slot in slots if slot.form is not None), settings, dtype)
     if runs_transformers(config):
         log.warning("the model runs through transformers' modules (--model-impl), which is slower than Bough's own")
@@ -270,16 +248,12 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
     """Raises if the model's experts cannot be spread as the settings say."""
     parallel = settings.parallel
     ep_size, redundant = parallel.ep_size, parallel.ep_num_redundant_experts
-    if parallel.expert_distribution_recorder_mode is not None and (config.moe is None or runs_transformers(config)):
-        raise SettingsError(
-            f"--expert-distribution-recorder-mode: {config.architecture} has no experts that can be counted; leave it "
-            "out."
-        )
-    if parallel.expert_distribution_recorder_mode is not None and parallel.groups > 1:
-        raise SettingsError(
-            "--expert-distribution-recorder-mode: with --enable-dp-attention every group would count the tokens of "
-            "all; leave one of them out."
-        )
+    if parallel.expert_distribution_recorder_mode is not None:
+        flag, twice = "--expert-distribution-recorder-mode", "every group would count the tokens of all"
+        if config.moe is None or runs_transformers(config):
+            raise SettingsError(f"{flag}: {config.architecture} has no experts that can be counted; leave it out.")
+        if parallel.groups > 1:
+            raise SettingsError(f"{flag}: with --enable-dp-attention {twice}; leave one of them out.")
     if ep_size == 1:
         given = {"--enable-eplb": parallel.enable_eplb, "--ep-num-redundant-experts": redundant > 0}
         given["--moe-a2a-backend torch"] = parallel.moe_a2a_backend == "torch"
@@ -294,9 +268,8 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
     if size % ep_size:
         raise SettingsError(f"--ep-size {ep_size} does not divide --tp-size {size}: experts are spread over its ranks.")
     if parallel.moe_a2a_backend == "torch" and ep_size != parallel.tp_size:
-        raise SettingsError(
-            f"--moe-a2a-backend torch sends tokens to whole experts; use --ep-size {parallel.tp_size}, or none."
-        )
+        text = f"--moe-a2a-backend torch sends tokens to whole experts; use --ep-size {parallel.tp_size}, or none."
+        raise SettingsError(text)
     copied = redundant or config.moe.experts % ep_size
     if settings.model.enable_deterministic_inference and (copied or parallel.enable_eplb):
         raise SettingsError(
@@ -393,7 +366,6 @@ def _asked_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
     if asked < 0:
         return config.context_length
     if asked < settings.memory.page_size:
-        raise SettingsError(
-            f"chunked_prefill_size ({asked}) must be at least one page (page_size {settings.memory.page_size})."
-        )
+        text = f"chunked_prefill_size ({asked}) must be at least one page (page_size {settings.memory.page_size})."
+        raise SettingsError(text)
     return asked

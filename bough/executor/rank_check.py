@@ -43,10 +43,8 @@ class RankCheck:
         for rank, other in enumerate(others, start=1):
             for name, found, expected in zip(names, other, first, strict=True):
                 if found != expected:
-                    raise EngineDeadError(
-                        f"Rank {rank} differs from rank 0 in step {self._step}: {name} is {found}, not {expected} "
-                        "(--check-ranks)."
-                    )
+                    text = f"Rank {rank} differs from rank 0 in step {self._step}"
+                    raise EngineDeadError(f"{text}: {name} is {found}, not {expected} (--check-ranks).")
 
 
 def make_check(wanted: bool, group: RankGroup, device: torch.device) -> RankCheck | None:

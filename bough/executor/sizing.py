@@ -189,10 +189,8 @@ def size_gpu_cache(
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens // size * size, "--max-total-tokens"
         if shape.nbytes(tokens) > usable:
-            raise ResourceError(
-                f"--max-total-tokens {settings.max_total_tokens} needs {_gib(shape.nbytes(tokens))} for the KV "
-                f"cache, but only {_gib(usable)} are left on the device; set it to {fitting} or less."
-            )
+            text = f"--max-total-tokens {settings.max_total_tokens} needs {_gib(shape.nbytes(tokens))} for the KV cache"
+            raise ResourceError(f"{text}, but only {_gib(usable)} are left on the device; set it to {fitting} or less.")
     if tokens < max(size, 2):
         raise ResourceError(
             f"Nothing is left on the device for the KV cache ({_gib(free_bytes)} free, a step needs "

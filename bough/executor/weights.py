@@ -62,9 +62,8 @@ class WeightStore:
     def patch(self, source: WeightSource) -> str:
         """Writes the tensors of a source that was found to fit."""
         names = {*source.names()}
-        load_weights(
-            [slot for slot in self._slots if slot.name in names], source, progress=False, device=self._loaded.device
-        )
+        changed = [slot for slot in self._slots if slot.name in names]
+        load_weights(changed, source, progress=False, device=self._loaded.device)
         self._held_bytes, self.patched = sum(slot.nbytes for slot in self._slots), True
         return f"{len(names)} tensors have other values."
 
@@ -114,9 +113,8 @@ class WeightStore:
         try:
             load_weights(coming, source, progress=False, device=self._loaded.device)
         except (BoughError, OSError) as error:  # what is overwritten cannot serve on
-            raise EngineDeadError(
-                f"Experts have moved in part: {error} Make the files readable and start again."
-            ) from None
+            text = f"Experts have moved in part: {error} Make the files readable and start again."
+            raise EngineDeadError(text) from None
         self._slots = moved
         return f"This rank has read {len(coming)} tensors of experts that moved."
 
@@ -154,9 +152,8 @@ class WeightStore:
             needed = packed_size(source, self._settings.model.quantization).nbytes
             free = free_memory_bytes() + self._held_bytes
             if needed > free:
-                raise ResourceError(
-                    f"The weights need {needed / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free."
-                )
+                text = f"The weights need {needed / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free."
+                raise ResourceError(text)
         scales = self._loaded.cache_scales  # are part of captured graphs
         if scales is not None and cache_scales(self._settings, source, config) != scales:
             raise ModelError("The checkpoint has other scales for the KV cache; start another engine for it.")

@@ -140,9 +140,8 @@ def _schema_text(schema: Mapping[str, Any] | str | type | None) -> str | None:
         return json.dumps(schema)
     described: Callable[[], Any] | None = getattr(schema, "model_json_schema", None)
     if described is None:
-        raise RequestError(
-            f"json_schema must be a schema, its JSON or a pydantic model, got {schema!r}.", field="json_schema"
-        )
+        text = f"json_schema must be a schema, its JSON or a pydantic model, got {schema!r}."
+        raise RequestError(text, field="json_schema")
     return json.dumps(described())
 
 

@@ -159,11 +159,8 @@ class Writer:
         own = next(dict(item.sampling) for item in items if isinstance(item, Gen))
         own |= {"max_new_tokens": self.options.num_api_spec_tokens, "stop": (), "n": 1}
         if any(isinstance(item, Gen) and "json_schema" in item.sampling for item in items):
-            raise RequestError(
-                "A message of several parts that is one call (num_api_spec_tokens) takes no json_schema; give that "
-                "gen() an assistant message of its own.",
-                field="json_schema",
-            )
+            told = "A message of several parts that is one call (num_api_spec_tokens) takes no json_schema"
+            raise RequestError(f"{told}; give that gen() an assistant message of its own.", field="json_schema")
         own.pop("regex", None)  # it is not that of the whole message; `match` looks at it
         request = self._request(own)
         attempts = 1 if request.sampling.get("temperature") == 0 else ATTEMPTS  # it would write the same again
@@ -175,10 +172,8 @@ class Writer:
                 break
         else:
             form = "".join(item.value if isinstance(item, Text) else f"<{item.name}>" for item in items)
-            raise RequestError(
-                f"The model did not keep to the form {form!r} in {attempts} attempt{'s' * (attempts > 1)}; show it the "
-                "form in the prompt, or raise num_api_spec_tokens."
-            )
+            told = f"The model did not keep to the form {form!r} in {attempts} attempt{'s' * (attempts > 1)}"
+            raise RequestError(f"{told}; show it the form in the prompt, or raise num_api_spec_tokens.")
         for part, text in zip(pattern, texts, strict=True):
             self.document.text += text
             if part.slot is not None:

@@ -32,10 +32,8 @@ class KimiDelta(RecurrentLayer):
             ColumnLinear(size, (Columns(name, own.values),), False, placement) for name in ("f_b_proj", "g_b_proj")
         )
         self._norm = RmsNorm(size, config.norm_eps, False, placement)
-        self._rates, self._dt_bias = (
-            placement.empty(shape.heads, 1).float(),
-            placement.empty(shape.heads * size).float(),
-        )
+        self._rates = placement.empty(shape.heads, 1).float()
+        self._dt_bias = placement.empty(shape.heads * size).float()
 
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, b, f, g = parts

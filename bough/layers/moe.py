@@ -74,10 +74,8 @@ class ExpertsBesideMLP:
         self._activation = self._mlp.activation
         names = ("mlp_norm", "experts_input_norm", "experts_norm", "router_norm")
         self._norms = {name: make_norm(config, placement) for name in names}
-        self._router, self._expert_scale = (
-            placement.empty(moe.experts, config.hidden_size),
-            placement.empty(moe.experts),
-        )
+        self._router = placement.empty(moe.experts, config.hidden_size)
+        self._expert_scale = placement.empty(moe.experts)
         self._experts = placement.make_experts(config.hidden_size, moe, placement)
         self._all_reduce, self._linear = placement.all_reduce, placement.ops.linear
 

@@ -25,6 +25,5 @@ def dequantize(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> torch.
     try:
         return torch.from_numpy(quants.dequantize(raw, kind))
     except NotImplementedError:
-        raise ModelError(
-            f"Weights of GGUF type {kind.name} cannot be read; use a file of another quantisation."
-        ) from None
+        text = f"Weights of GGUF type {kind.name} cannot be read; use a file of another quantisation."
+        raise ModelError(text) from None

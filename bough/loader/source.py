@@ -36,6 +36,7 @@ Index = tuple[slice, ...]
 StoredRows = tuple[npt.NDArray[np.uint8], GGMLQuantizationType]  # [rows, bytes of a row], and what the bytes are
 FLOAT_TYPES = {dtype: kind for kind, dtype in PLAIN.items()}
 STORED_TYPES = {kind.name: kind for kind in FLOAT_TYPES.values()}  # by safetensors' names for them
+UNFIT = "the weights and the configuration do not belong together"
 DUMMY_SCALE = 0.02
 # Prime, so that no two rows of a matrix begin at the same place in the repeated block and none are equal.
 DUMMY_BLOCK = 524_309
@@ -213,10 +214,9 @@ class NamedSource(WeightSource):
                 read[at.name] = max(last, read.get(at.name, (0, 0))[0]), there
         for name, (rows, there) in read.items():
             if rows != there:
-                raise ModelError(
-                    f"Tensor {name} has shape {list(self._source.shape(name))}, and the model expects {rows} instead "
-                    f"of the {there}; the weights and the configuration do not belong together."
-                )
+                shape = list(self._source.shape(name))
+                expected = f"and the model expects {rows} instead of the {there}"
+                raise ModelError(f"Tensor {name} has shape {shape}, {expected}; {UNFIT}.")
 
     def names(self) -> Sequence[str]:
         return list(self._tensors)

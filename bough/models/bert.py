@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import GATED, LAYER_TYPES, PLAIN, ModelFamily, layer_norms, layers_of_type
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused
+from bough.models.names import Names, Piece, fused, fused_qkv
 from bough.models.rope_config import read_local_rope
 
 ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": True, "final_norm": False}
@@ -73,11 +73,10 @@ class ModernBert(Bert):
         }
 
     def modules(self, config: ModelConfig) -> Names:
-        qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
         gated = [f"model.layers.*.mlp.{part}_proj" for part in ("gate", "up")]
         return {
             **self.stated_names,
-            "layers.*.attn.Wqkv": fused(qkv, (config.hidden_size,) * 3),
+            "layers.*.attn.Wqkv": fused_qkv(config),
             "layers.*.mlp.Wi": fused(gated, (config.intermediate_size,) * 2),
         }
 
@@ -90,8 +89,4 @@ class NomicBert(Bert):
         return {**ENCODER, **layer_norms(config), "token_types": config.integer("type_vocab_size")}
 
     def modules(self, config: ModelConfig) -> Names:
-        qkv = [f"model.layers.*.self_attn.{part}_proj" for part in "qkv"]
-        return {
-            **self.stated_names,
-            "encoder.layers.*.attn.Wqkv": fused(qkv, (config.num_heads * config.head_dim,) * 3),
-        }
+        return {**self.stated_names, "encoder.layers.*.attn.Wqkv": fused_qkv(config)}

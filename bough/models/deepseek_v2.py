@@ -186,9 +186,8 @@ class GlmMoeDsa(DeepseekV32):
             step, first = max(config.count("index_topk_freq", 1), 1), config.count("index_skip_topk_offset", 2)
             return tuple(max(layer - first + 1, 0) % step == 0 for layer in range(layers))
         if not isinstance(kinds, (str, list)) or len(kinds) < layers or not set(map(str, kinds)) <= INDEXERS.keys():
-            raise ModelError(
-                f"{config.where}: indexer_types must say full or shared for {layers} layers, got {kinds!r}."
-            )
+            text = f"{config.where}: indexer_types must say full or shared for {layers} layers, got {kinds!r}."
+            raise ModelError(text)
         if not INDEXERS[kinds[0]]:
             raise ModelError(f"{config.where}: the first layer has no other whose choice of tokens it could share.")
         return tuple(INDEXERS[kind] for kind in kinds[:layers])

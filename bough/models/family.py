@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
-from bough.models.names import Names, gguf_names, interleaved
+from bough.models.names import GGUF_SANDWICH, Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ PLAIN: dict[str, Activation] = {**GATED, "gelu_new": "gelu_tanh", "gelu": "gelu"
 DTYPES = ("float32", "float16", "bfloat16")
 # How Transformers 5 writes the number of experts, and the names that families have for it.
 EXPERTS_WRITTEN = tuple({"num_local_experts": name} for name in ("num_experts", "n_routed_experts"))
+MIXTRAL_SIZES = {"experts": "num_local_experts", "size": "intermediate_size"}  # by the fields that Mixtral has
 LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
 
 
@@ -90,7 +91,8 @@ class ModelFamily:
 
     def gguf_names(self, config: ModelConfig) -> Names:
         """Where the tensors stand in a GGUF file."""
-        found = gguf_names(self.names(config), self.gguf_modules, config)
+        modules = {**self.gguf_modules, **(GGUF_SANDWICH if self.block_kind == "SandwichBlock" else {})}
+        found = gguf_names(self.names(config), modules, config)
         if not self.gguf_interleaved:
             return found
         query, key = (f"model.layers.*.self_attn.{part}_proj" for part in "qk")

@@ -13,7 +13,7 @@ from typing import Any
 from bough.core.model_config import Activation, ModelConfig
 from bough.models.family import GATED, Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_SANDWICH, NESTED, Names
+from bough.models.names import NESTED, Names
 from bough.models.rope_config import read_local_rope
 
 ACTIVATIONS: dict[str, Activation] = {**GATED, "gelu": "gelu_tanh"}  # first checkpoints name the one, mean the other
@@ -27,7 +27,6 @@ class Gemma(ModelFamily):
 
 
 class Gemma2(Gemma):
-    gguf_modules = GGUF_SANDWICH
     block_kind = "SandwichBlock"
     activation_field = "hidden_activation"
     layers_of_27b = 46

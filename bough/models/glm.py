@@ -13,15 +13,7 @@ from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
 from bough.models.family import ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
-from bough.models.names import (
-    GGUF_FUSED_MLP,
-    GGUF_SANDWICH,
-    Names,
-    Piece,
-    fused_gate_up,
-    pairs_apart,
-    projections_apart,
-)
+from bough.models.names import GGUF_FUSED_MLP, Names, Piece, fused_gate_up, pairs_apart, projections_apart
 from bough.models.vision import Sectioned
 
 
@@ -37,7 +29,6 @@ class Glm(ModelFamily):
 
 
 class Glm4(Glm):
-    gguf_modules: ClassVar[Mapping[str, str]] = {**GGUF_FUSED_MLP, **GGUF_SANDWICH}
     block_kind = "SandwichBlock"
 
     def names(self, config: ModelConfig) -> Names:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.core.model_config import ModelConfig
-from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, Rows, planes
 
@@ -14,8 +14,7 @@ from bough.models.names import Names, Piece, Rows, planes
 class GptOss(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         gate = (config.number("swiglu_alpha"), config.number("swiglu_limit"))
-        sizes = {"experts": "num_local_experts", "size": "intermediate_size"}
-        moe = read_moe(config, **sizes, biases=True, clamped_gate=gate)
+        moe = read_moe(config, **MIXTRAL_SIZES, biases=True, clamped_gate=gate)
         return {"moe": moe, "attention_sinks": True, **window_fields(config, lambda layer: layer % 2 == 0)}
 
     def names(self, config: ModelConfig) -> Names:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
-from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, fused, planes
 
@@ -30,8 +30,7 @@ class Granite(ModelFamily):
 
 class GraniteMoe(Granite):
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = read_moe(config, experts="num_local_experts", size="intermediate_size")
-        return {**super().fields(config), "moe": moe}
+        return {**super().fields(config), "moe": read_moe(config, **MIXTRAL_SIZES)}
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         if "shared_expert_intermediate_size" in given:
@@ -70,8 +69,7 @@ class GraniteMoeHybrid(Granite):
         recurs = (True,) * count if config.values.get("layer_types") is None else layers_of_type(config, KINDS)
         found["recurrent"] = mamba(config, recurs, config.integer("mamba_expand") * config.integer("hidden_size"))
         if config.count("num_local_experts"):
-            sizes = {"experts": "num_local_experts", "size": "intermediate_size"}
-            found["moe"] = read_moe(config, **sizes, shared_size=shared)
+            found["moe"] = read_moe(config, **MIXTRAL_SIZES, shared_size=shared)
         else:
             found["intermediate_size"] = shared
         return found if position == "rope" else {**found, "rope": NO_ROPE}

@@ -10,7 +10,7 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import ModelFamily, window_fields
+from bough.models.family import MIXTRAL_SIZES, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.llama import unrotated_layers
 from bough.models.names import Names, fused_experts, nested, projections_apart
@@ -49,10 +49,9 @@ class Llama4(ModelFamily):
 def _experts(config: Fields, dense: tuple[bool, ...]) -> MoEConfig:
     if config.integer("num_experts_per_tok") != 1:
         raise ModelError(f"{config.where}: num_experts_per_tok must be 1, as in the models that there are.")
-    return MoEConfig(
-        experts=config.integer("num_local_experts"),
-        per_token=1,
-        intermediate_size=config.integer("intermediate_size"),
+    return read_moe(
+        config,
+        **MIXTRAL_SIZES,
         scores="sigmoid",
         renormalise=False,
         scales_inputs=True,

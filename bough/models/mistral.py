@@ -15,7 +15,7 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import NESTED, Names, interleaved
 from bough.models.rope_config import read_rope
@@ -54,7 +54,7 @@ class Mixtral(Mistral):
                 raise ModelError(f"{section.where}: {unread} is not supported; use the model's Hugging Face files.")
             stated = {field: section.values[name] for name, field in STATED.items() if name in section.values}
             config = Fields(config.where, {**config.values, **stated, "moe": None})
-        moe = read_moe(config, experts="num_local_experts", size="intermediate_size")
+        moe = read_moe(config, **MIXTRAL_SIZES)
         return {**super().fields(config), "moe": moe}
 
     def names(self, config: ModelConfig) -> Names:
@@ -108,9 +108,7 @@ class MiniMaxM2(ModelFamily):
     partial_rotation = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = read_moe(
-            config, experts="num_local_experts", size="intermediate_size", scores="sigmoid", correction_bias=True
-        )
+        moe = read_moe(config, **MIXTRAL_SIZES, scores="sigmoid", correction_bias=True)
         found: dict[str, Any] = {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
         rotated = config.optional_integer("rotary_dim")  # how published checkpoints say it
         if rotated is not None:

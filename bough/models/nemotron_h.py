@@ -57,9 +57,8 @@ def _kinds(config: Fields) -> list[str]:
     given = config.values.get("layer_types") or list(config.text("hybrid_override_pattern", ""))
     kinds = [OLD_KINDS.get(str(kind), KINDS.get(str(kind), str(kind))) for kind in given]
     if "moe" in kinds:
-        raise ModelError(
-            f"{config.where}: layers with experts that have no gate are not supported; take a Nemotron-H without them."
-        )
+        text = f"{config.where}: layers with experts that have no gate are not supported"
+        raise ModelError(f"{text}; take a Nemotron-H without them.")
     if not kinds:
         raise ModelError(f"{config.where}: layers_block_type is missing.")
     return kinds

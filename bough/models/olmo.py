@@ -15,7 +15,6 @@ from bough.core.errors import ModelError
 from bough.models.family import Metadata, ModelFamily, read_moe, rotating_windows, window_fields
 from bough.models.fields import Fields
 from bough.models.glm import corrected_experts
-from bough.models.names import GGUF_SANDWICH
 from bough.models.rope_config import read_local_rope
 
 AFTER_ONLY, NO_OPTIONS = {"before": False}, dict[str, bool]()
@@ -31,7 +30,6 @@ class Olmo(ModelFamily):
 
 
 class Olmo2(ModelFamily):
-    gguf_modules = GGUF_SANDWICH
     block_kind, block_options = "SandwichBlock", AFTER_ONLY
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -62,7 +60,6 @@ class FlexOlmo(Olmoe):
 
 
 class Exaone4(ModelFamily):
-    gguf_modules = GGUF_SANDWICH
     block_kind, block_options = "SandwichBlock", AFTER_ONLY
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -100,10 +100,8 @@ def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
         if impl == "auto":
             return FALLBACK
         hint = " --model-impl transformers may run it, more slowly."
-    raise ModelError(
-        f"{where}architecture {name!r} is not supported; supported are {known}. Other packages can add models "
-        f"(entry point group {GROUP}).{hint}"
-    )
+    text = f"{where}architecture {name!r} is not supported"
+    raise ModelError(f"{text}; supported are {known}. Other packages can add models (entry point group {GROUP}).{hint}")
 
 
 def runs_transformers(config: ModelConfig) -> bool:
@@ -188,9 +186,7 @@ def _registered() -> tuple[ModelFamily, ...]:
                 f"({type(error).__name__}: {error}); repair or uninstall it."
             ) from error
         if not isinstance(family, ModelFamily):
-            raise ModelError(
-                f"The package {package} registers {entry.value!r} as a model, which is no subclass of "
-                "bough.models.family.ModelFamily."
-            )
+            text = f"The package {package} registers {entry.value!r} as a model"
+            raise ModelError(f"{text}, which is no subclass of bough.models.family.ModelFamily.")
         families.append(family)
     return tuple(families)

@@ -26,9 +26,8 @@ def read_rope(config: Fields, *, partial: bool = False) -> RopeConfig:
     given = _parameters(config, "full_attention")
     share = given.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if share != 1.0 and not partial:
-        raise ModelError(
-            f"{given.where}: partial_rotary_factor = {share} is not supported; the whole head must rotate."
-        )
+        text = f"{given.where}: partial_rotary_factor = {share} is not supported; the whole head must rotate."
+        raise ModelError(text)
     return replace(_parse(given, config), partial_rotary_factor=share)
 
 

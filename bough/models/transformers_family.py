@@ -54,17 +54,13 @@ class TransformersFamily(ModelFamily):
         try:
             shape = probe(given)
         except ModelError as error:
-            raise ModelError(
-                f"{config.where}: the model cannot run through transformers' modules (--model-impl transformers): "
-                f"{error}."
-            ) from error
+            text = f"{config.where}: the model cannot run through transformers' modules (--model-impl transformers)"
+            raise ModelError(f"{text}: {error}.") from error
         layers = shape.layers
         windows = {layer.window for layer in layers} - {None}
         if len(windows) > 1 or len({layer._replace(window=None) for layer in layers}) > 1:
-            raise ModelError(
-                f"{config.where}: the model's layers differ in their heads or windows, which --model-impl transformers "
-                "does not support."
-            )
+            told = f"{config.where}: the model's layers differ in their heads or windows"
+            raise ModelError(f"{told}, which --model-impl transformers does not support.")
         known = Fields(config.where, shape.config.to_dict() | dict(config.values))
         lengths = [known.optional_integer(name) for name in CONTEXT_FIELDS]
         return TransformersConfig(

@@ -225,10 +225,8 @@ def convert(fields: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
         None, config=config, state_dict=dict(tensors), dtype="auto", output_loading_info=True
     )
     if missing := sorted(told["missing_keys"]):
-        raise ModelError(
-            f"The checkpoint lacks {len(missing)} tensors that the model needs, among them {missing[0]}; it is "
-            "incomplete or belongs to another configuration."
-        )
+        text = f"The checkpoint lacks {len(missing)} tensors that the model needs, among them {missing[0]}"
+        raise ModelError(f"{text}; it is incomplete or belongs to another configuration.")
     if wrong := sorted(map(str, told["mismatched_keys"])):
         raise ModelError(f"The weights and the configuration do not belong together: {wrong[0]} differs in shape.")
     return {name: _with_rows(tensor) for name, tensor in model.state_dict().items()}

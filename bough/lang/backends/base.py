@@ -91,9 +91,8 @@ class Backend(ABC):
 
     async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
         """How likely each choice is after the text."""
-        raise RequestError(
-            f"{type(self).__name__} cannot score given texts, so select() and choices do not work there; use gen()."
-        )
+        told = f"{type(self).__name__} cannot score given texts, so select() and choices do not work there; use gen()."
+        raise RequestError(told)
 
     async def async_cache_prefix(self, text: str) -> None:  # noqa: B027  # a back end without a cache has nothing to do
         """Makes the text cheap to start from."""

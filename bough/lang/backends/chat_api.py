@@ -27,9 +27,8 @@ def load_sdk(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise SettingsError(
-            f"This back end needs the package {module!r}; install it with: pip install 'bough[{extra}]'."
-        ) from error
+        text = f"This back end needs the package {module!r}; install it with: pip install 'bough[{extra}]'."
+        raise SettingsError(text) from error
 
 
 class ChatApiBackend(Backend):

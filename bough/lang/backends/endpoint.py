@@ -109,10 +109,8 @@ class RuntimeEndpoint(Backend):
         try:
             info: dict[str, Any] = await asyncio.wait_for(self._call("/get_model_info", method="GET"), INTRODUCTION_S)
         except TimeoutError:
-            raise EngineDeadError(
-                f"The server at {self.base_url} did not say within {INTRODUCTION_S:g} s what it is; is it a server of "
-                "Bough's or SGLang's, and has it started?"
-            ) from None
+            text = f"The server at {self.base_url} did not say within {INTRODUCTION_S:g} s what it is"
+            raise EngineDeadError(f"{text}; is it a server of Bough's or SGLang's, and has it started?") from None
         return info
 
     async def _call(self, path: str, body: Any = None, method: str = "POST") -> Any:

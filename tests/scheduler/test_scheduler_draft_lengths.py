@@ -123,6 +123,7 @@ def device_drafting(count: int, *, adaptive: bool = True) -> Drafting:
     table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
     table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 13, 100)
     table.sampled, table.request_in = np.full(count, 10), requests.__getitem__
+    table.heeds_eos, table.has_stop_ids = np.arange(count) == 2, np.zeros(count, dtype=bool)
     limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=3, adaptive_drafts=adaptive)
     return Drafting(table, limits, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -12,6 +13,7 @@ from typing import NoReturn
 from bough.core.errors import SettingsError
 
 HELP_FLAGS = ("-h", "--help")
+KEY = re.compile(r"((?:^|\0)--[\w-]*api[-_]key[\0=])[^\0]*")  # in words with zeros between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class Menu:
 
     def _hint(self, word: str, known: Iterable[str]) -> str:
         return did_you_mean(word, known) or f" `{self.program} --help` lists them all."
+
+
+def without_keys(words: Sequence[str]) -> list[str]:
+    """A command line whose keys cannot be read."""
+    return KEY.sub(r"\1***", "\0".join(words)).split("\0")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

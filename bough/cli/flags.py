@@ -26,6 +26,7 @@ Field = dataclasses.Field[Any]
 
 ENVIRONMENT_PREFIX = "BOUGH_"
 # No settings: where fetched models and stored pages lie, and a secret that no flag shall show to `ps`.
+GATEWAY_PREFIX = "BOUGH_GATEWAY_"  # of a gateway's own settings, whose engines have its environment
 OTHER_VARIABLES = frozenset({"BOUGH_HOME", "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "BOUGH_CLUSTER_KEY"})
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
@@ -133,7 +134,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _warn_of_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
     """A misspelt variable is no error, because it may be meant for another version; but it should not go unnoticed."""
     for variable in sorted(environ):
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+        ours = variable.startswith(ENVIRONMENT_PREFIX) and not variable.startswith(GATEWAY_PREFIX)
+        if ours and variable not in known:
             log.warning("The variable %s is no setting and has no effect.%s", variable, did_you_mean(variable, known))
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bough.cli.commands import Parser
+from bough.cli.commands import Parser, without_keys
 from bough.cli.flags import add_setting, checked
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import BOOTSTRAP_PORT, GatewaySettings, gateway_fields
@@ -124,7 +124,8 @@ def settings_from(
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
     settings = _from_file(config) | given
     if engine_flags and not settings.get("launch"):
-        problem = f"What stands behind `--` ({' '.join(engine_flags)}) is for engines that the gateway starts"
+        words = " ".join(without_keys(engine_flags))
+        problem = f"What stands behind `--` ({words}) is for engines that the gateway starts"
         raise SettingsError(f"{problem}: add --launch N, or leave it out.")
     in_file = settings.pop("selector", ())
     prefill = tuple(_prefill(words) for words in parsed.prefill)

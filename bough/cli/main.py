@@ -10,7 +10,6 @@ import contextlib
 import errno
 import importlib
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,13 +17,12 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from bough.cli.commands import HELP_FLAGS, Command, Menu
+from bough.cli.commands import HELP_FLAGS, Command, Menu, without_keys
 from bough.core.errors import BoughError, SettingsError
 
 if TYPE_CHECKING:
     from bough.cli.engines import MakeEngine
 
-KEY = re.compile(r"((?:^|\0)--[\w-]*api[-_]key[\0=])[^\0]*")  # in words with zeros between them
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no defect, whichever file it was
 
 MENU = Menu(
@@ -72,11 +70,6 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = Non
             raise
         _report_full_disk(error)
         return 1
-
-
-def without_keys(words: Sequence[str]) -> list[str]:
-    """A command line whose keys cannot be read."""
-    return KEY.sub(r"\1***", "\0".join(words)).split("\0")
 
 
 def _report_full_disk(error: OSError) -> None:

@@ -196,7 +196,8 @@ def test_mistakes_get_one_line_and_exit_code_2(argv: list[str], line: str, capsy
 
 
 def test_an_unknown_variable_is_mentioned_once_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    environ = {"BOUGH_PAGE_SIZ": "16", "BOUGH_HOME": "/models", "BOUGH_MODEL": "m", "OTHER": "x"}
+    theirs = {"BOUGH_HOME": "/models", "BOUGH_GATEWAY_WORKER_API_KEY": "x", "OTHER": "x"}
+    environ = {"BOUGH_PAGE_SIZ": "16", "BOUGH_MODEL": "m", **theirs}
     assert given(**environ) == {"model_path": "m"}
     (message,) = caplog.messages
     assert "BOUGH_PAGE_SIZ is no setting" in message and "Did you mean BOUGH_PAGE_SIZE?" in message

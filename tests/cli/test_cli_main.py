@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from cli_fakes import FakeEngine
 
-from bough.cli.main import MENU, main, without_keys
+from bough.cli.commands import without_keys
+from bough.cli.main import MENU, main
 from bough.core.errors import EngineDeadError, ModelError
 from bough.version import __version__
 

@@ -79,8 +79,10 @@ def test_values_that_cannot_be_used(words: list[str]) -> None:
 
 
 def test_flags_of_engines_that_nobody_starts_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"--device cpu.*add --launch"):
-        settings_from(_parser().parse([]), ("--device", "cpu"), {})
+    flags = ("--device", "cpu", "--api-key", "secret-one", "--admin-api-key=secret-two")
+    with pytest.raises(SettingsError, match=r"--device cpu.*add --launch") as refused:
+        settings_from(_parser().parse([]), flags, {})
+    assert "secret" not in str(refused.value)
 
 
 def test_a_flag_of_engines_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:

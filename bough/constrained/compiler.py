@@ -30,6 +30,7 @@ PREPARERS = COMPILERS = 2
 LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
 NICE = 5
+MOST_TEXT = 1 << 20  # characters of all grammars that are kept, each of which takes up to 200 bytes when it is compiled
 
 
 class CompileTicket:
@@ -62,7 +63,12 @@ class CachingCompiler:
     started before a grammar is asked for."""
 
     def __init__(
-        self, backend: str, read_vocabulary: Callable[[], Vocabulary], timeout_s: float = 10, cache_entries: int = 512
+        self,
+        backend: str,
+        read_vocabulary: Callable[[], Vocabulary],
+        timeout_s: float = 10,
+        cache_entries: int = 512,
+        cache_text: int = MOST_TEXT,
     ) -> None:
         self._name = resolve_backend(backend)
         self._timeout_s = timeout_s
@@ -76,7 +82,7 @@ class CachingCompiler:
         patience = min(timeout_s, PREPARE_TIMEOUT_S)
         self._preparers = CompilerPool(Hello(self._name, None, patience), PREPARERS, "preparing")
         self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
-        self._capacity = cache_entries
+        self._capacity, self._most_text = cache_entries, cache_text
         self._lock = threading.Lock()
 
     def request(self, spec: GrammarSpec) -> Ticket:
@@ -102,9 +108,11 @@ class CachingCompiler:
 
     def _drop_oldest(self) -> None:
         """Keeps grammars that are still compiling: requests wait for them."""
-        spare = len(self._entries) - self._capacity
-        for spec in [spec for spec, entry in self._entries.items() if entry.future.done()][: max(0, spare)]:
-            del self._entries[spec]
+        text = 0
+        for count, (spec, entry) in enumerate(reversed(list(self._entries.items())), 1):
+            text += len(spec.text)
+            if (count > self._capacity or text > self._most_text) and entry.future.done():
+                del self._entries[spec]
 
     def _give_up(self, spec: GrammarSpec, entry: _Entry) -> None:
         """One request fewer waits. A compile that nobody waits for is not started; a running one goes on."""

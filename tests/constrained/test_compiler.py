@@ -94,15 +94,17 @@ def test_what_takes_too_long_ends_alone() -> None:
         compiler.close()
 
 
-def test_the_cache_forgets_what_was_not_asked_for_long() -> None:
-    compiler = CachingCompiler("llguidance", lambda: BYTES, cache_entries=2)
+@pytest.mark.parametrize("limit", [{"cache_entries": 2}, {"cache_text": 2 * len(regex_spec("y0").text) + 1}])
+def test_the_cache_forgets_what_was_not_asked_for_long(limit: dict[str, int]) -> None:
+    compiler = CachingCompiler("llguidance", lambda: BYTES, **limit)
     try:
         specs = [regex_spec(f"y{index}") for index in range(3)]
         first = wait(compiler.request(specs[0]))
         for spec in specs[1:]:
             wait(compiler.request(spec))
-        wait(compiler.request(specs[2]))
+        second = wait(compiler.request(specs[1]))
         assert wait(compiler.request(specs[0])) is not first
+        assert wait(compiler.request(specs[1])) is second
     finally:
         compiler.close()
 

@@ -1,5 +1,6 @@
 """The sizes in which each family is published, by its first model type; of experts with those that a token uses. They
-are here for the table in docs/models.md: what is compared are tiny checkpoints with random weights."""
+are here for orientation in docs/models.md and were not checked one by one: what is compared are tiny checkpoints with
+random weights."""
 
 from __future__ import annotations
 

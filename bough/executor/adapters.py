@@ -82,8 +82,8 @@ class AdapterStore:
         kept = matrix.to(self._loaded.dtype).contiguous()
         if self._loaded.device.type == "cpu":
             return kept
-        torch.cuda.set_device(self._loaded.device)  # whose context pins memory; a new thread has the first device
-        return kept.pin_memory()
+        with torch.cuda.device(self._loaded.device):  # whose context pins memory; a new thread has the first device
+            return kept.pin_memory()
 
 
 def whole_shapes(loaded: LoadedWeights) -> dict[str, tuple[int, int]]:

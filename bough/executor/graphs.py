@@ -10,6 +10,7 @@ ranks that run the same plans take the same graphs, and their collectives have t
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import Counter
@@ -79,9 +80,14 @@ class Captured(Generic[Output]):
     """One graph, with what it computes."""
 
     def __init__(self, run: Callable[[], Output], pool: Any) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._output = run()
+        self._graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()  # what it frees may be on the device, where a call in the middle of a capture ends the capture
+        try:
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self._output = run()
+        finally:
+            if collects:
+                gc.enable()
 
     def replay(self) -> Output:
         """Queues the work."""

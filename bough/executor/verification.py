@@ -29,7 +29,7 @@ from bough.core.plan import (
     TokenMasks,
 )
 from bough.executor.layout import LongArray, RowMirror, StepLayout, has_drafts, prompt_targets
-from bough.sampling.logprobs import Scores, output_logprobs, score_inputs
+from bough.sampling.logprobs import PendingLogprobs, Scores, output_logprobs, score_inputs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample
 from bough.sampling.state import Agree, SamplingState, as_drawn
@@ -109,19 +109,24 @@ class Verified:
         if plan.parents is not None:
             trees = int((plan.given < plan.query_lens).sum())
             vectors = {i: of[self.path[i, : len(of)]] if i < trees else of for i, of in vectors.items()}
-        outputs = {} if specs is None else self._logprobs(plan, logits, specs)
+        pending = None if specs is None else self._score(logits, specs)
+        if logits.is_cuda and (pending or inputs):
+            torch.cuda.current_stream(logits.device).synchronize()  # the copies that are read here are only queued
+        outputs = {} if pending is None else self._by_place(plan, pending.read())
         tokens, scored = self.tokens.astype(np.int32), {index: scores.to_host() for index, scores in inputs.items()}
         return StepResult(plan.step, tokens, self.counts, self.bad, outputs, scored, vectors=vectors)
 
     @torch.inference_mode()
-    def _logprobs(self, plan: BatchPlan, logits: Tensor, specs: Specs) -> ByPlace:
-        """Of each row that wants them, those of all tokens that it has got."""
+    def _score(self, logits: Tensor, specs: Specs) -> PendingLogprobs:
+        """Of each row that wants logprobs, all tokens that it has got."""
         held = np.arange(self.tokens.shape[1]) < self.counts[:, None]
         lines = torch.from_numpy((self.lines[:, None] + self.path)[held]).to(logits.device)
         tokens = torch.from_numpy(self.tokens[held]).to(logits.device)
         asked = [spec for spec, count in zip(specs, self.counts.tolist(), strict=True) for _ in range(count)]
         scored = logits[lines] if self.tokens.shape[1] > 1 else logits[: len(lines)]
-        runs = output_logprobs(scored, tokens, asked).read()
+        return output_logprobs(scored, tokens, asked)
+
+    def _by_place(self, plan: BatchPlan, runs: Sequence[PositionLogprobs | None]) -> ByPlace:
         found: ByPlace = {}
         places, ends = np.flatnonzero(plan.sample).tolist(), self.counts.cumsum().tolist()
         for place, count, end in zip(places, self.counts.tolist(), ends, strict=True):

@@ -4,7 +4,8 @@ Transformers builds and fills them by its own rules, which know every layout tha
 given the tensors of encoders alone, and a language model without layers, which is then dropped.
 
 Encoders that take images of all sizes attend within each image or window of it. Transformers would compute these one by
-one, which takes the host longer than the device; on a GPU one kernel computes all of them.
+one, which takes the host longer than the device; on a GPU one kernel computes all of them. Convolutions of patches that
+stand one by one are products: cuDNN has no fast kernel for them.
 """
 
 from __future__ import annotations
@@ -64,7 +65,21 @@ def load_encoder(
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
         transformers.AttentionInterface.register(PACKED, packed_attention)
         visual.config._attn_implementation = PACKED
+    torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in products of matrices
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv3d) and module.kernel_size == module.stride and module.groups == 1:
+            module.__class__ = PatchProduct
     return model.to(device).eval().requires_grad_(False)
+
+
+class PatchProduct(torch.nn.Conv3d):
+    """A convolution whose input is patches of its kernel's size."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if input.shape[2:] != self.kernel_size:
+            return super().forward(input)
+        found = torch.nn.functional.linear(input.flatten(1), self.weight.flatten(1), self.bias)
+        return found[:, :, None, None, None]
 
 
 def hear(model: Any, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor
-from bough.executor.graphs import USES_BEFORE_CAPTURE
+from bough.executor.graphs import USES_BEFORE_CAPTURE, Captured
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.kernels.projected_decode import triton as projected
 from bough.loader.locate import locate
@@ -119,3 +120,23 @@ def pool_bytes() -> int:
     """What the pools of graphs hold."""
     segments = torch.cuda.memory_snapshot()
     return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
+
+
+def test_garbage_is_left_alone_during_a_capture() -> None:
+    """What it frees may be a graph or pinned memory, and a call of the driver then ends the capture."""
+    collections, kept = list[str](), torch.zeros(1, device="cuda")
+
+    def run() -> torch.Tensor:
+        for _ in range(100_000):  # of which a few hundred would set off a collection
+            cycle: list[object] = []
+            cycle.append(cycle)
+        return kept.add_(1)
+
+    gc.callbacks.append(told := lambda phase, _: collections.append(phase))
+    try:
+        captured = Captured(run, torch.cuda.graph_pool_handle())
+    finally:
+        gc.callbacks.remove(told)
+    assert not collections and gc.isenabled()
+    captured.replay()
+    assert kept.item() == 1

@@ -63,3 +63,14 @@ def test_packed_items_attend_as_items_one_by_one(
     for ours, theirs in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
         assert float(theirs.float().std()) > 0.01
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_patches_one_by_one_are_multiplied_and_others_convolved(bias: bool) -> None:
+    size = (2, 4, 4)
+    conv = torch.nn.Conv3d(3, 8, size, size, bias=bias)
+    product = encoders.PatchProduct(3, 8, size, size, bias=bias)
+    product.load_state_dict(conv.state_dict())
+    for shape in (size, (2, 8, 12)):
+        patches = torch.randn(5, 3, *shape)
+        torch.testing.assert_close(product(patches), conv(patches))

@@ -303,7 +303,7 @@ class TensorBody(UpdateBody):
 
 
 class IpcBody(UpdateBody):
-    """Safetensors files of the engine's user, such as in /dev/shm."""
+    """Files of the engine's user, such as in /dev/shm: safetensors, or handles of CUDA tensors."""
 
     files: Annotated[list[str], Meta(min_length=1)]
 

@@ -2090,7 +2090,7 @@ export interface components {
         };
         /**
          * IpcBody
-         * @description Safetensors files of the engine's user, such as in /dev/shm.
+         * @description Files of the engine's user, such as in /dev/shm: safetensors, or handles of CUDA tensors.
          */
         IpcBody: {
             files: string[];

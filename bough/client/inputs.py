@@ -65,6 +65,7 @@ class Prompt:
     plain_ids: IntArray | None = None  # the ids with the model's own placeholders in the place of media
     held: tuple[object, ...] = ()  # what keeps the media's files
     session: SessionParams | None = None  # whose earlier tokens the engine puts before the ids
+    experts_start: int = 0  # the first token whose experts are told
 
     @property
     def shown_ids(self) -> IntArray:
@@ -140,6 +141,7 @@ class InputReader:
         media: Sequence[MediaSource] = (),
         return_hidden_states: bool | Sequence[bool] | None = None,
         return_routed_experts: bool | Sequence[bool] | None = None,
+        routed_experts_start_len: int | Sequence[int] | None = None,
         session_params: Mapping[str, Any] | SessionParams | Sequence[Any] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
@@ -176,6 +178,7 @@ class InputReader:
             "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
             "return_hidden_states": _column(return_hidden_states, count, many, "return_hidden_states"),
             "return_routed_experts": _column(return_routed_experts, count, many, "return_routed_experts"),
+            "experts_start": _column(routed_experts_start_len, count, many, "routed_experts_start_len"),
             "session": _column(session_params, count, many, "session_params"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
@@ -209,6 +212,10 @@ class InputReader:
             if len(brings) > 1:
                 text = "return_hidden_states and return_routed_experts cannot be had at once; ask for one of them."
                 raise RequestError(text, field="return_routed_experts")
+            start = columns["experts_start"][i] or 0
+            if not _is_int(start) or not 0 <= start <= (len(bodies[i]["ids"]) if session is None else INT32_MAX):
+                text = f"routed_experts_start_len must be 0 to the number of the prompt's tokens, got {start!r}."
+                raise RequestError(text, field="routed_experts_start_len")
             namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "adapter")))
             seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
@@ -238,6 +245,7 @@ class InputReader:
                         adapter=columns["adapter"][i] or "",
                         sources=(*columns["sources"][i], *media),
                         session=session,
+                        experts_start=start,
                     )
                 )
         return Inputs(tuple(prompts), batched=many or len(prompts) > 1)

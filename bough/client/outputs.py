@@ -384,7 +384,8 @@ class RequestOutput:
     @property
     def routed_experts(self) -> str:
         """Base64 of int32 [tokens but the last, layers, experts of a token], as SGLang has them."""
-        return base64.b64encode(b"".join(row.tobytes() for row in self._states())).decode()
+        rows = self._states()[self.prompt.experts_start :]
+        return base64.b64encode(b"".join(row.tobytes() for row in rows)).decode()
 
     def _states(self) -> list[Any]:
         """Without those of tokens that a stop string cuts off."""

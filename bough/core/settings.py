@@ -278,7 +278,7 @@ class SchedulerSettings:
         "requests may bring code that changes their logits; it may do anything, so a server needs --api-key beside it",
     )
     enable_return_hidden_states: bool = setting(
-        False, "requests may ask for the hidden states of their tokens (return_hidden_states); on CPUs"
+        False, "requests may ask for the hidden states of their tokens (return_hidden_states)"
     )
     enable_return_routed_experts: bool = setting(
         False, "requests may ask which experts their tokens have passed (return_routed_experts); on CPUs, with torch"

@@ -30,7 +30,7 @@ class AdapterStore:
 
     def __init__(self, loaded: LoadedWeights, slots: AdapterSlots, settings: LoraSettings) -> None:
         self._loaded, self._slots, self._settings = loaded, slots, settings
-        self._shapes = slots.shapes() if loaded.topology.tp_size == 1 else whole_shapes(loaded)
+        self._shapes = slots.shapes() if loaded.topology.ranks == 1 else whole_shapes(loaded)
         self._adapters: dict[str, Adapter] = {}
         self._reading: dict[str, Future[tuple[Adapter, str]]] = {}  # that have begun, by name
         self._readers = ThreadPoolExecutor(READERS, "adapters")

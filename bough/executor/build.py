@@ -14,7 +14,6 @@ from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.parallel_settings import ParallelSettings
-from bough.core.pooling import OF_TOKENS
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
@@ -110,10 +109,6 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     check_deterministic(settings.model, names, device.type)
     if settings.lora.enable_lora and settings.model.enable_deterministic_inference and device.type == "cuda":
         raise SettingsError("--enable-lora does not go with --enable-deterministic-inference on a GPU; leave one out.")
-    for name in OF_TOKENS.values():
-        if getattr(settings.scheduler, f"enable_{name}") and device.type == "cuda":
-            flag = f"--enable-{name.replace('_', '-')}"
-            raise SettingsError(f"{flag} is for CPUs here; leave it out, or add --device cpu.")
     if settings.scheduler.enable_return_routed_experts and settings.parallel.pp_size * settings.parallel.groups > 1:
         others = "leave out --pp-size and --enable-dp-attention"
         raise SettingsError(f"--enable-return-routed-experts needs all layers of a token on each rank; {others}.")

@@ -103,15 +103,16 @@ class DraftedSteps:
         self.ahead = False  # the step begins with more pages than its rows fill
         self.got = np.ones(rows, dtype=np.int32)  # tokens that each row got in its last step
 
-    def begin(self, plan: BatchPlan) -> BatchPlan | None:
-        """None: the step is of this kind. Otherwise the host knows now what its rows have got, and the plan has the
-        drafts that follow that."""
+    def begin(self, plan: BatchPlan, pooled: bool) -> BatchPlan | None:
+        """None: the step is of this kind, which gives no vectors. Otherwise the host knows now what its rows have got,
+        and the plan has the drafts that follow that."""
         if self._drafts is None:
             return plan
         rows, flags, drafts = plan.rows, self._sampling.flags, has_drafts(plan)
         self.ahead = bool(self._drafted[rows].any())
         if self._drafts and (drafts or self.ahead or self._drafter is not None):
-            decodes = plan.masked is None and not plan.setups and bool((plan.given < plan.query_lens).all())
+            others = pooled or plan.masked is not None or plan.setups
+            decodes = not others and bool((plan.given < plan.query_lens).all())
             tokens, spare = len(rows) * int(plan.query_lens.max()), 0 if plan.spare is None else plan.spare
             fits = tokens <= max(MOST_TOKENS, len(rows)) and int((plan.given + spare).max()) <= 2 * self._drafts
             if decodes and fits and not (flags.adjusted(rows) | flags.logprobs[rows]).any():

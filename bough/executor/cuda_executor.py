@@ -33,12 +33,13 @@ from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
 from bough.executor.cuda_inputs import CudaInputs, MixedInputs
-from bough.executor.cuda_steps import CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
+from bough.executor.cuda_steps import NOTHING_BESIDE, Beside, CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
 from bough.executor.drafter import Drafter, Tapped, with_drafts
 from bough.executor.encoder import Encoder
 from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
 from bough.executor.layout import Growth, StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
+from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
 from bough.executor.threaded import Running
@@ -50,7 +51,7 @@ from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
 from bough.memory.pools.state_pool import StateCopies
 from bough.models.base import CausalLM
-from bough.sampling.logprobs import Scores, output_logprobs
+from bough.sampling.logprobs import output_logprobs
 from bough.sampling.masks import BatchMasks
 from bough.sampling.sampler import sample_rows_on_device
 from bough.sampling.state import SamplingState
@@ -104,6 +105,7 @@ class CudaExecutor:
         self._mixed, self._adapted = mixed, adapted
         self._staging = staging
         self._sampling = sampling
+        self._pooler = Pooler(model, None if weights is None else weights.experts.chosen)
         self._states = StateCopies(pool.states, inputs.state_table, staging.to_device)
         self._clock = DeviceClock()
         self._scoring = (lambda at: model.logits), staging.to_device
@@ -197,9 +199,11 @@ class CudaExecutor:
         self._staging.next_step()
         if not len(plan.rows):
             self._join()
-            return CudaStep(plan, self._clock.stop(), None, None, {})
+            return CudaStep(plan, self._clock.stop(), None, None)
         self._sampling.setup(plan.setups)
-        of_host = self._drafted.begin(plan)
+        self._pooler.set_up(plan.setups)
+        pooled = self._pooler.wanted(plan)
+        of_host = self._drafted.begin(plan, pooled)
         plan = plan if of_host is None else of_host
         growth = self._inputs.apply(plan)
         if self._check is not None:
@@ -211,10 +215,10 @@ class CudaExecutor:
         if of_host is None:
             return self._drafted.launch(plan, growth, self._clock)
         if self._drafter is not None:
-            return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth))
-        if not len(plan.tokens) and not self._drafted.ahead:
+            return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth), pooled)
+        if not (len(plan.tokens) or self._drafted.ahead or pooled):
             return self._launch_decodes(plan, growth)
-        running = self._finish(plan, *self._mixed_hidden(plan, self._inputs.lay_out(plan, growth)))
+        running = self._finish(plan, *self._mixed_hidden(plan, self._inputs.lay_out(plan, growth), pooled))
         self._states.keep(plan)  # which only prompts ask for
         return running
 
@@ -224,7 +228,7 @@ class CudaExecutor:
             return
         waiting, self._masked = self._masked, None
         assert waiting is not None and waiting.plan.step == step and waiting.plan.masked is not None
-        known, rest = (waiting.plan, waiting.logits, waiting.input_logprobs), waiting.rest
+        known, rest = (waiting.plan, waiting.logits, waiting.beside), waiting.rest
         if has_drafts(waiting.plan) or waiting.follow is not None:
             rest.set_result(self._verify(*known, masks, waiting.follow))
             return
@@ -251,10 +255,10 @@ class CudaExecutor:
             hidden = graph.forward.replay()[:batch]
             if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
-                return CudaStep(plan, self._clock.stop(), tokens, None, {})
-        return self._finish(plan, hidden, {})
+                return CudaStep(plan, self._clock.stop(), tokens, None)
+        return self._finish(plan, hidden, NOTHING_BESIDE)
 
-    def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> InFlight:
+    def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout, pooled: bool) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
         token_ids, chain = self._inputs.mixed_batch(layout)
         batch, drafts, to_device = chain, None, self._staging.to_device
@@ -265,24 +269,34 @@ class CudaExecutor:
             if drafts.parents is not None:
                 batch = self._inputs.mirror.tree_batch(layout, drafts.parents, to_device)
         taps = drafter.taps()
-        hidden = self._forward(token_ids, batch, tapped=taps)
+        hidden = self._forward(token_ids, batch, tapped=taps, media=self._encoded(plan, layout))
         if drafts is not None:
             plan = with_drafts(plan, drafts)
             layout.token_ids[layout.draft_places] = plan.tokens[: len(drafts.tokens)]
-        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *self._scoring)
+        beside = self._beside(plan, layout, hidden, pooled)
         follow = partial(drafter.follow, plan, layout, chain, token_ids, hidden, taps)
         if not plan.sample.any():
             follow(NOTHING)
-            return CudaStep(plan, self._clock.stop(), None, None, inputs)
+            return CudaStep(plan, self._clock.stop(), None, None, beside)
         asked = hidden.index_select(0, self._staging.to_device(sampled_tokens(plan, layout.query_starts)))
-        return self._finish(plan, asked, inputs, follow)
+        return self._finish(plan, asked, beside, follow)
 
-    def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout) -> tuple[torch.Tensor, dict[int, Scores]]:
-        """The hidden states of the tokens that sample, and the logprobs of prompt tokens that were asked for."""
+    def _encoded(self, plan: BatchPlan, layout: StepLayout) -> MediaRows | None:
+        """What stands in the place of tokens."""
         media = None if self._encoder is None else self._encoder.run(plan, layout)
         if self._encoder is not None and plan.encodes:
             self._clock.encoded(self._encoder.take_failed())
-        wide = plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
+        return media
+
+    def _beside(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor, pooled: bool) -> Beside:
+        """What was asked for of the hidden states of all tokens: logprobs of prompts, and vectors."""
+        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *self._scoring)
+        return Beside(inputs, self._pooler.pool(plan, layout, hidden) if pooled else {})
+
+    def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout, pooled: bool) -> tuple[torch.Tensor, Beside]:
+        """The hidden states of the tokens that sample, and what was asked for of others."""
+        media = self._encoded(plan, layout)
+        wide = pooled or plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
         wide = wide or media is not None or plan.positions is not None  # which no graph knows of
         adapted, ends = bool(layout.adapters.any()), sampled_tokens(plan, layout.query_starts)
         graphs = self._adapted_mixed_graphs if adapted else self._mixed_graphs
@@ -292,16 +306,15 @@ class CudaExecutor:
             self._mixed.send(plan, layout, size)
             if adapted:
                 self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows)
-            return graph.replay()[: int(plan.sample.sum())], {}
+            return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
         logits_indices = self._staging.to_device(ends)
         adapters = self._adapted.send(layout.adapters, ends) if adapted else None
-        if not (plan.input_logprobs and self._samples):
-            return self._forward(token_ids, batch, logits_indices, media=media, adapters=adapters), {}
+        if not ((pooled or plan.input_logprobs) and self._samples):
+            return self._forward(token_ids, batch, logits_indices, media=media, adapters=adapters), NOTHING_BESIDE
         hidden = self._forward(token_ids, batch, media=media, adapters=adapters)
-        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *self._scoring)
-        return hidden.index_select(0, logits_indices), inputs
+        return hidden.index_select(0, logits_indices), self._beside(plan, layout, hidden, pooled)
 
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
@@ -354,22 +367,20 @@ class CudaExecutor:
         """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _finish(
-        self, plan: BatchPlan, hidden: torch.Tensor, inputs: dict[int, Scores], follow: Follow | None = None
-    ) -> InFlight:
+    def _finish(self, plan: BatchPlan, hidden: torch.Tensor, beside: Beside, follow: Follow | None = None) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
         if not self._samples or not plan.sample.any():
-            return CudaStep(plan, self._clock.stop(), None, None, inputs)
+            return CudaStep(plan, self._clock.stop(), None, None, beside)
         logits = self._model.logits(hidden)
         if plan.masked is None:
             if has_drafts(plan) or follow is not None:
-                return self._verify(plan, logits, inputs, None, follow)
-            return self._sample(plan, logits, inputs)
-        self._masked = MaskedStep(plan, logits, inputs, follow)
+                return self._verify(plan, logits, beside, None, follow)
+            return self._sample(plan, logits, beside)
+        self._masked = MaskedStep(plan, logits, beside, follow)
         return self._masked
 
     def _sample(
-        self, plan: BatchPlan, logits: torch.Tensor, inputs: dict[int, Scores], masks: BatchMasks | None = None
+        self, plan: BatchPlan, logits: torch.Tensor, beside: Beside, masks: BatchMasks | None = None
     ) -> CudaStep:
         """Samples, and sends the tokens on two ways: to the next step, and to the host."""
         numbers = plan.rows[plan.sample]
@@ -379,13 +390,13 @@ class CudaExecutor:
         specs = self._sampling.specs(numbers)
         outputs = None if specs is None else output_logprobs(logits, sampled.tokens, specs)
         tokens = self._staging.to_host(sampled.tokens.masked_fill(sampled.bad, -1))
-        return CudaStep(plan, self._clock.stop(), tokens, outputs, inputs)
+        return CudaStep(plan, self._clock.stop(), tokens, outputs, beside)
 
     def _verify(
         self,
         plan: BatchPlan,
         logits: torch.Tensor,
-        inputs: dict[int, Scores],
+        beside: Beside,
         masks: TokenMasks | None,
         follow: Follow | None = None,
     ) -> VerifiedStep:
@@ -409,7 +420,7 @@ class CudaExecutor:
         self._inputs.mirror.give_back(rows, verified.widths - verified.counts)
         if follow is not None:
             follow(verified)
-        result = verified.result(plan, logits, self._sampling, inputs)
+        result = verified.result(plan, logits, self._sampling, *beside)
         return VerifiedStep(self._clock.stop(), result)
 
     def _sample_decodes(self, size: int, logits: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,8 @@ class CudaInputs:
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._slots = torch.zeros((groups, rows), dtype=torch.int64, device=device)
         # What rows add to the places by which their tokens rotate, of models that read images.
-        self._deltas = None if limits.media is None else torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        images = limits.media is not None and not limits.media.width  # prompts of vectors rotate like text
+        self._deltas = torch.zeros(rows + 1, dtype=torch.int64, device=device) if images else None
 
     def apply(self, plan: BatchPlan) -> Growth:
         """Brings the mirror up to date, and the device's table with what setups and edits changed."""

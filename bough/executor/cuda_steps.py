@@ -11,15 +11,26 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from bough.core.plan import BatchPlan, InFlight, PositionLogprobs, StepResult
-from bough.executor.verification import Verified
-from bough.sampling.logprobs import PendingLogprobs, Scores
+from bough.executor.verification import Inputs, Vectors, Verified
+from bough.sampling.logprobs import PendingLogprobs
 
 Follow = Callable[[Verified], None]  # takes what a step's rows have sampled
+
+
+class Beside(NamedTuple):
+    """What a step gives beside samples, by place in the plan; it is on its way to the host."""
+
+    logprobs: Inputs  # of prompts
+    vectors: Vectors
+
+
+NOTHING_BESIDE = Beside({}, {})
 
 
 class StepPlacement:
@@ -113,17 +124,17 @@ class CudaStep:
     done: TimedStep
     tokens: torch.Tensor | None  # [sampled, or more] int64, pinned; -1 where the logits were not finite
     output_logprobs: PendingLogprobs | None
-    input_logprobs: dict[int, Scores]
+    beside: Beside = NOTHING_BESIDE
 
     def ready(self) -> bool:
         return self.done.ready()
 
     def wait(self) -> StepResult:
         span = self.done.wait()
-        plan = self.plan
-        inputs = {index: scores.to_host() for index, scores in self.input_logprobs.items()}
+        plan, vectors = self.plan, self.beside.vectors
+        inputs = {index: scores.to_host() for index, scores in self.beside.logprobs.items()}
         if self.tokens is None:
-            return self.done.tell(StepResult.without_tokens(plan.step, inputs, span))
+            return self.done.tell(replace(StepResult.without_tokens(plan.step, inputs, span), vectors=vectors))
         sampled = np.count_nonzero(plan.sample)
         tokens = self.tokens.numpy()[:sampled].astype(np.int32)
         bad = tokens < 0
@@ -134,7 +145,8 @@ class CudaStep:
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(sampled, dtype=np.int32)
-        return self.done.tell(StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span))
+        found = StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span, vectors=vectors)
+        return self.done.tell(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +160,7 @@ class VerifiedStep:
         return self.done.ready()
 
     def wait(self) -> StepResult:
-        return replace(self.result, device_span=self.done.wait())
+        return self.done.tell(replace(self.result, device_span=self.done.wait()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +170,7 @@ class MaskedStep:
 
     plan: BatchPlan
     logits: torch.Tensor  # [sampled, vocabulary]
-    input_logprobs: dict[int, Scores]
+    beside: Beside
     follow: Follow | None = None  # the rest of the step of a draft model
     rest: Future[InFlight] = field(default_factory=Future)
 

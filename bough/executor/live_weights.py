@@ -1,7 +1,8 @@
 """What trainers do with the weights of an engine that runs: hand tensors over, and look at them.
 
-Tensors have the checkpoint's names. They come in safetensors files of this user, most of them in shared memory, or from
-a trainer's group; never pickled. All ranks have found that they fit before one of them writes.
+Tensors have the checkpoint's names. They come in safetensors files of this user, most of them in shared memory, as
+handles of a GPU's memory in such files, or from a trainer's group; never pickled. All ranks have found that they fit
+before one of them writes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import stat
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +23,7 @@ from safetensors.torch import load_file
 from bough.core.control import JoinTrainer, LeaveTrainer, ReadWeight, ReceiveTensors, TakeTensors, TrainerCommand
 from bough.core.errors import BoughError, RequestError
 from bough.core.parallel_settings import ParallelSettings
+from bough.distributed.cuda_ipc import BEGINNING, open_handles
 from bough.distributed.weights_group import DEVICES, WeightsGroup, open_store
 from bough.executor.load_model import LoadedWeights
 from bough.kernels.quant_linear.packed import linear_library, structs_of
@@ -51,7 +54,7 @@ class LiveWeights:
         """The tensors that are handed over, by the model's names. Raises on all ranks unless they fit on all."""
         if isinstance(command, ReceiveTensors):
             return self._together(lambda: self._fitting([self._received(command, slots)], slots))
-        return self._together(lambda: self._fitting([_of_file(Path(path)) for path in command.files], slots))
+        return self._together(lambda: self._fitting([self._of_file(Path(path)) for path in command.files], slots))
 
     def change_group(self, command: TrainerCommand) -> str:
         """Joins a trainer's group, in the place of one of the same name, or leaves it."""
@@ -76,10 +79,13 @@ class LiveWeights:
             result = act()
         except BoughError as error:
             result = error
-        if not self._ranks.all_groups.all_say(not isinstance(result, BoughError)):
-            raise result if isinstance(result, BoughError) else RequestError("Another rank cannot do it; see its log.")
-        assert not isinstance(result, BoughError)
-        return result
+            traceback.clear_frames(error.__traceback__)  # which hold memory of another process
+        if self._ranks.all_groups.all_say(not isinstance(result, BoughError)):
+            assert not isinstance(result, BoughError)
+            return result
+        refusal = result if isinstance(result, BoughError) else RequestError("Another rank cannot do it; see its log.")
+        del result
+        raise refusal
 
     def _join(self, command: JoinTrainer) -> str:
         name, size, first = command.group_name, command.world_size, command.rank_offset
@@ -132,6 +138,24 @@ class LiveWeights:
         if objection is not None:
             raise objection
         return taken
+
+    def _of_file(self, path: Path) -> Tensors:
+        """What a file of this user holds, mapped. It is opened once: what is checked is what is read."""
+        try:
+            with path.open("rb") as file:
+                about, opened = os.fstat(file.fileno()), Path(f"/proc/self/fd/{file.fileno()}")
+                if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+                    raise RequestError(f"{path} is not a file of the user that the engine runs as.")
+                if file.peek(len(BEGINNING)).startswith(BEGINNING):
+                    shared = open_handles(file.read())
+                    on_gpu = self._loaded.device.type == "cuda"  # a rank copies its own part
+                    return shared if on_gpu else {name: tensor.cpu() for name, tensor in shared.items()}
+                tensors: Tensors = load_file(opened if opened.exists() else path)
+                return tensors
+        except SafetensorError as error:
+            raise RequestError(f"These are no whole safetensors ({error}).") from None
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path} cannot be read: {error}.") from None
 
     @functools.cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -213,18 +237,3 @@ def _row(slot: WeightSlot, number: int) -> torch.Tensor:
     values, weight = torch.empty(slot.packing.inputs), slot.packing.weight
     linear_library().bough_weight_row(structs_of([weight]), number, values.data_ptr())
     return values
-
-
-def _of_file(path: Path) -> Tensors:
-    """What a file of this user holds, mapped. It is opened once: what is checked is what is read."""
-    try:
-        with path.open("rb") as file:
-            about, opened = os.fstat(file.fileno()), Path(f"/proc/self/fd/{file.fileno()}")
-            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-                raise RequestError(f"{path} is not a file of the user that the engine runs as.")
-            tensors: Tensors = load_file(opened if opened.exists() else path)
-            return tensors
-    except SafetensorError as error:
-        raise RequestError(f"These are no whole safetensors ({error}).") from None
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read: {error}.") from None

@@ -74,7 +74,7 @@ class LoadedWeights:
         media, config = self.config.media, self.config
         if media is None:
             plain = isinstance(self.model, Decoder) and not (config.layer_inputs or config.vectors)
-            if self.device.type != "cpu" or not plain:
+            if not plain:
                 return None
             return MediaLimits(0, config.hidden_size * self.dtype.itemsize, width=config.hidden_size)
         row_bytes = config.hidden_size * (1 + media.deep_layers) * self.dtype.itemsize

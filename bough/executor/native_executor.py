@@ -96,7 +96,8 @@ class NativeExecutor:
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: Inputs = {}
         vectors: dict[int, FloatArray] = {}
-        pooled = self._pooler.wanted(plan, layout)
+        pooled = self._pooler.wanted(plan)
+        self._pooler.place_types(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for
             hidden = self._forward_whole(layout, prompts)
             if pooled:

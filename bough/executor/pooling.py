@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from bough.core.plan import BatchPlan, FloatArray, RowSetup
 from bough.core.pooling import Pooling, VectorConfig
 from bough.executor.layout import StepLayout
+from bough.kernels.experts.reference import Chosen
 from bough.models.base import CausalLM
 
 
@@ -29,13 +30,10 @@ class Gathered:
 class Pooler:
     """Owns the rows that end with a vector."""
 
-    def __init__(self, model: CausalLM, chosen: list[torch.Tensor] | None = None) -> None:
-        """`chosen` gets the experts of a step's tokens, layer by layer, where they are recorded."""
-        self._config, self._head, self._chosen = (
-            model.config.vectors or VectorConfig(),
-            model.label_head,
-            [] if chosen is None else chosen,
-        )
+    def __init__(self, model: CausalLM, chosen: Chosen | None = None) -> None:
+        """`chosen` gets the experts of a step's tokens, where they are recorded."""
+        self._config, self._head = model.config.vectors or VectorConfig(), model.label_head
+        self._chosen = Chosen() if chosen is None else chosen
         self._model, self._context = model.config, model.config.context_length
         self._typed = model.config.positions > self._context
         self._rows: dict[int, Gathered] = {}
@@ -46,20 +44,23 @@ class Pooler:
             if setup.pooling is not None:
                 self._rows[setup.row] = Gathered(setup.pooling, setup.prompt_len)
 
-    def wanted(self, plan: BatchPlan, layout: StepLayout) -> bool:
-        """Whether some row gives a vector, now or later. The tokens of second texts then have the positions of their
-        type: see `PlaceTable`."""
-        self._chosen.clear()
+    def wanted(self, plan: BatchPlan) -> bool:
+        """Whether some row gives a vector, now or later."""
+        wanted = {self._rows[row].wanted.mode for row in plan.rows.tolist() if row in self._rows} if self._rows else ()
+        self._chosen.asked = "experts" in wanted
+        return bool(wanted)
+
+    def place_types(self, plan: BatchPlan, layout: StepLayout) -> None:
+        """Gives tokens of second texts the positions of their type: see `PlaceTable`."""
         for i, row in enumerate(plan.rows.tolist() if self._typed and self._rows else ()):
             if row in self._rows and (second := self._rows[row].wanted.second) is not None:
                 positions = layout.positions[layout.query_starts[i] : layout.query_starts[i + 1]]
                 positions[positions >= second] += self._context
-        return bool(self._rows) and not self._rows.keys().isdisjoint(plan.rows.tolist())
 
     @torch.inference_mode()
     def pool(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor) -> dict[int, FloatArray]:
         """The vectors of the prompts that end with this step, of the hidden states of all its tokens; of rows that want
-        all states or the experts of all tokens, those."""
+        all states or the experts of all tokens, those, which a GPU has copied when the step is done."""
         pooled: dict[int, torch.Tensor] = {}
         whole: dict[int, FloatArray] = {}
         starts, ends = layout.query_starts.tolist(), layout.lengths.tolist()
@@ -70,7 +71,7 @@ class Pooler:
             if mode == "align":  # `Hearing` gives it
                 continue
             if mode == "all":
-                whole[i] = states.to("cpu", torch.float32, copy=True).numpy()
+                whole[i] = states.float().to("cpu", non_blocking=True, copy=True).numpy()
                 continue
             if mode == "experts":
                 whole[i] = self._experts(slice(starts[i], starts[i + 1]))
@@ -87,14 +88,17 @@ class Pooler:
                 del self._rows[row]
         if self._head is not None and pooled:
             pooled = dict(zip(pooled, self._head(torch.stack(list(pooled.values()))), strict=True))
+        self._chosen.asked = False
+        self._chosen.clear()
         return whole | {i: vector.cpu().numpy() for i, vector in pooled.items()}
 
     def _experts(self, tokens: slice) -> FloatArray:
         """Those of all layers, [tokens, layers * per_token] int32 in the place of floats; dense layers have zeros."""
         has = [self._model.experts_of(layer) is not None for layer in range(self._model.num_layers)]
-        found = iter([ids[tokens].int().cpu() for ids in self._chosen[-sum(has) :]])  # a draft model's came before
+        found = iter([ids[tokens].int() for ids in self._chosen[-sum(has) :]])  # a draft model's came before
         blank = torch.zeros_like(self._chosen[-1][tokens], dtype=torch.int32)
-        return torch.cat([next(found) if each else blank for each in has], 1).numpy().view(np.float32)
+        joined = torch.cat([next(found) if each else blank for each in has], 1)
+        return joined.to("cpu", non_blocking=True).numpy().view(np.float32)
 
     def _shaped(self, vector: torch.Tensor, wanted: Pooling) -> torch.Tensor:
         vector = vector[: wanted.dimensions]

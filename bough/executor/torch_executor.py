@@ -59,7 +59,7 @@ class TorchExecutor:
         self._group = group
         self._check = check
         self._drafter, self._encoder = drafter, encoder
-        self._pooler = Pooler(model, [] if weights is None else weights.experts.chosen)
+        self._pooler = Pooler(model, None if weights is None else weights.experts.chosen)
         self._hearing = Hearing(model) if isinstance(model, WhisperModel) else None
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
         self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
@@ -82,7 +82,8 @@ class TorchExecutor:
         self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
-        pooled = self._pooler.wanted(plan, layout)
+        pooled = self._pooler.wanted(plan)
+        self._pooler.place_types(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
         drafter, taps, hearing = self._drafter, None, self._hearing

@@ -64,6 +64,8 @@ class WeightStore:
         names = {*source.names()}
         changed = [slot for slot in self._slots if slot.name in names]
         load_weights(changed, source, progress=False, device=self._loaded.device)
+        if self._loaded.device.type == "cuda":  # the sender may free or change its tensors when it is answered
+            torch.cuda.synchronize()
         self._held_bytes, self.patched = sum(slot.nbytes for slot in self._slots), True
         return f"{len(names)} tensors have other values."
 

@@ -87,10 +87,10 @@ class Engine:
         cumulative outputs. Options: return_logprob, logprob_start_len, top_logprobs_num, token_ids_logprob,
         return_text_in_logprobs, return_prompt_token_ids, rid, priority, extra_key, cache_salt, routed_dp_rank,
         lora_path (the name of an adapter), custom_logit_processor, session_params (of `open_session`),
-        return_hidden_states, return_routed_experts, input_embeds (vectors in the place of tokens); image_data,
-        video_data, audio_data (URLs, base64, bytes, Pillow images, arrays, tensors: one, a list, or a list for each
-        prompt); and what the answer must match, here or in `sampling_params`: json_schema (an object, JSON text or a
-        pydantic model), regex, ebnf, structural_tag or choices."""
+        return_hidden_states, return_routed_experts (from routed_experts_start_len on), input_embeds (vectors in the
+        place of tokens); image_data, video_data, audio_data (URLs, base64, bytes, Pillow images, arrays, tensors: one,
+        a list, or a list for each prompt); and what the answer must match, here or in `sampling_params`: json_schema
+        (an object, JSON text or a pydantic model), regex, ebnf, structural_tag or choices."""
         inputs = self._read(prompt, sampling_params, input_ids, **options)
         if stream:
             return self._iterate(inputs)

@@ -115,10 +115,10 @@ def check_adapters(settings: Settings) -> None:
         raise SettingsError(f"--lora-{'paths' if given else 'resolver'} needs --enable-lora; add it.")
     if resolver and not Path(resolver).expanduser().is_dir():
         raise SettingsError(f"--lora-resolver: {resolver} is no folder; make it, or name another.")
-    alone = parallel.pp_size * parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
+    alone = parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
     if settings.lora.enable_lora and not (alone and settings.disaggregation.disaggregation_mode == "null"):
-        others = "--pp-size, --enable-dp-attention, --disaggregation-mode and draft models"
-        raise SettingsError(f"--enable-lora: one model does all of a request, without stages; leave out {others}.")
+        others = "--enable-dp-attention, --disaggregation-mode and draft models"
+        raise SettingsError(f"--enable-lora: one model does all of a request; leave out {others}.")
 
 
 def check_ranks(files: ModelFiles, settings: Settings) -> None:

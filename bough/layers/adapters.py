@@ -61,12 +61,12 @@ class AdapterSlots:
 
     def share(self, adapter: Adapter) -> Adapter:
         """This rank's part of an adapter for the whole model, cut as its matrices are: of `up` the outputs, of `down`
-        the inputs that are here."""
-        cuts: dict[str, tuple[slice, ...]] = dict.fromkeys(
-            adapter, (slice(None),) * 2
-        )  # every rank has all of the ends
+        the inputs that are here. Every rank of a stage has all of the model's ends that the stage has."""
+        ends = (name for table in self._tables for name in table.shapes())
+        cuts: dict[str, tuple[slice, ...]] = dict.fromkeys(ends, (slice(None),) * 2)
         cuts |= {name: index for weight in self._weights for name, _, index in weight.matrices()}
-        return {name: (down[:, cuts[name][1]], up[cuts[name][0]]) for name, (down, up) in adapter.items()}
+        here = {name: both for name, both in adapter.items() if name in cuts}
+        return {name: (down[:, cuts[name][1]], up[cuts[name][0]]) for name, (down, up) in here.items()}
 
     def reserve(self, rank: int) -> None:
         """Takes memory in all slots for adapters of this rank, in the place of what there is."""

@@ -16,7 +16,7 @@ from bough.distributed.dispatch import dispatch_share
 from bough.distributed.experts import Slots, balanced, plain_slots, rank_loads
 from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
-from bough.kernels.experts.reference import Spread
+from bough.kernels.experts.reference import Chosen, Spread
 
 WORTH = 0.95  # experts move if the busiest rank then has less than this share of what it had
 
@@ -31,7 +31,7 @@ class LayerExperts:
         device: torch.device,
         options: SpreadOptions,
         group: RankGroup,
-        chosen: list[torch.Tensor] | None = None,
+        chosen: Chosen | None = None,
     ) -> None:
         self._rank, self._ranks = topology.ep_rank, topology.ep_size
         slots = plain_slots(experts, self._ranks, options.redundant)
@@ -87,7 +87,7 @@ class SpreadExperts:
     group: RankGroup = ALONE
     options: SpreadOptions = SpreadOptions()
     layers: list[LayerExperts] = field(default_factory=list)
-    chosen: list[torch.Tensor] = field(default_factory=list)  # [tokens, per_token] of each layer in this step
+    chosen: Chosen = field(default_factory=Chosen)
 
     def layer(self, experts: int, topology: Topology, device: torch.device) -> LayerExperts:
         """Those of one more layer."""

@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -16,9 +17,11 @@ from safetensors.torch import save, save_file
 from bough.core.control import WEIGHTS_GROUP
 from bough.core.errors import RequestError
 from bough.core.files import shared_file
+from bough.distributed.cuda_ipc import shared_handles
 from bough.distributed.weights_group import DEVICES, WeightsGroup, open_store
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+GATHER_BELOW = 16 << 20  # bytes
 
 
 def json_body(named_tensors: NamedTensors, **options: Any) -> dict[str, Any]:
@@ -27,9 +30,17 @@ def json_body(named_tensors: NamedTensors, **options: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def shared_tensors(named_tensors: NamedTensors) -> Iterator[str]:
-    """A file in shared memory, for `files` of `/update_weights_from_ipc`; it is gone afterwards."""
-    tensors = _plain(named_tensors)
+def shared_tensors(named_tensors: NamedTensors, gather_below: int = GATHER_BELOW) -> Iterator[str]:
+    """A file in shared memory, for `files` of `/update_weights_from_ipc`; it is gone afterwards. Tensors that are all
+    on GPUs stay there, and the file has their handles: they must not change until the answer. Those with fewer bytes
+    than `gather_below` are copied side by side first, so that the engine opens fewer handles."""
+    tensors = dict(named_tensors)
+    if tensors and all(tensor.is_cuda for tensor in tensors.values()):
+        with shared_handles(tensors, gather_below) as content, shared_file(len(content)) as path:
+            Path(path).write_bytes(content)
+            yield path
+        return
+    tensors = _plain(tensors)
     with shared_file(sum(tensor.nbytes for tensor in tensors.values())) as path:
         save_file(tensors, path)
         yield path

@@ -30,6 +30,8 @@ class Media:
 
     def __init__(self, limits: Limits, most_bytes: int) -> None:
         self._limits, self._most_bytes = limits, most_bytes
+        if limits.media is not None and limits.media.width:
+            self._most_bytes = 0  # vectors come with each prompt: to keep them would spare nothing
         self._whole = limits.media is not None and limits.media.whole
         self._kept: dict[bytes, tuple[int, int]] = {}  # number and bytes by digest, the one used longest ago first
         self._bytes = 0
@@ -67,10 +69,8 @@ class Media:
         if self._limits.speech is not None or (not items and not len(places)):
             return message.namespace
         if (media := self._limits.media) is None:
-            text = (
-                "it has no encoder for images, video or sound; input_embeds need --device cpu --attention-backend torch"
-            )
-            raise RequestError(f"This engine reads text alone: {text}.")
+            embeds = "input_embeds need a GPU, or --attention-backend torch"
+            raise RequestError(f"This engine reads text alone: it has no encoder for images, video or sound; {embeds}.")
         for item in items:
             if item.kind == "embeds" and (width := item.features[0].shape[-1]) != media.width:
                 expected = f"this model reads {media.width}" if media.width else "a multi-modal model reads none here"
@@ -165,9 +165,10 @@ class Media:
     def complete(self, plan: BatchPlan, chunks: Sequence[Chunk], begun: Iterable[tuple[Request, int]]) -> BatchPlan:
         """The plan with what its chunks need of encoders. The prompts of `begun` requests go on behind it; so much of
         each is computed."""
-        if self._limits.media is None:
+        self._planned, media = 0, self._limits.media
+        if media is None or not (self._kept or self._lost or any(chunk.request.media for chunk in chunks)):
             return plan
-        encodes, self._encodes, self._planned = tuple(self._encodes), [], 0
+        encodes, self._encodes = tuple(self._encodes), []
         runs, place = list[tuple[int, int, int, int]](), 0
         for chunk in chunks:
             for item in _between(chunk.request, chunk.first, chunk.count):
@@ -180,7 +181,7 @@ class Media:
             tokens=self._hidden(plan.tokens),
             next_tokens=None if plan.next_tokens is None else self._hidden(plan.next_tokens),
             input_logprobs=tuple(
-                want if want.next_token < MEDIA_ID else replace(want, next_token=self._limits.media.placeholder)
+                want if want.next_token < MEDIA_ID else replace(want, next_token=media.placeholder)
                 for want in plan.input_logprobs
             ),
             dropped=self._evict(used),

@@ -20,6 +20,7 @@ from tests.fakes.ranks import MODELS, VOCAB
 from tests.fakes.scheduler_bench import Bench
 
 PROMPTS = [[5, 6, 7], [*range(20, 60)], [90, VOCAB - 1], [11] * 17]
+ENDS = (EMBEDDING, HEAD, *LINEAR)
 LATENT = ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.o_proj")
 
 
@@ -36,11 +37,17 @@ def tokens_of(executor: Executor, resolver: Path | None = None, *names: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "modules"),
-    [("llama", 2, LINEAR), ("untied", 4, (EMBEDDING, HEAD, *LINEAR)), ("latent", 2, LATENT)],
+    ("model", "size", "stages", "modules"),
+    [
+        ("llama", 2, 1, LINEAR),
+        ("untied", 4, 1, ENDS),
+        ("latent", 2, 1, LATENT),
+        ("llama", 1, 2, ENDS),  # whose head is the embedding
+        ("untied", 2, 2, ENDS),
+    ],
 )
 def test_ranks_give_the_tokens_of_merged_weights(
-    tmp_path: Path, model: str, size: int, modules: tuple[str, ...]
+    tmp_path: Path, model: str, size: int, stages: int, modules: tuple[str, ...]
 ) -> None:
     base = write_checkpoint(tmp_path / "base", 3, **MODELS[model])
     (tmp_path / "adapters").mkdir()
@@ -50,7 +57,7 @@ def test_ranks_give_the_tokens_of_merged_weights(
         expected += alone(merge(base, adapter, tmp_path / f"{name}-merged"), tokens_of)
     assert len({tuple(tokens) for tokens in expected}) == len(expected)
     flags = {"enable_lora": True, "max_total_tokens": 200}
-    found = with_ranks(base, size, lambda ranks: tokens_of(ranks, tmp_path / "adapters", "", *"abc"), **flags)
+    found = with_ranks(base, size, lambda ranks: tokens_of(ranks, tmp_path / "adapters", "", *"abc"), stages, **flags)
     assert found == expected
 
 

@@ -29,7 +29,7 @@ class Done:
 def step_of(tokens: list[int] | None, sample: list[bool]) -> CudaStep:
     plan = replace(decode_plan(7, len(sample)), sample=np.array(sample))
     done: Any = Done()
-    return CudaStep(plan, done, None if tokens is None else torch.tensor(tokens), None, {})
+    return CudaStep(plan, done, None if tokens is None else torch.tensor(tokens), None)
 
 
 def test_padding_behind_the_tokens_is_left_out_and_bad_ones_are_marked() -> None:

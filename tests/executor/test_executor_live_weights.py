@@ -18,10 +18,12 @@ from bough.core.control import ReadWeight, Sleep, TakeTensors, Wake
 from bough.core.errors import RequestError
 from bough.core.plan import Executor
 from bough.core.settings import Settings
+from bough.distributed.cuda_ipc import shared_handles
 from bough.executor.build import build_executor
 from bough.loader.locate import locate
 from bough.native.library import load_library
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.cuda_ipc import FakeIpc
 from tests.fakes.one_row import tokens_of
 
 Make = Callable[..., Executor]
@@ -155,6 +157,27 @@ def test_what_does_not_fit_changes_nothing(
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     refused("not a file of the user", good)
     executor.close()
+
+
+def test_handles_of_a_gpus_memory_are_read_and_let_go(
+    make: Make, checkpoints: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ipc, executor, wanted = FakeIpc(monkeypatch), make(checkpoints[0]), make(checkpoints[1])
+    before, tensors = tokens_of(executor), tensors_of(checkpoints[1])
+    file = tmp_path / "handles"
+    with shared_handles({**tensors, QUERY: tensors[QUERY][:1]}, 4096) as content:
+        file.write_bytes(content)
+        with pytest.raises(RequestError, match=r"q_proj.weight has shape \[1, 64\], not") as raised:
+            take(executor, file)
+        assert ipc.opened and ipc.all_closed(), raised
+    assert tokens_of(executor) == before
+    with shared_handles(tensors, 4096) as content:
+        file.write_bytes(content)
+        take(executor, file)
+        assert ipc.all_closed()
+    assert tokens_of(executor) == tokens_of(wanted)
+    executor.close()
+    wanted.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files of memory alone are Linux's")

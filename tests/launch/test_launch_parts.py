@@ -120,7 +120,7 @@ def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
         ({"lora_paths": "x=/a"}, "needs --enable-lora"),
         ({"lora_resolver": "."}, "--lora-resolver needs --enable-lora"),
         ({"lora_resolver": "absent", "enable_lora": True}, "absent is no folder"),
-        ({"enable_lora": True, "pp_size": 2}, "leave out --pp-size"),
+        ({"enable_lora": True, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
         ({"enable_lora": True, "disaggregation_mode": "prefill"}, "--disaggregation-mode"),
     ],
 )
@@ -128,5 +128,7 @@ def test_adapters_that_cannot_be_had(flags: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         check_adapters(Settings.from_flat(flags))
     check_adapters(
-        Settings.from_flat({"enable_lora": True, "lora_paths": ["x=/a", "y=/b"], "dp_size": 2, "tp_size": 2})
+        Settings.from_flat(
+            {"enable_lora": True, "lora_paths": ["x=/a", "y=/b"], "dp_size": 2, "tp_size": 2, "pp_size": 2}
+        )
     )

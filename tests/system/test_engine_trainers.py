@@ -158,6 +158,11 @@ def test_chosen_experts_are_those_of_transformers(tmp_path: Path, settings: dict
         mixed = engine.generate(input_ids=PROMPTS[:2], sampling_params=GREEDY, return_routed_experts=[False, True])
         assert "routed_experts" not in mixed[0]["meta_info"] and mixed[0]["output_ids"] == outputs[0]["output_ids"]
         assert mixed[1]["meta_info"]["routed_experts"] == outputs[1]["meta_info"]["routed_experts"]
+        later = {"return_routed_experts": True, "routed_experts_start_len": [4, 40]}
+        cut = engine.generate(input_ids=PROMPTS[:2], sampling_params=GREEDY, **later)
+        for output, whole, start in zip(cut, outputs[:2], later["routed_experts_start_len"], strict=True):
+            parts = [experts_of(each, len(logits), 2) for each in (output, whole)]
+            assert np.array_equal(parts[0], parts[1][start:]) and len(parts[0])
 
 
 def test_layers_without_experts_have_zeros(tmp_path: Path) -> None:

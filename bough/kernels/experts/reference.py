@@ -22,6 +22,18 @@ Matrices = torch.Tensor | QuantizedRows | W4Rows | Fp4Rows  # of experts: [exper
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+class Chosen(list[torch.Tensor]):
+    """The experts of a step's tokens, layer by layer: [tokens, per_token]. They are kept while somebody asks for them,
+    so that captured graphs do without."""
+
+    asked = False
+
+    def keep(self, ids: torch.Tensor) -> None:
+        """Copies them: where they lie, places may be written."""
+        if self.asked:
+            self.append(ids.clone())
+
+
 class Spread(NamedTuple):
     """Experts that are spread over ranks: from those that a router chooses to the places of their matrices."""
 
@@ -31,13 +43,13 @@ class Spread(NamedTuple):
     loads: torch.Tensor | None = None  # [experts] int64: how often each was chosen
     # Where tokens go to the ranks that have their experts, which then have places of all ranks: what sends them there.
     dispatch: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Multiply], torch.Tensor] | None = None
-    chosen: list[torch.Tensor] | None = None  # gets the ids of each layer, where requests may ask for them
+    chosen: Chosen | None = None  # gets the ids of each layer, where requests may ask for them
 
 
 def find_places(ids: torch.Tensor, spread: Spread) -> torch.Tensor:
     """[tokens, per_token] int32, like the ids; counts the loads, and keeps the ids."""
     if spread.chosen is not None:
-        spread.chosen.append(ids)
+        spread.chosen.keep(ids)
     if spread.loads is not None:
         spread.loads.add_(torch.bincount(ids.flatten(), minlength=len(spread.loads)))
     token = torch.arange(len(ids), device=ids.device)[:, None]

@@ -190,6 +190,8 @@ def multiply(
     spread = matrices.spread
     if spread is None:
         return _products(x, matrices, routed, activation, config)
+    if spread.chosen is not None:
+        spread.chosen.keep(routed.ids)
 
     def counted(rows: torch.Tensor, routed: Routed, spread: Spread | None) -> torch.Tensor:
         routed = placed(routed, spread, count=config is not None or rows.shape[0] > MAX_TOKENS_UNSORTED)

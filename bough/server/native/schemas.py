@@ -48,7 +48,7 @@ NOT_HERE = (
     "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
     "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
-    "return_indexer_topk", "return_sampling_mask", "custom_labels", "routed_experts_start_len",
+    "return_indexer_topk", "return_sampling_mask", "custom_labels",
     "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size", "prompt_logprobs",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
@@ -97,6 +97,7 @@ class GenerateBody(OtherFields, kw_only=True):
     custom_logit_processor: str | list[str | None] | None = None
     return_hidden_states: bool | list[bool | None] | None = None  # with --enable-return-hidden-states
     return_routed_experts: bool | list[bool | None] | None = None  # with --enable-return-routed-experts
+    routed_experts_start_len: int | list[int | None] | None = None  # those of earlier tokens are left out
     session_params: dict[str, Any] | list[dict[str, Any] | None] | None = None  # id, rid, offset, replace, ...
     routed_dp_rank: int | None = None  # the replica that gets it
     data_parallel_rank: int | None = None  # the same by its older name
@@ -303,7 +304,7 @@ class TensorBody(UpdateBody):
 
 
 class IpcBody(UpdateBody):
-    """Safetensors files of the engine's user, such as in /dev/shm."""
+    """Files of the engine's user, such as in /dev/shm: safetensors, or handles of CUDA tensors."""
 
     files: Annotated[list[str], Meta(min_length=1)]
 

@@ -1,0 +1,136 @@
+"""Tensors in a GPU's memory that another process of the same user reads where they are: CUDA's handles, as JSON.
+
+torch counts the readers of each storage that it shares: memory that its sender frees earlier is kept until each has let
+go. A handle that nobody opens would keep it for ever, so the sender gives its own count back when it is answered; until
+then it holds the tensors. The reader has copied them, and dropped its own, before it answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Annotated
+
+import msgspec
+import torch
+
+from bough.core.errors import RequestError
+
+BEGINNING = b'{"type":"cuda_handles"'  # no safetensors begin so: it would be the length of their header
+ALIGNMENT = 256  # bytes
+Count = Annotated[int, msgspec.Meta(ge=0)]
+INSTEAD = "send tensors of the host's memory instead (tensor.cpu())"
+
+
+class SharedStorage(msgspec.Struct, frozen=True):
+    """What `_share_cuda_` returns and `_new_shared_cuda` takes, but for the GPU: processes may number them in another
+    order."""
+
+    gpu: str  # its UUID
+    handle: bytes
+    size_bytes: int
+    offset_bytes: int
+    counter: bytes
+    counter_offset: int
+    event: bytes
+    event_sync: bool
+
+
+class SharedTensor(msgspec.Struct, frozen=True):
+    """A contiguous part of a storage."""
+
+    name: str
+    storage: Count
+    offset_bytes: Count
+    dtype: str
+    shape: tuple[Count, ...]
+
+
+class CudaHandles(msgspec.Struct, frozen=True, tag="cuda_handles"):
+    storages: tuple[SharedStorage, ...]
+    tensors: tuple[SharedTensor, ...]
+
+
+@contextlib.contextmanager
+def shared_handles(tensors: Mapping[str, torch.Tensor], gather_below: int) -> Iterator[bytes]:
+    """The handles of tensors, for `open_handles` of another process. Those with fewer bytes are gathered in one
+    storage, because each handle takes time to open."""
+    held = _gathered(tensors, gather_below)
+    for device in {tensor.device for tensor in held.values()}:
+        torch.cuda.synchronize(device)  # whatever stream has written them
+    storages: dict[int, SharedStorage] = {}  # by address
+    try:
+        for storage in (tensor.untyped_storage() for tensor in held.values()):
+            if storage.data_ptr() not in storages:
+                device, *parts = storage._share_cuda_()
+                storages[storage.data_ptr()] = SharedStorage(_uuid(device), *parts)
+        places = {address: number for number, address in enumerate(storages)}
+        placed = (
+            SharedTensor(
+                name,
+                places[tensor.untyped_storage().data_ptr()],
+                tensor.storage_offset() * tensor.itemsize,
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+            )
+            for name, tensor in held.items()
+        )
+        yield msgspec.json.encode(CudaHandles(tuple(storages.values()), tuple(placed)))
+    finally:
+        for shared in storages.values():
+            torch.UntypedStorage._release_ipc_counter(shared.counter, shared.counter_offset)
+
+
+def open_handles(content: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of another process. They are its memory: copy them, and let go of them before it is answered."""
+    try:
+        handles = msgspec.json.decode(content, type=CudaHandles)
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"These are no handles of CUDA tensors ({error}).") from None
+    gpus = {_uuid(number): number for number in range(torch.cuda.device_count())}
+    storages: list[torch.UntypedStorage] = []
+    for shared in handles.storages:
+        gpu, *parts = msgspec.structs.astuple(shared)
+        if gpu not in gpus:
+            raise RequestError(f"The tensors are on the GPU {gpu}, which the engine does not see; {INSTEAD}.")
+        try:
+            storages.append(torch.UntypedStorage._new_shared_cuda(gpus[gpu], *parts))
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise RequestError(f"The memory of the sender cannot be opened ({reason}); {INSTEAD}.") from None
+    return {tensor.name: _placed(tensor, storages) for tensor in handles.tensors}
+
+
+def _placed(tensor: SharedTensor, storages: list[torch.UntypedStorage]) -> torch.Tensor:
+    dtype = getattr(torch, tensor.dtype, None)
+    if not isinstance(dtype, torch.dtype) or tensor.offset_bytes % dtype.itemsize or tensor.storage >= len(storages):
+        raise RequestError(f"Tensor {tensor.name} has an unknown number format ({tensor.dtype}) or place.")
+    storage = storages[tensor.storage]
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    size = torch.Size(tensor.shape).numel() * dtype.itemsize
+    if tensor.offset_bytes + size > len(whole):
+        raise RequestError(f"Tensor {tensor.name} ends behind the memory that was sent.")
+    return whole[tensor.offset_bytes :][:size].view(dtype).view(tensor.shape)
+
+
+def _gathered(tensors: Mapping[str, torch.Tensor], below: int) -> dict[str, torch.Tensor]:
+    """The same tensors, each contiguous; those below that many bytes in one storage for each device."""
+    held = {name: tensor.detach() for name, tensor in tensors.items()}
+    small: dict[torch.device, list[str]] = {}
+    for name, tensor in held.items():
+        if tensor.nbytes < max(below, 1):  # an empty one has no memory to share
+            small.setdefault(tensor.device, []).append(name)
+        else:
+            held[name] = tensor.contiguous()
+    for device, names in small.items():
+        starts = [0, *accumulate(-(-held[name].nbytes // ALIGNMENT) * ALIGNMENT for name in names)]
+        bucket = torch.empty(max(starts[-1], ALIGNMENT), dtype=torch.uint8, device=device)
+        for name, start in zip(names, starts, strict=False):
+            tensor = held[name]
+            held[name] = bucket[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return held
+
+
+def _uuid(device: int) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)

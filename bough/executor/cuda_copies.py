@@ -100,7 +100,8 @@ class PageCopies:
         steps = torch.cuda.current_stream(self._device)
         work: list[tuple[int, CopyTicket, Callable[[], None]]] = []
         for command, ticket in asked:
-            pool, host = self._pool.groups[command.group], self._group.own_columns(torch.from_numpy(command.buffer))
+            pool = self._pool.groups[command.group]
+            host = self._group.own_columns(torch.from_numpy(command.buffer), pool.page_bytes)
             pages = torch.from_numpy(command.pages).to(self._device).long()
             pages.record_stream(self._landing)
             slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
@@ -147,7 +148,7 @@ class PageCopies:
 
     def _copy_out(self, command: CopyPagesOut, ticket: CopyTicket) -> None:
         pool, steps = self._pool.groups[command.group], torch.cuda.current_stream(self._device)
-        alone = self._group.topology.tp_size == 1
+        alone = self._group.topology.tp_size == 1 or command.buffer.shape[1] == pool.page_bytes
         pages, host = torch.from_numpy(command.pages).to(self._device).long(), torch.from_numpy(command.buffer)
         slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
         size = max(1, PIECE_BYTES // max(1, pool.page_bytes))
@@ -156,7 +157,7 @@ class PageCopies:
             piece, places = pages[begin : begin + size], slots[begin : begin + size]
             # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
             with torch.cuda.stream(self._stream if alone else steps):
-                content = self._group.all_gather(pool.read_pages(piece))
+                content = pool.read_pages(piece) if alone else self._group.all_gather(pool.read_pages(piece))
             if not alone:
                 self._stream.wait_stream(steps)
             with torch.cuda.stream(self._stream):

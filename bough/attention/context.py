@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,10 @@ class MediaRows:
     deep: tuple[torch.Tensor, ...] = ()  # [n, hidden] each: what is added behind the first layers
 
 
+def everything_is_there(layer: int) -> None:
+    """Where copies of pages are done before a step begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One step. Whoever builds it has already called `attention.prepare(batch)`."""
@@ -53,3 +58,4 @@ class ForwardContext:
     heard: tuple[Heard, ...] = ()  # of each row of the batch, of a model that hears
     # Of rows that align, by their places: what each layer's chosen heads attend to. [heads, tokens, positions]
     aligned: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    wait_for: Callable[[int], None] = everything_is_there  # a layer asks it before it reads the pool

@@ -35,6 +35,7 @@ from bough.core.sampling_params import SamplingParams
 from bough.core.speech import SpeechConfig
 
 IntArray = npt.NDArray[np.int32]
+HostMemory = Sequence[npt.NDArray[np.uint8]]  # of each KV group the pages of a lower tier: [pages + 1, bytes]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 

@@ -79,10 +79,9 @@ class RankGroup:
         one meanwhile. Whether all were willing."""
         return willing
 
-    def own_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of what `all_gather` has made."""
-        width = x.shape[1] // self.topology.tp_size
-        return x.narrow(1, self.topology.tp_rank * width, width)
+    def own_columns(self, x: torch.Tensor, width: int) -> torch.Tensor:
+        """This rank's part of what `all_gather` has made; all of it where it is no wider than that."""
+        return x if x.shape[1] == width else x.narrow(1, self.topology.tp_rank * width, width)
 
     def all_say(self, yes: bool) -> bool:
         """Whether every rank says yes."""

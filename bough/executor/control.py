@@ -97,7 +97,8 @@ class ModelControl:
                 message = self._wake([tag for tag in command.tags if tag in self._asleep])
             case commands.CopyPagesOut():
                 content = self._pool.groups[command.group].read_pages(torch.from_numpy(command.pages))
-                content = self._group.all_gather(content)
+                if command.buffer.shape[1] != content.shape[1]:
+                    content = self._group.all_gather(content)
                 if command.buffer.size:  # the first rank has one
                     buffer = torch.from_numpy(command.buffer)
                     if command.slots is None:
@@ -108,7 +109,8 @@ class ModelControl:
                 pages, content = torch.from_numpy(command.pages).long(), torch.from_numpy(command.buffer)
                 if command.slots is not None:
                     content = content.index_select(0, torch.from_numpy(command.slots).long())
-                self._pool.groups[command.group].write_pages(pages, self._group.own_columns(content))
+                pool = self._pool.groups[command.group]
+                pool.write_pages(pages, self._group.own_columns(content, pool.page_bytes))
             case commands.ProfileStart():
                 self._profiler.start(command)
             case commands.ProfileStop():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from bough.core.errors import ResourceError
-from bough.core.plan import Limits
+from bough.core.errors import ResourceError, SettingsError
+from bough.core.plan import HostMemory, Limits
 from bough.core.settings import Settings
+from bough.distributed.group import ALONE, RankGroup
 from bough.executor.build import resolve_device
 from bough.executor.machine import free_memory_bytes
 
@@ -19,15 +19,31 @@ log = logging.getLogger(__name__)
 FREE_SHARE = 0.8  # of the free memory that all replicas of this host may take together
 
 
-def host_memory(limits: Limits, settings: Settings) -> list[npt.NDArray[np.uint8]]:
-    """Of each KV group as many times the pages of the device as the settings say, and page 0, which is not used."""
-    memory, parallel = settings.memory, settings.parallel
-    sizes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
+def own_memory(limits: Limits, settings: Settings, group: RankGroup) -> HostMemory:
+    """That of one of several ranks, if each has its own share of pages. A store takes whole pages from the first."""
+    apart = settings.memory.enable_hierarchical_cache and settings.memory.hicache_storage_backend is None
+    return host_memory(limits, settings, group) if apart else []
+
+
+def host_memory(limits: Limits, settings: Settings, group: RankGroup = ALONE) -> HostMemory:
+    """Of each KV group as many times the pages of the device as the settings say, and page 0, which is not used. With a
+    group for this rank's share of so many pages as all of them have; else with the parts of all ranks."""
+    memory, parallel, shares = settings.memory, settings.parallel, 1
+    sizes = [limits.copied_bytes(each) for each in range(len(limits.groups))]
+    if group is not ALONE:
+        sizes, shares = list(limits.page_bytes), parallel.replica_ranks
+    if not all(group.minimum(sizes)):
+        raise SettingsError(
+            "--enable-hierarchical-cache: one stage has none of the layers that share a kind of pages; use a smaller "
+            "--pp-size, or leave it out."
+        )
     device_bytes = sum(pages * size for pages, size in zip(limits.pages, sizes, strict=True))
-    wanted = memory.hicache_size * 1e9 / device_bytes if memory.hicache_size else memory.hicache_ratio
-    most = FREE_SHARE * free_memory_bytes() / max(1, parallel.dp_size // parallel.nnodes) / device_bytes
+    wanted = memory.hicache_size * 1e9 / shares / device_bytes if memory.hicache_size else memory.hicache_ratio
+    sharing = max(1, parallel.ranks_per_node * shares // parallel.replica_ranks)
+    most = FREE_SHARE * free_memory_bytes() / sharing / device_bytes
     ratio = min(wanted, most)
-    pages = [int(count * ratio) for count in limits.pages]
+    pages = group.minimum([int(count * ratio) for count in limits.pages])
+    device_bytes *= shares
     if not all(pages):
         raise ResourceError(
             f"--enable-hierarchical-cache: {ratio * device_bytes / 1e9:.2f} GB of the host's memory do not hold a page "
@@ -46,7 +62,7 @@ def host_memory(limits: Limits, settings: Settings) -> list[npt.NDArray[np.uint8
     return buffers
 
 
-def _pin(buffers: list[npt.NDArray[np.uint8]]) -> None:
+def _pin(buffers: HostMemory) -> None:
     """Lets the GPU copy by itself. Registered, because torch's own pinned memory is rounded up to a power of two."""
     register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
     for buffer in buffers:

@@ -13,7 +13,7 @@ import torch
 
 from bough.core.errors import ModelError, ResourceError, SettingsError
 from bough.core.model_config import MediaConfig, ModelConfig
-from bough.core.plan import Executor, MediaLimits
+from bough.core.plan import Executor, HostMemory, MediaLimits
 from bough.core.setting_checks import json_object
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup
@@ -49,6 +49,7 @@ class LoadedModel:
     weight_bytes: int = 0
     load_s: float = 0.0  # that reading the weights took
     rank_weight_bytes: tuple[int, ...] = ()  # those of all ranks, if this is one of several
+    host: HostMemory = ()  # for its share of cached prefixes, if it is one of several
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 
 from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExperts, Ticket
 from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError, SettingsError
-from bough.core.plan import BatchPlan, Executor, InFlight, Limits, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, Executor, HostMemory, InFlight, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
@@ -90,13 +90,18 @@ class PipelinedStep:
 
 class LeadingExecutor:
     """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks.
-    `results` are those of a pipeline's last stage."""
+    `results` are those of a pipeline's last stage. Of the memory in `host` each rank has the like for its own part."""
 
     def __init__(
-        self, own: Executor, send: Callable[[ToRank], None], rebalance_every: int = 0, results: Results | None = None
+        self,
+        own: Executor,
+        send: Callable[[ToRank], None],
+        rebalance_every: int = 0,
+        results: Results | None = None,
+        host: HostMemory = (),
     ) -> None:
         self._own, self._send, self._rebalance_every = own, send, rebalance_every
-        self._results = results
+        self._results, self._host = results, host
         self._steps = 0
         self._rebalancing: Ticket | None = None
         self._copied_out: Ticket | None = None  # the last
@@ -129,8 +134,13 @@ class LeadingExecutor:
         self._own.supply_masks(step, masks)
 
     def control(self, command: Command) -> Ticket:
-        if isinstance(command, CopyPagesOut | CopyPagesIn) and self._results is not None:
-            raise RequestError("Pages of a pipeline cannot be copied: each stage has a part of them.")
+        if isinstance(command, CopyPagesOut | CopyPagesIn):
+            if any(command.buffer is each for each in self._host):
+                inward = isinstance(command, CopyPagesIn)
+                self._send(CopyPages(command.pages, command.group, slots=command.slots, inward=inward))
+                return self._own.control(command)
+            if self._results is not None:
+                raise RequestError("Pages of a pipeline cannot be copied: each stage has a part of them.")
         match command:
             case CopyPagesOut():
                 self._send(CopyPages(command.pages, command.group))
@@ -168,7 +178,7 @@ class Reporter:
         return Running(self._thread.submit(lambda: self._send(step.wait())))
 
 
-def follow(executor: Executor, orders: Orders, report: Reporter | None = None) -> None:
+def follow(executor: Executor, orders: Orders, report: Reporter | None = None, host: HostMemory = ()) -> None:
     """Any other rank: does what comes until it is told to leave. An error of a step is raised here within moments,
     because the ranks that wait for this one cannot tell why it does not come."""
     in_flight: deque[InFlight | Ticket | Running[None]] = deque()
@@ -182,6 +192,10 @@ def follow(executor: Executor, orders: Orders, report: Reporter | None = None) -
                     executor.supply_masks(order.step, order.masks)
                 case RunCommand():
                     in_flight.append(executor.control(order.command))
+                case CopyPages(pages=pages, group=group, slots=slots) if slots is not None:
+                    # Never beside later plans: only the first rank's ticket tells when pages may be used again.
+                    copy = CopyPagesIn if order.inward else CopyPagesOut
+                    in_flight.append(executor.control(copy(pages, host[group], group, slots)))
                 case CopyPages(pages=pages, group=group, content=content):
                     out = CopyPagesOut(pages, NO_BUFFER, group)
                     in_flight.append(executor.control(out if content is None else CopyPagesIn(pages, content, group)))

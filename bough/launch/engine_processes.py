@@ -66,13 +66,13 @@ class EngineProcesses:
                 f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
             )
         memory = settings.memory
-        if memory.enable_hierarchical_cache and (memory.disable_radix_cache or parallel.pp_size > 1):
+        if memory.enable_hierarchical_cache and memory.disable_radix_cache:
+            raise SettingsError("--enable-hierarchical-cache keeps shared prefixes; leave out --disable-radix-cache.")
+        if memory.hicache_storage_backend and (parallel.pp_size > 1 or not memory.enable_hierarchical_cache):
             raise SettingsError(
-                "--enable-hierarchical-cache keeps shared prefixes, all layers of a page together; leave out "
-                "--disable-radix-cache and --pp-size."
+                "--hicache-storage-backend needs --enable-hierarchical-cache, and all layers of a page in one stage; "
+                "leave out --pp-size."
             )
-        if settings.memory.hicache_storage_backend and not settings.memory.enable_hierarchical_cache:
-            raise SettingsError("--hicache-storage-backend needs --enable-hierarchical-cache.")
         check_nodes(parallel)
         check_disaggregation(settings)
         check_adapters(settings)

@@ -13,6 +13,7 @@ import zmq
 from bough.core.child_environment import settle_garbage
 from bough.core.plan import StepResult
 from bough.core.settings import Settings
+from bough.executor.host_memory import own_memory
 from bough.executor.load_model import LoadedModel
 from bough.executor.lockstep import LockstepExecutor
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow, join_ranks, topology_of
@@ -39,7 +40,9 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
             )
             results = Results(receiver.receive, parallel.dist_timeout)
         every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
-        loaded = replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
+        host = own_memory(loaded.executor.limits(), settings, group)
+        leader = LeadingExecutor(loaded.executor, sender.send, every, results, host)
+        loaded = replace(loaded, executor=leader, host=host)
     if parallel.groups > 1:
         loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, Sender(context, *spec.beside).send))
     return loaded
@@ -60,10 +63,11 @@ def run_rank(spec: ChildSpec, announce: Callable[..., None]) -> None:
     group = join_ranks(settings, spec.rank, spec.addresses, spec.dp_rank or 0)
     loaded = build(spec.files, settings, group)
     group.of_each(loaded.weight_bytes)  # the first one tells them
+    host = own_memory(loaded.executor.limits(), settings, group)
     place, report = topology_of(settings, spec.rank), None
     if place.is_last and not place.is_first and place.tp_rank == 0:
         report = Reporter(Sender(context, spec.addresses.results, pack=pack_array, key=spec.cluster_key).send)
     settle_garbage()
     announce(ready={})
-    follow(loaded.executor, orders, report)
+    follow(loaded.executor, orders, report, host)
     context.destroy(linger=0)

@@ -137,7 +137,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     if settings.memory.enable_hierarchical_cache:
         from bough.executor.host_memory import host_memory
 
-        host = host_memory(limits, settings)
+        host = loaded.host or host_memory(limits, settings)
     speculative = settings.speculative
     handover: Handover | None = None
     tier = None

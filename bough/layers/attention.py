@@ -114,6 +114,7 @@ class SelfAttention:
         if self._value_weight is not None:
             values = qkv[:, -spec.kv_heads :]
             values.copy_(self._rms_norm(values, self._value_weight, self._qk_norm_rope.eps)[0])
+        ctx.wait_for(spec.layer)
         attended = None
         if self._has_kernels and not self._shares and positions.dim() == 1:
             attended = ctx.attention.run_projected(qkv, self._qk_norm_rope, spec, ctx.pool)

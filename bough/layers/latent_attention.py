@@ -81,6 +81,7 @@ class LatentAttention:
         index = None
         if self._index is not None:
             index = self._index(index_queries[0], of_index, slots, ctx)
+        ctx.wait_for(spec.layer)
         attended = ctx.attention.run_latent(q, latents, spec, pool, index).flatten(1)
         if ctx.logits_indices is not None:
             attended = self._take_rows(attended, ctx.logits_indices)

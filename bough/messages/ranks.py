@@ -30,11 +30,13 @@ class RunCommand(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyPages(msgspec.Struct, frozen=True, tag=True):
-    """Of each rank its part: to the first, or from a copy of all parts."""
+    """Of each rank its part: to the first, or from a copy of all parts; or to and from `slots` of its own memory."""
 
     pages: npt.NDArray[np.int32]  # [n]
     group: int
     content: npt.NDArray[np.uint8] | None = None  # [n, Limits.copied_bytes]; None: the first asks for it
+    slots: npt.NDArray[np.int32] | None = None  # [n]
+    inward: bool = False  # from the slots
 
 
 class UseIdleTime(msgspec.Struct, frozen=True, tag=True):

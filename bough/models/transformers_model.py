@@ -148,6 +148,7 @@ class PoolAttention:
         pool = ctx.pool
         scales = pool.key_scales[layer], pool.value_scales[layer]
         store_kv(k, v, pool.keys[layer], pool.values[layer], ctx.batch.slots[spec.group], *scales)
+        ctx.wait_for(layer)
         return ctx.attention.run(q, k, v, spec, pool)[None]
 
 

@@ -49,6 +49,7 @@ class PlannedStep:
     decodes: int
     has_drafts: bool
     known: IntArray  # [batch] tokens of each row whose value the host knew when it was planned
+    loads: bool = False  # it may wait for pages on their way
 
     @property
     def prompt_tokens(self) -> int:

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from bough.core.control import CopyPagesIn, CopyPagesOut, Ticket
-from bough.core.plan import Executor, IntArray, Limits
+from bough.core.plan import Executor, HostMemory, IntArray, Limits
 from bough.core.settings import MemorySettings
 from bough.memory.tree.audit import Audit
 from bough.memory.tree.events import HOST, KVEvent
@@ -28,8 +27,6 @@ from bough.scheduler.ports import LowerTier
 from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache
 
 log = logging.getLogger(__name__)
-
-HostMemory = Sequence[npt.NDArray[np.uint8]]  # of each group: [pages + 1, Limits.copied_bytes]
 
 MEMORY = 0.7  # of the rate that was known before, when a further copy is slower
 TRY_AGAIN = 50  # copies that did not pay before one is made all the same: the rate may have been learnt wrong

@@ -20,7 +20,7 @@ from bough.constrained.interface import Ticket
 from bough.core.control import SwapWeights
 from bough.core.errors import BoughError, RequestError
 from bough.core.finish import FinishAbort
-from bough.core.plan import Executor, InFlight
+from bough.core.plan import Executor, HostMemory, InFlight
 from bough.core.settings import LIVE_SETTINGS, MemorySettings, SchedulerSettings
 from bough.messages import requests as messages
 from bough.messages.outputs import Reply
@@ -32,7 +32,7 @@ from bough.scheduler.control import ControlQueue, Recording
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.handover import Handover
-from bough.scheduler.host_tier import HostMemory, TieredCache
+from bough.scheduler.host_tier import TieredCache
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.media import Media

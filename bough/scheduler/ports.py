@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from bough.constrained.interface import GrammarSpec, Ticket
-from bough.core.plan import IntArray
+from bough.core.plan import HostMemory, IntArray
 from bough.memory.tree.events import KVEvent
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Ping, ProcessCommand, ToScheduler
@@ -46,9 +43,7 @@ class LowerTier(Protocol):
     @property
     def figures(self) -> dict[str, float]: ...
 
-    def offer(
-        self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: Sequence[npt.NDArray[np.uint8]]
-    ) -> None:
+    def offer(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: HostMemory) -> None:
         """The host has these tokens: of each group in these pages of its buffer, 0 where it has none. They may change
         after the call."""
 

@@ -89,14 +89,16 @@ class PrefillBudget:
         self._surprised = False  # by the last step
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
 
-    def observe(self, prompt_tokens: int, span: tuple[float, float] | None) -> None:
+    def observe(self, prompt_tokens: int, span: tuple[float, float] | None, *, loads: bool = False) -> None:
         """A step with prompts was on the device from span[0] to span[1]. Short ones say little about prompts, but all
-        that are cut count: what was learnt wrong must not last."""
+        that are cut count: what was learnt wrong must not last. One that waits for pages may take longer for that."""
         if span is None or prompt_tokens < self._telling:
             return
         cost, known = (span[1] - span[0]) / prompt_tokens, self._cost_s
         if not known:
             self._cost_s = cost
+            return
+        if loads and cost > known:
             return
         surprised, self._surprised = self._surprised, cost > SURPRISE * known
         believed = cost if surprised else min(cost, SURPRISE * known)

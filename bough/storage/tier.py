@@ -15,11 +15,11 @@ import numpy as np
 
 from bough.constrained.interface import Ticket
 from bough.core.errors import SettingsError
-from bough.core.plan import IntArray, Limits
+from bough.core.plan import HostMemory, IntArray, Limits
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Generate
 from bough.scheduler.handover import Handover, Passing
-from bough.scheduler.host_tier import HostMemory, TieredCache
+from bough.scheduler.host_tier import TieredCache
 from bough.scheduler.request import Request
 from bough.storage.backends import open_store
 from bough.storage.store import HEADER, RUN_TOKENS, Buffer, run_keys

@@ -25,8 +25,8 @@ SHAPE = {"hidden_size": 512, "head_dim": 64, "num_attention_heads": 8, "intermed
 TOKENS = 65_536
 
 
-def build(folder: Path, quantization: str = "auto") -> CudaExecutor:
-    flat = {"max_total_tokens": TOKENS, "max_running_requests": 8, "chunked_prefill_size": 256}
+def build(folder: Path, quantization: str = "auto", **more: bool) -> CudaExecutor:
+    flat = {"max_total_tokens": TOKENS, "max_running_requests": 8, "chunked_prefill_size": 256, **more}
     executor = build_executor(locate(str(folder)), Settings.from_flat({**flat, "quantization": quantization})).executor
     assert isinstance(executor, CudaExecutor)
     while executor.idle():
@@ -107,7 +107,8 @@ def test_pages_copied_in_pieces_to_scattered_places_continue_alike(
     """Nothing is waited for: the order of launches is that of the copies."""
     executor = build(checkpoints[0])
     page_bytes = executor.limits().page_bytes[0]
-    monkeypatch.setattr(cuda_copies, "PIECE_BYTES", 3 * page_bytes)
+    for name in ("PIECE_BYTES", "RING_BYTES"):
+        monkeypatch.setattr(cuda_copies, name, 3 * page_bytes)
     expected = tokens_of(executor)
     pages, elsewhere = np.arange(1, 1 + len(PROMPT), dtype=np.int32), np.arange(60, 40, -1, dtype=np.int32)
     slots = np.random.default_rng(0).permutation(np.arange(40, dtype=np.int32))[: len(PROMPT)]
@@ -118,5 +119,47 @@ def test_pages_copied_in_pieces_to_scattered_places_continue_alike(
     ticket = executor.control(CopyPagesIn(elsewhere[: len(PROMPT)].copy(), buffer, 0, slots))
     assert go_on(executor, expected[0], elsewhere, len(PROMPT), 5) == expected[1:]
     assert all(each.wait().seconds for each in (out, ticket))
+    executor.close()
+    torch.cuda.cudart().cudaHostUnregister(buffer.ctypes.data)
+
+
+@pytest.mark.parametrize("parts", [1, 8])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_layers_that_wait_for_their_pages_compute_the_same_bits(
+    tmp_path: Path, parts: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step begins behind pages that are on their way, whole or layer by layer, by one copy or by several. The device
+    is busy until all of it is queued."""
+    count, layers = 8000, 8
+    shape = {**SHAPE, "num_hidden_layers": layers, "max_position_embeddings": 8192}
+    executor = build(write_checkpoint(tmp_path / "model", 1, torch.bfloat16, **shape), disable_cuda_graph=True)
+    page_bytes, draw = executor.limits().page_bytes[0], np.random.default_rng(0)
+    monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
+    monkeypatch.setattr(cuda_copies, "PARTS", parts)
+    monkeypatch.setattr(cuda_copies, "RING_BYTES", 100 * page_bytes)
+    due, wait_for = list[int](), cuda_copies.PageCopies.wait_for
+
+    def noted(self: cuda_copies.PageCopies, layer: int) -> None:
+        due.append(len(self._due))
+        wait_for(self, layer)
+
+    monkeypatch.setattr(cuda_copies.PageCopies, "wait_for", noted)
+    buffer = torch.randn(count, page_bytes // 2).bfloat16().view(torch.uint8).numpy()
+    host_memory._pin([buffer])
+    there, fresh = (first + draw.permutation(np.arange(count, dtype=np.int32)) for first in (1, 20_000))
+    executor.control(CopyPagesIn(there, buffer)).wait()
+    found, busy = [], torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for pages in (there, fresh):
+        for _ in range(20):
+            busy = busy @ busy
+        for part in np.array_split(np.arange(count, dtype=np.int32), copies) if pages is fresh else ():
+            executor.control(CopyPagesIn(fresh[part], buffer, 0, part))
+        due.clear()
+        tokens = go_on(executor, 7, np.concatenate([pages, np.arange(40_000, 40_008, dtype=np.int32)]), count, 1)
+        computed = np.zeros((1, page_bytes), dtype=np.uint8)
+        executor.control(CopyPagesOut(np.array([40_000], dtype=np.int32), computed)).wait()
+        found.append((tokens, computed.tobytes()))
+    assert found[0] == found[1]
+    assert due[:layers] == [copies * max(0, parts - layer) for layer in range(layers)]
     executor.close()
     torch.cuda.cudart().cudaHostUnregister(buffer.ctypes.data)

@@ -48,6 +48,7 @@ from bough.kernels.prefill_attention.triton import PrefillConfig
 from bough.kernels.projected_decode import triton as projected
 from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
+from bough.memory.pools.group_pool import GroupPool
 from bough.memory.pools.kv_pool import KVPool
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import build_model
@@ -58,6 +59,7 @@ from tests.executor.test_executor_tiers import round_trip
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, FakeGrammars, Places, grammar
 from tests.fakes.known_answers import RightOrWrong
+from tests.fakes.one_row import go_on
 from tests.fakes.one_row import tokens_of as greedy_tokens
 from tests.fakes.ranks import ThreadGroup, thread_groups
 from tests.fakes.scheduler_bench import Bench
@@ -527,7 +529,7 @@ class NoStream:
         self.waited += 1
 
     def wait_event(self, event: HostEvent) -> None:
-        return
+        self.waited += 1
 
     def record_event(self) -> HostEvent:
         return HostEvent()
@@ -571,7 +573,7 @@ def test_eight_bits_and_their_scales_are_handed_over(steps: NoStream) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(("beside", "parts"), [(True, 1), (False, 1), (True, 8)])
 @pytest.mark.parametrize(
     ("config", "dtype", "group"),
     [
@@ -583,12 +585,23 @@ def test_eight_bits_and_their_scales_are_handed_over(steps: NoStream) -> None:
     ],
 )
 def test_a_gpu_copies_in_pieces_to_scattered_places(
-    config: ModelConfig, dtype: torch.dtype, group: int, beside: bool, steps: NoStream, monkeypatch: pytest.MonkeyPatch
+    config: ModelConfig,
+    dtype: torch.dtype,
+    group: int,
+    beside: bool,
+    parts: int,
+    steps: NoStream,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twenty pages in pieces of three, which go round the ring of buffers."""
+    """Twenty pages in pieces of three or more, which go round the ring of buffers; in parts where they are pinned."""
+    monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
+    monkeypatch.setattr(cuda_copies, "RING", 2)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: parts > 1)
+    monkeypatch.setattr(cuda_copies, "copy_lines", lambda to, origin: to.copy_(origin))
     pool = KVPool(config, (32,) * len(config.kv_groups), 2, dtype, CPU, Topology())
     of_group = pool.groups[group]
-    monkeypatch.setattr(cuda_copies, "PIECE_BYTES", 3 * of_group.page_bytes)
+    for name in ("PIECE_BYTES", "RING_BYTES"):
+        monkeypatch.setattr(cuda_copies, name, 3 * of_group.page_bytes)
     draw = np.random.default_rng(0)
     every = torch.arange(33)
     of_group.write_pages(every, torch.randint(0, 100, (33, of_group.page_bytes), dtype=torch.uint8))
@@ -601,9 +614,86 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     assert (steps.waited == 0) == beside, "later steps wait for what is not copied beside them"
     assert torch.equal(torch.from_numpy(buffer[slots]), wanted)
     assert not np.delete(buffer, slots, axis=0).any()
-    copies.start(CopyPagesIn(others, buffer, group, slots)).wait()
+    before, ticket = steps.waited, copies.start(CopyPagesIn(others, buffer, group, slots))
+    assert ticket.ready() and ticket.wait().seconds is not None
     assert torch.equal(of_group.read_pages(torch.from_numpy(others)), wanted)
-    assert steps.waited > 0
+    copies.settle()
+    layers = sum(map(config.attends, range(config.num_layers)))
+    assert steps.waited - before == (layers if parts > 1 and not group else 1)
+
+
+class LateStream(NoStream):
+    """What is scattered to pages here is written when the steps wait for an event behind it, and not before."""
+
+    def __init__(self, device: object = None) -> None:
+        super().__init__()
+        self.put_off: list[Callable[[], None]] = []
+
+    def record_event(self) -> HostEvent:
+        event = HostEvent()
+        event.writes = self.put_off.copy()  # type: ignore[attr-defined]
+        return event
+
+    def wait_event(self, event: HostEvent) -> None:
+        for write in getattr(event, "writes", ()):
+            write()
+
+
+@pytest.mark.parametrize(("captured", "order"), [(False, "WAWA"), (True, "WWAA")])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
+    loaded: LoadedWeights, captured: bool, order: str, copies: int, steps: NoStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One prefix that comes by one copy or by two: what the first layer reads of both comes before the second's. A step
+    that a graph runs waits for everything."""
+    current, happened, write_pages = [steps], list[str](), GroupPool.write_pages
+
+    @contextlib.contextmanager
+    def stream(entered: NoStream) -> Iterator[None]:
+        current.append(entered)
+        yield
+        current.pop()
+
+    def write_late(self: GroupPool, pages: torch.Tensor, content: torch.Tensor, part: Any = None) -> None:
+        held, written = content.clone(), list[bool]()
+
+        def write() -> None:
+            if not written:
+                write_pages(self, pages, held, part)
+                written.append(True)
+                happened.append("W")
+
+        assert isinstance(current[-1], LateStream), "not on the steps' stream"
+        current[-1].put_off.append(write)
+
+    executor = assemble(loaded, SETTINGS, LIMITS, GraphSizes(mixed=(16,)) if captured else GraphSizes())
+    while captured and executor.idle():
+        pass
+    first = prompt_plan(0, np.array([5, 9, 17, 33, 2, 44, 50], dtype=np.int32), np.arange(1, 33, dtype=np.int32))
+    expected = [int(executor.launch(plan).wait().tokens[0, 0]) for plan in (first, decode_plan(1, 1))]
+    pages, elsewhere = np.arange(1, 8, dtype=np.int32), np.arange(60, 40, -1, dtype=np.int32)
+    buffer = np.zeros((7, executor._pool.groups[0].page_bytes), dtype=np.uint8)
+    executor.control(CopyPagesOut(pages, buffer)).wait()
+
+    monkeypatch.setattr(torch.cuda, "Stream", LateStream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(NoStream, "wait_event", LateStream.wait_event)
+    monkeypatch.setattr(GroupPool, "write_pages", write_late)
+    monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    monkeypatch.setattr(cuda_copies, "copy_lines", lambda to, origin: to.copy_(origin))
+    executor._copies, run = None, executor._attention.run
+
+    def attend(*args: Any) -> torch.Tensor:
+        happened.append("A")
+        return run(*args)
+
+    monkeypatch.setattr(executor._attention, "run", attend)
+    for part in np.array_split(np.arange(7), copies):
+        executor.control(CopyPagesIn(elsewhere[part], buffer[part]))
+    assert go_on(executor, expected[0], elsewhere, 7, 1) == expected[1:]
+    assert "".join(happened) == order.replace("W", "W" * copies)
+    executor.close()
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from bough.core.errors import ResourceError
+from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.plan import Limits
 from bough.core.settings import Settings
+from bough.distributed.group import RankGroup
 from bough.executor import host_memory
 
 WINDOW = KVGroup("window", 8)
@@ -44,6 +46,46 @@ def test_replicas_share_four_fifths_of_the_free_memory(
         found = shapes(monkeypatch, free=2.5 * DEVICE_BYTES, dp_size=2)
     assert found == [(101, 2000), (41, 1000)]
     assert "200 tokens" in caplog.text and "capped: 2.00 times" in caplog.text and "pays little" in caplog.text
+
+
+class Ranks(RankGroup):
+    """One of four ranks on two hosts; another has so much less."""
+
+    def __init__(self, *less: int) -> None:
+        self.least = iter(less)
+
+    def minimum(self, values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(min(value, next(self.least)) for value in values)
+
+
+def test_each_rank_has_memory_for_its_own_part(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a page a half; two replicas on two hosts share the free memory of each, and the smallest has its way."""
+    settings = Settings.from_flat({"device": "cpu", "tp_size": 2, "dp_size": 2, "enable_hierarchical_cache": True})
+    monkeypatch.setattr(host_memory, "free_memory_bytes", lambda: int(2.5 * DEVICE_BYTES))
+    with caplog.at_level("INFO"):
+        buffers = host_memory.own_memory(LIMITS, settings, Ranks(1000, 500, 90, 1000))
+    assert [buffer.shape for buffer in buffers] == [(91, 1000), (41, 500)]
+    assert "180 tokens" in caplog.text
+
+
+def test_a_size_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.from_flat({"device": "cpu", "tp_size": 2, "hicache_size": 3 * DEVICE_BYTES / 1e9})
+    monkeypatch.setattr(host_memory, "free_memory_bytes", lambda: int(1e12))
+    buffers = host_memory.host_memory(LIMITS, settings, Ranks(*[10**9] * 4))
+    assert [buffer.shape for buffer in buffers] == [(301, 1000), (121, 500)]
+
+
+def test_with_a_store_the_first_rank_has_all_parts() -> None:
+    flat = {"enable_hierarchical_cache": True, "tp_size": 2, "hicache_storage_backend": "file"}
+    assert not host_memory.own_memory(LIMITS, Settings.from_flat(flat), Ranks())
+
+
+def test_a_stage_without_a_kind_of_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.from_flat({"device": "cpu", "pp_size": 2, "enable_hierarchical_cache": True})
+    with pytest.raises(SettingsError, match="smaller --pp-size"):
+        host_memory.own_memory(LIMITS, settings, Ranks(1000, 0))
 
 
 def test_memory_for_less_than_a_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

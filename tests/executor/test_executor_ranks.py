@@ -104,19 +104,27 @@ def with_ranks(
     way: Callable[[], Orders] = Orders,
     ep_size: int = 1,
     every: int = 0,
+    host_pages: int = 0,
     **flags: Any,
 ) -> T:
-    """What `use` makes of several ranks as one executor."""
+    """What `use` makes of several ranks as one executor; with memory of their own for so many pages of each group."""
     ways, results = [way() for _ in range(1, size * stages)], Orders(StepResult)
 
     def work(group: ThreadGroup) -> list[T]:
         executor, place = build(folder, group, **flags), group.topology
+        sizes = executor.limits().page_bytes if host_pages else ()
+        host = [np.zeros((host_pages + 1, size), dtype=np.uint8) for size in sizes]
         if place.rank:
             reports = stages > 1 and place.is_last and place.tp_rank == 0
-            follow(executor, ways[place.rank - 1], Reporter(results.send) if reports else None)
+            follow(executor, ways[place.rank - 1], Reporter(results.send) if reports else None, host)
             return []
         arrived = Results(results.receive, PATIENCE_S) if stages > 1 else None
-        leader = LeadingExecutor(executor, lambda message: [way.send(message) for way in ways] and None, every, arrived)
+
+        def send(message: ToRank) -> None:
+            for way in ways:
+                way.send(message)
+
+        leader = LeadingExecutor(executor, send, every, arrived, host)
         try:
             return [use(leader)]
         finally:

@@ -13,13 +13,14 @@ from bough.core.plan import Executor
 from bough.core.settings import WRITE_POLICIES, MemorySettings, Settings
 from bough.executor.build import build_executor
 from bough.loader.locate import locate
+from bough.messages.ranks import CopyPages, ToRank
 from bough.messages.requests import LogprobRequest
 from bough.native.library import load_library
 from bough.storage.store import Store
 from bough.storage.tier import StoreTier
 from bough.storage.transfers import Transfers
 from tests.executor.test_executor_pipelines import CONFIGS
-from tests.executor.test_executor_ranks import with_ranks
+from tests.executor.test_executor_ranks import Orders, with_ranks
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.scheduler_bench import Bench
 from tests.storage.test_storage_store import Kept
@@ -54,8 +55,8 @@ def round_trip(executor: Executor, policy: str = "write_through") -> None:
     """The second request finds the prompt on the device, the last one on the host alone. Both compute one token more,
     which the first has not."""
     memory = MemorySettings(hicache_write_policy=policy)
-    pages = tuple(4 * count for count in executor.limits().pages)
-    bench = Bench(cast(Any, executor), memory=memory, host_pages=pages)
+    pages, host = tuple(4 * count for count in executor.limits().pages), getattr(executor, "_host", None)
+    bench = Bench(cast(Any, executor), memory=memory, **({"host": host} if host else {"host_pages": pages}))
     _, again, *_, last = answers(bench, [PROMPT, [*PROMPT, 2], [17] * 40, [18] * 40, [*PROMPT, 2]])
     assert again[0] >= 16 and again[1] == 0
     assert last[:2] == (again[0], again[0]), "all of it came from the host"
@@ -104,11 +105,34 @@ def test_a_round_trip_changes_no_bit(kind: str, backend: str, tmp_path: Path) ->
     executor.close()
 
 
+@pytest.mark.parametrize("host_pages", [0, 256])
 @pytest.mark.parametrize("policy", WRITE_POLICIES)
-def test_the_parts_of_all_ranks_come_back(policy: str, tmp_path: Path) -> None:
+def test_the_parts_of_all_ranks_come_back(policy: str, host_pages: int, tmp_path: Path) -> None:
+    """From the first rank's memory, or from that of each."""
     folder = write_checkpoint(tmp_path / "model", 3, **CONFIGS["llama"])
     flags = {"max_total_tokens": 64, "max_running_requests": 2, "chunked_prefill_size": 8}
-    with_ranks(folder, 2, partial(round_trip, policy=policy), **flags)
+    with_ranks(folder, 2, partial(round_trip, policy=policy), host_pages=host_pages, **flags)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "stages"),
+    [("latent", 2, 1), ("windows", 2, 1), ("llama", 1, 2), ("latent", 1, 2), ("llama", 2, 2)],
+)
+def test_each_rank_keeps_its_own_part(model: str, size: int, stages: int, tmp_path: Path) -> None:
+    """Nothing of pages is sent to a rank, of a stage or of several."""
+    sent = list[ToRank]()
+
+    class Noted(Orders):
+        def send(self, message: Any) -> None:
+            sent.append(message)
+            super().send(message)
+
+    folder = write_checkpoint(tmp_path / "model", 3, **CONFIGS[model], num_hidden_layers=4)
+    flags = {"max_total_tokens": 64, "max_running_requests": 2, "chunked_prefill_size": 8}
+    with_ranks(folder, size, round_trip, stages=stages, way=Noted, host_pages=256, **flags)
+    copies = [message for message in sent if isinstance(message, CopyPages)]
+    assert {copy.inward for copy in copies} == {True, False}
+    assert all(copy.content is None and copy.slots is not None for copy in copies)
 
 
 def test_the_parts_of_all_ranks_come_back_from_a_store(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bough.core.plan import Executor
+from bough.core.plan import Executor, HostMemory
 from bough.core.settings import LoraSettings, MemorySettings, SchedulerSettings
 from bough.messages.requests import ToScheduler
 from bough.observability.timeline import Timeline
@@ -33,6 +33,7 @@ class Bench:
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
         host_pages: tuple[int, ...] | None = None,
+        host: HostMemory | None = None,
         lora: LoraSettings | None = None,
         handover: Callable[[Executor, Outbox], tuple[Handover, Outbox]] | None = None,
         **settings: Any,
@@ -40,7 +41,7 @@ class Bench:
         self.executor = executor or FakeExecutor()
         self.inbox, self.out = FakeInbox(), FakeOutbox()
         self.now = 0.0
-        limits, host = self.executor.limits(), None
+        limits = self.executor.limits()
         if host_pages is not None:
             sizes = (limits.copied_bytes(group) for group in range(len(limits.groups)))
             host = [np.zeros((n + 1, size), dtype=np.uint8) for n, size in zip(host_pages, sizes, strict=True)]

@@ -35,10 +35,13 @@ def test_cache_events_of_several_replicas(monkeypatch: pytest.MonkeyPatch) -> No
         EngineProcesses(Settings.from_flat({"dp_size": 2, "kv_events_config": "{}"}), cleanup)
 
 
-@pytest.mark.parametrize("flags", [{"pp_size": 2}, {"disable_radix_cache": True}])
-def test_a_tier_below_what_cannot_have_one(flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [({"pp_size": 2, "hicache_storage_backend": "file"}, "--pp-size"), ({"disable_radix_cache": True}, "--disable")],
+)
+def test_a_tier_below_what_cannot_have_one(flags: dict[str, Any], flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
-    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="leave out --disable-radix-cache and"):
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match=f"leave out {flag}"):
         EngineProcesses(Settings.from_flat({**flags, "enable_hierarchical_cache": True}), cleanup)
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from bough.core.control import CommandResult, CopyPagesIn, CopyPagesOut
 from bough.core.model_config import KVGroup
+from bough.core.plan import StepResult
 from bough.core.settings import MemorySettings
 from bough.memory.tree.events import HOST, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from bough.messages.requests import FlushCache
+from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.host_tier import TRY_AGAIN, TieredCache
 from tests.fakes.executor import FakeExecutor, FakeTicket, oracle
 from tests.fakes.scheduler_bench import Bench
@@ -186,6 +188,21 @@ def test_what_takes_longer_to_fetch_than_to_compute_is_computed(tokens_per_s: fl
     assert cache.take_load_s() == pytest.approx(fetched * 4 / 1e6)
     assert cache.figures["hicache_bytes_per_s"] == pytest.approx(1e6)
     cache.unlock(match)
+
+
+def test_a_step_that_loads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = bench_of(executor=SlowCopies(chunk_tokens=64))
+    loads, after_step = list[bool](), bench.scheduler._planner.after_step
+
+    def noted(step: PlannedStep, result: StepResult) -> None:
+        loads.append(step.loads)
+        after_step(step, result)
+
+    monkeypatch.setattr(bench.scheduler._planner, "after_step", noted)
+    for prompt in (FIRST, OTHER, FIRST, OTHER, FIRST):
+        loads.clear()
+        ask(bench, prompt)
+    assert loads[0] and not any(loads[1:]), "the first step of a prompt that came from the host"
 
 
 def test_now_and_then_a_slow_copy_is_made_all_the_same() -> None:

@@ -50,6 +50,16 @@ def test_short_steps_and_steps_without_a_clock_teach_nothing() -> None:
     assert pace.budget(streaming=True) == 1638
 
 
+def test_steps_that_may_have_waited_for_pages_teach_only_that_prompts_are_faster() -> None:
+    pace = spans(PrefillBudget(0.04, 8192, 1), (8192, 0.2))
+    for _ in range(30):
+        pace.observe(8192, (0.0, 0.4), loads=True)
+    assert pace.budget(streaming=True) == 1638
+    for _ in range(30):
+        pace.observe(8192, (0.0, 0.1), loads=True)
+    assert pace.budget(streaming=True) == pytest.approx(3276, abs=2)
+
+
 def test_it_forgets_slowly() -> None:
     pace = spans(PrefillBudget(0.04, 8192, 1), (8192, 0.2), (4096, 0.2))
     assert 1024 < pace.budget(streaming=True) < 1638

@@ -160,6 +160,24 @@ def test_experts_on_processes_give_the_tokens_of_one(
     assert told.count("GiB of weights as") == 1  # ranks do not repeat what the first says
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [{"tp_size": 2}, {"pp_size": 2}, {"tp_size": 2, "hicache_storage_backend": "file"}])
+def test_prefixes_come_back_from_the_memory_of_all_ranks(
+    model: Path, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    tier = {"enable_hierarchical_cache": True, "max_total_tokens": 150, "page_size": 4}
+    first = {"sampling_params": {**GREEDY, "max_new_tokens": 8}, "return_logprob": True}
+    with engine_of(model, **tier, **flags) as engine:
+        computed, _, _, found = (
+            engine.generate(input_ids=[number, *range(20, 100)], **first) for number in (5, 6, 7, 5)
+        )
+    assert found["meta_info"]["cached_tokens_details"]["host"] >= 76
+    assert found["output_ids"] == computed["output_ids"]
+    logprobs = [[each[0] for each in answer["meta_info"]["output_token_logprobs"]] for answer in (computed, found)]
+    assert logprobs[1] == pytest.approx(logprobs[0], abs=1e-4)
+
+
 def generate_until_it_dies(engine: Engine, begun: threading.Event) -> str:
     endless = {"temperature": 0.0, "max_new_tokens": 500, "ignore_eos": True}
     with pytest.raises(EngineDeadError) as caught:

@@ -17,7 +17,7 @@ results may differ a little with what happens to be cached.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -47,30 +47,30 @@ def index_dtype(dtype: torch.dtype) -> torch.dtype:
 
 class AttentionPool(GroupPool):
     """That of attention layers: keys and values of [slots, heads, head_dim] for each of `shapes`, or keys
-    alone, of which the first `latent` columns are the values. `index` says how many layers have index keys too, and
-    how wide. A window group has fewer pages than one of full attention, and is otherwise the same."""
+    alone, of which the first `latent` columns are the values. `index` says which layers have index keys too, and how
+    wide. A window group has fewer pages than one of full attention, and is otherwise the same."""
 
     def __init__(
         self,
-        shapes: Sequence[tuple[int, int]],
+        shapes: Mapping[int, tuple[int, int]],
         pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
         latent: int | None = None,
-        index: tuple[int, int] = (0, 0),
+        index: tuple[Sequence[int], int] = ((), 0),
     ) -> None:
         slots = (pages + 1) * page_size
-        self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
-        tensors = list(self.keys)
+        self.keys = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes.values()]
+        tensors, layers = list(self.keys), list(shapes)
         if latent is None:
-            self.values = [torch.empty((slots, *shape), dtype=dtype, device=device) for shape in shapes]
-            tensors += self.values
+            self.values = [torch.empty_like(keys) for keys in self.keys]
+            tensors, layers = tensors + self.values, layers * 2
         else:
             self.values = [keys[..., :latent] for keys in self.keys]
-        count, width = index
-        self.index_keys = [torch.empty((slots, width), dtype=index_dtype(dtype), device=device) for _ in range(count)]
-        super().__init__([*tensors, *self.index_keys], page_size, "KV cache")
+        choosing, width = index
+        self.index_keys = [torch.empty((slots, width), dtype=index_dtype(dtype), device=device) for _ in choosing]
+        super().__init__([*tensors, *self.index_keys], page_size, "KV cache", [*layers, *choosing])
 
 
 class KVPool:
@@ -94,9 +94,7 @@ class KVPool:
         latent = None if config.latent is None else config.latent.rank
         layers = _layers(config, topology)
         attention = [
-            AttentionPool(
-                list(shapes.values()), pages[group], page_size, dtype, device, latent, _index(config, topology)
-            )
+            AttentionPool(shapes, pages[group], page_size, dtype, device, latent, _index(config, topology))
             for group, shapes in enumerate(layers)
         ]
         states = topology.states_of(config)
@@ -109,7 +107,8 @@ class KVPool:
         nothing = (torch.empty(0, dtype=dtype, device=device),) * 2  # of layers that do not attend, or on other stages
         self.keys = [kept.get(source, nothing)[0] for source in sources]
         self.values = [kept.get(source, nothing)[1] for source in sources]
-        self.index_keys = dict(zip(_choosing(config, topology), attention[0].index_keys, strict=True))  # by layer
+        choosing, _ = _index(config, topology)
+        self.index_keys = dict(zip(choosing, attention[0].index_keys, strict=True))  # by layer
         # Numbers of the host: kernels take them as arguments, and a captured graph keeps them.
         pairs = scales or [(1.0, 1.0)] * config.num_layers
         self.key_scales = [pairs[source][0] for source in sources]
@@ -144,19 +143,17 @@ class KVPool:
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, topology: Topology) -> tuple[int, ...]:
         """What one token costs on this rank, over all layers of each group of attention."""
         tensors = 2 if config.latent is None else 1
-        of_index = math.prod(_index(config, topology)) * index_dtype(dtype).itemsize
+        choosing, width = _index(config, topology)
+        of_index = len(choosing) * width * index_dtype(dtype).itemsize
         of_groups = (sum(map(math.prod, own.values())) for own in _layers(config, topology))
         return tuple(tensors * numbers * dtype.itemsize + of_index for numbers in of_groups)
 
 
-def _choosing(config: ModelConfig, topology: Topology) -> list[int]:
-    return [layer for layer in config.choosing_layers if layer in topology.layers_of(config)]
-
-
-def _index(config: ModelConfig, topology: Topology) -> tuple[int, int]:
-    """How many layers have index keys, and how wide these are. Such models have one KV group."""
+def _index(config: ModelConfig, topology: Topology) -> tuple[list[int], int]:
+    """Which layers have index keys, and how wide these are. Such models have one KV group."""
     index = None if config.latent is None else config.latent.index
-    return (0, 0) if index is None else (len(_choosing(config, topology)), index.head_dim)
+    choosing = [layer for layer in config.choosing_layers if layer in topology.layers_of(config)]
+    return choosing, 0 if index is None else index.head_dim
 
 
 def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ from bough.kernels.w4_linear.device import fixed_row, sum_splits, w4_by_rows, w4
 from bough.kernels.w4_linear.reference import BLOCK, HALF, W4Rows
 
 MOST_TILED = 128  # rows of `x`; beyond, the weight is dequantised for torch's product
-ROWS_N, ROWS_BLOCKS = 8, 32  # weight rows of a program by rows, and blocks that it holds of each at once
+ROWS_N, ROWS_WARPS = 4, 2  # weight rows of a program by rows
+ROWS_BLOCKS, FEW_ROWS = 32, 4096  # blocks that it holds of each at once, and half of it where there are more rows
 TILE_N, TILE_WARPS, TILE_STAGES = 64, 4, 3
 PROGRAMS = 8 * 132  # fewer tiles are split along the inputs, to have more of the weight in flight
 LEAST_BLOCKS = 4  # of a split
@@ -113,8 +114,8 @@ def _by_rows(
     w4_by_rows[(triton.cdiv(n, ROWS_N),)](
         high, low, scales, sums, *weight, bias, out, n,
         K=k, GROUP=k // weight.scales.shape[1], ACTIVATION=activation, BLOCK_N=ROWS_N,
-        BLOCKS=min(ROWS_BLOCKS, triton.next_power_of_2(blocks)), FOUR_AT_ONCE=_on_nvidia(), num_warps=4,
-        **overlap(1),
+        BLOCKS=min(ROWS_BLOCKS if n <= FEW_ROWS else ROWS_BLOCKS // 2, triton.next_power_of_2(blocks)),
+        FOUR_AT_ONCE=_on_nvidia(), num_warps=ROWS_WARPS, **overlap(1),
     )  # fmt: skip
     return stream
 

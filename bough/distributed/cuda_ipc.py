@@ -1,9 +1,9 @@
 """Tensors in a GPU's memory that another process of the same user reads where they are: CUDA's handles, as JSON.
 
 torch expects one reader of each storage that it shares, which takes one off a count when it lets go; memory that its
-sender frees earlier is kept until the count is 0. A handle that nobody opens, or each of several ranks, would keep it for
-ever, so the sender sets the count when it is answered; until then it holds the tensors. The reader has copied them, and
-dropped its own, before it answers.
+sender frees earlier is kept until the count is 0. A handle that nobody opens, or that each of several ranks opens,
+would keep it for ever, so the sender sets the count when it is answered; until then it holds the tensors. The reader has
+copied them, and dropped its own, before it answers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 torch expects one reader of each storage that it shares, which takes one off a count when it lets go; memory that its
 sender frees earlier is kept until the count is 0. A handle that nobody opens, or that each of several ranks opens,
-would keep it for ever, so the sender sets the count when it is answered; until then it holds the tensors. The reader has
-copied them, and dropped its own, before it answers.
+would keep it for ever, so the sender sets the count when it is answered, and holds the tensors until then. The reader
+has copied them, and dropped its own, before it answers.
 """
 
 from __future__ import annotations

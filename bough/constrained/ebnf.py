@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from bough.constrained import charsets
 from bough.constrained import pattern_tree as pt
@@ -24,10 +23,11 @@ MAX_NESTING = 100
 MAX_INLINED = 5_000  # characters of a rule that is written out wherever it is named
 TOKEN = re.compile(
     r"""(?P<blank>[ \t\r\n]+|\#[^\n]*)
-      | (?P<rule>[A-Za-z_][\w.-]*)(?P<defines>\s*::=)?
+      | (?P<defines>[A-Za-z_][\w.-]*)\s*::=
+      | (?P<rule>[A-Za-z_][\w.-]*)
       | "(?P<literal>(?:[^"\\\n]|\\.)*)"
       | \[(?P<chars>\^?(?:[^\]\\]|\\.)*)\]
-      | \{\s*(?P<least>\d+)\s*(?P<comma>,)?\s*(?P<most>\d+)?\s*\}
+      | \{\s*(?P<counts>\d+\s*(?:,\s*\d*)?)\s*\}
       | (?P<mark>[()|?*+])""",
     re.VERBOSE | re.DOTALL,
 )
@@ -35,13 +35,7 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})|(.))", re.DOTALL)
 
 Rules = dict[str, Node]
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    line: int
+Token = tuple[str, str, int]  # its kind, what it says, and where in the text it begins
 
 
 def parse_ebnf(text: str, field: str = "ebnf") -> Rules:
@@ -125,24 +119,26 @@ def _cut_node(node: Node, ending: set[str]) -> Node | None:
 class _Parser:
     def __init__(self, text: str, field: str) -> None:
         self._field = field
-        self._tokens = self._split(text)
+        self._text = text
+        self._tokens = self._split()
         self._at = 0
-        self._used: dict[str, int] = {}
+        self._used: dict[str, int] = {}  # by rule, where in the text it is named first
 
     def rules(self) -> Rules:
         found: Rules = {}
-        while (token := self._next()) is not None:
-            if token.kind != "defines":
-                raise self._error(token.line, f"a rule (name ::= …) is expected, not {token.text!r}")
-            if token.text in found:
-                raise self._error(token.line, f"the rule {token.text!r} is defined twice")
+        while self._at < len(self._tokens):
+            kind, name, place = self._tokens[self._at]
+            if kind != "defines":
+                raise self._error(place, f"a rule (name ::= …) is expected, not {name!r}")
+            if name in found:
+                raise self._error(place, f"the rule {name!r} is defined twice")
             self._at += 1
-            found[token.text] = self._choice(0)
+            found[name] = self._choice(0)
         if ROOT not in found:
             raise RequestError(f"{self._field} has no rule named {ROOT!r}, where a grammar begins.", field=self._field)
-        for name, line in self._used.items():
+        for name, place in self._used.items():
             if name not in found:
-                raise self._error(line, f"the rule {name!r} is not defined")
+                raise self._error(place, f"the rule {name!r} is not defined")
         require_positions(sum(map(pt.positions, found.values())), self._field)
         return found
 
@@ -163,42 +159,42 @@ class _Parser:
         return parts[0] if len(parts) == 1 else pt.Row(tuple(parts))
 
     def _part(self, depth: int) -> Node | None:
-        token = self._next()
-        if token is None or token.kind == "defines" or (token.text in ("|", ")") and token.kind == "mark"):
+        kind, text, place = self._next()
+        if kind in ("", "defines") or (kind == "mark" and text in ("|", ")")):
             return None
         self._at += 1
-        match token.kind:
+        match kind:
             case "literal":
-                return pt.literal(ESCAPE.sub(_unescape, token.text))
+                return pt.literal(ESCAPE.sub(_unescape, text))
             case "chars":
-                return self._chars(token)
+                return self._chars(text, place)
             case "rule":
-                self._used.setdefault(token.text, token.line)
-                return pt.Reference(token.text)
-        if token.text == "(":
+                self._used.setdefault(text, place)
+                return pt.Reference(text)
+        if text == "(":
             inner = self._choice(depth + 1)
             if not self._take(")"):
-                raise self._error(token.line, "a group is not closed")
+                raise self._error(place, "a group is not closed")
             return inner
-        raise self._error(token.line, f"{token.text!r} has nothing to repeat")
+        raise self._error(place, f"{text!r} has nothing to repeat")
 
     def _repeated(self, part: Node) -> Node:
-        while (token := self._next()) is not None:
-            bounds = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(token.text) if token.kind == "mark" else None
-            if token.kind == "counts":
-                low, _, high = token.text.partition(",")
-                bounds = (int(low), int(high) if high else None if "," in token.text else int(low))
+        while True:
+            kind, text, place = self._next()
+            bounds = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(text) if kind == "mark" else None
+            if kind == "counts":
+                low, comma, high = map(str.strip, text.partition(","))
+                bounds = (int(low), int(high) if high else None if comma else int(low))
                 if bounds[1] is not None and bounds[1] < bounds[0]:
-                    raise self._error(token.line, f"{{{token.text}}} counts backwards")
+                    raise self._error(place, f"{{{low}{comma}{high}}} counts backwards")
             if bounds is None:
                 return part
             self._at += 1
             part = pt.repeat(part, *bounds)
-        return part
 
-    def _chars(self, token: _Token) -> Node:
-        negated = token.text.startswith("^")
-        body = token.text[1:] if negated else token.text
+    def _chars(self, text: str, place: int) -> Node:
+        negated = text.startswith("^")
+        body = text[1:] if negated else text
         units = [(m.group(0), _unescape(m)) if m.group(0).startswith("\\") else (m.group(0),) * 2
                  for m in re.finditer(rf"{ESCAPE.pattern}|.", body, re.DOTALL)]  # fmt: skip
         pairs, at = [], 0
@@ -207,7 +203,7 @@ class _Parser:
             if at + 2 < len(units) and units[at + 1][0] == "-":
                 high = units[at + 2][1]
                 if high < low:
-                    raise self._error(token.line, f"the class [{token.text}] has a range that runs backwards")
+                    raise self._error(place, f"the class [{text}] has a range that runs backwards")
                 pairs.append((ord(low), ord(high)))
                 at += 3
             else:
@@ -216,36 +212,31 @@ class _Parser:
         found = charsets.ranges(pairs)
         found = charsets.complement(found) if negated else found
         if not found:
-            raise self._error(token.line, "a class is empty")
+            raise self._error(place, "a class is empty")
         return pt.Chars(found)
 
     def _take(self, mark: str) -> bool:
-        token = self._next()
-        found = token is not None and token.kind == "mark" and token.text == mark
+        found = self._next()[:2] == ("mark", mark)
         self._at += found
         return found
 
-    def _next(self) -> _Token | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
+    def _next(self) -> Token:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ("", "", len(self._text))
 
-    def _split(self, text: str) -> list[_Token]:
-        tokens, at, line = [], 0, 1
-        while at < len(text):
-            found = TOKEN.match(text, at)
+    def _split(self) -> list[Token]:
+        tokens, at = [], 0
+        while at < len(self._text):
+            found = TOKEN.match(self._text, at)
             if found is None:
-                raise self._error(line, f"{text[at : at + 20].splitlines()[0]!r} cannot be read")
-            kind = found.lastgroup
-            if found["defines"]:
-                tokens.append(_Token("defines", found["rule"], line))
-            elif found["least"] is not None:
-                tokens.append(_Token("counts", found["least"] + (found["comma"] or "") + (found["most"] or ""), line))
-            elif kind is not None and kind != "blank":
-                tokens.append(_Token(kind, found[kind], line))
-            line += found.group(0).count("\n")
+                raise self._error(at, f"{self._text[at : at + 20].splitlines()[0]!r} cannot be read")
+            kind = str(found.lastgroup)
+            if kind != "blank":
+                tokens.append((kind, found[kind], at))
             at = found.end()
         return tokens
 
-    def _error(self, line: int, reason: str) -> RequestError:
+    def _error(self, place: int, reason: str) -> RequestError:
+        line = self._text.count("\n", 0, place) + 1
         return RequestError(f"{self._field}, line {line}: {reason}.", field=self._field)
 
 

@@ -51,7 +51,7 @@ class NativeSampler:
             return draw_by_torch(self._state, logits[: len(rows)], rows, masks)
         job, own = self._job, logits[: len(rows)]
         job.masks = None
-        adjusts = bool(self._state.adjusted_rows and self._state.flags.adjusted(rows).any())
+        adjusts = bool(self._state.flags.adjusted(rows).any())
         logits = own
         if adjusts:
             with torch.inference_mode():

@@ -6,7 +6,6 @@ writes. Until then it may read weights, and what was written before the last ker
 kernel begins when all before it have ended. Devices that cannot do it run the same kernels one after another.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import functools

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """How much shared memory a program may have on this machine's GPU, by which the sizes of tiles are chosen.
 
 A kernel that wants more than there is cannot be launched at all. Tiles were tuned where there is plenty; elsewhere they

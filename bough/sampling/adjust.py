@@ -60,7 +60,7 @@ def adjust_on_device(
 ) -> AdjustedRows | None:
     """Lines for those of `rows` that need one, complete; in `logits` [n, V], what other rows must not say is forbidden.
     None: no row needs one."""
-    if masks is None and not state.adjusted_rows:
+    if masks is None and not state.flags.adjusted(rows).any():
         return None
     chosen = _need_lines(state, rows, masks)
     adjusted = _make_lines(state, logits, rows, chosen, masks) if chosen.any() else None

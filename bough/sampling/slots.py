@@ -1,8 +1,8 @@
 """Storage for the few rows that ask for more than a number each: vocabulary-wide lines, and lists of barred stop ids.
 
-A count or a bias for every token of the vocabulary is large, and most requests want none. A `VocabularySlots` owns one
-such tensor, made with the first loan, and knows on the host which rows hold their line of it. What the numbers mean is
-left to its user.
+A count or a bias for every token of the vocabulary is large, and most requests want none. `VocabularyLines` owns one
+such tensor, made when the first row asks for its line of it. Which rows have one, and what the numbers mean, is left to
+its user.
 """
 
 from __future__ import annotations
@@ -24,26 +24,21 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-class VocabularySlots:
-    """`tensor[row]` is a vocabulary-wide line; `slot_of[row]` is the row itself if it holds its line, or -1."""
+class VocabularyLines:
+    """`tensor[row]` is a vocabulary-wide line."""
 
     def __init__(self, rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._rows = rows
         self.tensor = torch.empty((0, vocab_size), dtype=dtype, device=device)
-        self.slot_of: IntArray = np.full(rows, -1, dtype=np.int32)
 
-    def lend(self, rows: IntArray) -> None:
-        """Gives each of these rows, which hold none, a line full of zeros."""
+    def clear(self, rows: IntArray) -> None:
+        """Gives each of these rows a line full of zeros."""
         if not len(rows):
             return
         if not len(self.tensor):
-            # Lines are cleared when they are lent: until then a CPU's system need not provide the memory behind them.
-            self.tensor = self.tensor.new_empty((len(self.slot_of), self.tensor.shape[1]))
-        self.slot_of[rows] = rows
+            # Lines are cleared when they are asked for: until then a CPU's system need not provide the memory.
+            self.tensor = self.tensor.new_empty((self._rows, self.tensor.shape[1]))
         self.tensor.index_fill_(0, to_device(rows.astype(np.int64), self.tensor.device), 0)
-
-    def give_back(self, rows: IntArray) -> None:
-        """Ends the loans of these rows."""
-        self.slot_of[rows] = -1
 
     def scatter(self, rows: IntArray, tokens: IntArray, values: Tensor) -> None:
         """Sets `values[i]` at token `tokens[i]` of row `rows[i]`; no pair may stand twice."""

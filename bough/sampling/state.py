@@ -2,9 +2,9 @@
 
 `SamplingState` owns, per row, the sampling parameters and counters on the device, and flags on the host which say what
 a row needs: a step chooses its path from the flags alone and never reads the device. Vocabulary-wide data (token counts
-for penalties, logit bias) lives in lent slots. A row's state begins with `setup` and ends with the next `setup` or with
-`release`. After the last row comes a scratch row, which is always greedy and belongs to nobody: it fills up batches of
-fixed size, where it may stand many times. How logits become tokens is left to `sampler`.
+for penalties, logit bias) has lines of its own. A row's state begins with `setup` and ends with the next `setup` or
+with `release`. After the last row comes a scratch row, which is always greedy and belongs to nobody: it fills up
+batches of fixed size, where it may stand many times. How logits become tokens is left to `sampler`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor
 from bough.core.media import MEDIA_ID
 from bough.core.plan import BoolArray, IntArray, LogprobSpec, RowSetup
 from bough.core.seeds import as_int64
-from bough.kernels.logits.reference import PenaltyLines, PenaltyStore, count_tokens_
+from bough.kernels.logits.reference import NO_SLOT, PenaltyLines, PenaltyStore, count_tokens_
 from bough.kernels.sampling.rows import RowParameters
 from bough.sampling.custom_logit_processor import Processor, load_processor
-from bough.sampling.slots import StopBars, VocabularySlots, to_device
+from bough.sampling.slots import StopBars, VocabularyLines, to_device
 
 LEAST_REPETITION = 1e-25  # of any logit, however biased, a smaller penalty could make an infinite number
 TOP_P_OFF = 1.0 - 1e-6  # from here on top_p drops less than single-precision sums can tell: it keeps everything
@@ -91,7 +91,6 @@ class SamplingState:
         self.scratch_row = rows
         rows += 1
         self.flags = RowFlags.none(rows)
-        self.adjusted_rows: set[int] = set()  # that `flags.adjusted` is true of: mostly there are none
         self.logprob_specs: list[LogprobSpec | None] = [None] * rows
         self.processors: dict[int, tuple[Processor, dict[str, Any]]] = {}  # by row, with the request's `custom_params`
         self.parameters = RowParameters(  # what the kernels read of each row; `generated` is theirs to count on
@@ -107,9 +106,9 @@ class SamplingState:
         self.presence_penalty = self._column(rows, torch.float32)
         self.repetition_penalty = self._column(rows, torch.float32)
         self.bars = StopBars(rows, self.device)
-        self.output_counts = VocabularySlots(rows, vocab_size, torch.float32, self.device)  # exact up to 2**24
-        self.prompt_tokens = VocabularySlots(rows, vocab_size, torch.bool, self.device)
-        self.bias = VocabularySlots(rows, vocab_size, torch.float32, self.device)
+        self.output_counts = VocabularyLines(rows, vocab_size, torch.float32, self.device)  # exact up to 2**24
+        self.prompt_tokens = VocabularyLines(rows, vocab_size, torch.bool, self.device)
+        self.bias = VocabularyLines(rows, vocab_size, torch.float32, self.device)
 
     def setup(self, setups: Sequence[RowSetup]) -> None:
         """Begins these rows, which are distinct; whatever they held is forgotten."""
@@ -124,19 +123,16 @@ class SamplingState:
         self._set_bias([s for s in setups if self.flags.biased[s.row]])
 
     def release(self, rows: IntArray) -> None:
-        """Ends these rows: they need nothing any more and their slots are free."""
+        """Ends these rows: they need nothing any more."""
         self.flags.clear(rows)
-        for slots in (self.output_counts, self.prompt_tokens, self.bias):
-            slots.give_back(rows)
         for row in rows.tolist():
             self.logprob_specs[row] = None
-            self.adjusted_rows.discard(row)
             self.bars.take_down(row)
             self.processors.pop(row, None)
 
     @property
     def penalties(self) -> PenaltyStore:
-        """Penalties, and the slots that go with them, whose tensors may be others after the next setup."""
+        """Penalties, and the lines that go with them, whose tensors may be others after the next setup."""
         return PenaltyStore(
             repetition=self.repetition_penalty,
             frequency=self.frequency_penalty,
@@ -148,7 +144,8 @@ class SamplingState:
 
     def penalty_lines(self, places: npt.NDArray[np.int64], rows: IntArray) -> PenaltyLines:
         """The rows that stand at these places of a batch, with what they hold; a single copy to the device."""
-        slots = (held.slot_of[rows] for held in (self.output_counts, self.prompt_tokens, self.bias))
+        held = (self.flags.penalised(rows), self.flags.repetition[rows], self.flags.biased[rows])
+        slots = (np.where(each, rows, NO_SLOT) for each in held)
         return PenaltyLines(*to_device(np.stack((places, rows, *slots)).astype(np.int64), self.device))
 
     def advance(self, rows: IntArray, tokens: Tensor) -> None:
@@ -158,18 +155,16 @@ class SamplingState:
 
     def count(self, rows: IntArray, tokens: Tensor) -> None:
         """The same where something else has counted how many tokens a row has, as the native kernels do."""
-        slots = self.output_counts.slot_of[rows]
-        if (slots >= 0).any():
-            count_tokens_(self.output_counts.tensor, torch.from_numpy(slots.astype(np.int64)), tokens)
+        held = self.flags.penalised(rows)
+        if held.any():
+            slots = torch.from_numpy(np.where(held, rows, NO_SLOT).astype(np.int64))
+            count_tokens_(self.output_counts.tensor, slots, tokens)
         self.lift_bars(rows)
 
     def lift_bars(self, rows: IntArray) -> None:
         """These rows sample a token each: those that then have enough of them need nothing special for it any more."""
         for row in self.bars.count_down(rows):
             self.flags.guarded[row] = False
-            alone = np.array([row], dtype=np.int32)
-            if not self.flags.adjusted(alone).any():
-                self.adjusted_rows.discard(row)
 
     def plain(self, rows: IntArray) -> bool:
         """Whether these rows are greedy or draw by temperature alone, and nobody asks for logprobs."""
@@ -196,7 +191,6 @@ class SamplingState:
         flags.guarded[rows] = [s.generated < s.sampling.min_new_tokens and bool(self._stops(s)) for s in setups]
         flags.logprobs[rows] = [s.logprobs is not None for s in setups]
         flags.processed[rows] = [s.processor is not None for s in setups]
-        self.adjusted_rows.update(rows[flags.adjusted(rows)].tolist())
         for s in setups:
             self.logprob_specs[s.row] = s.logprobs
             if s.processor is not None:
@@ -227,12 +221,12 @@ class SamplingState:
         self.bars.put_up([s.row for s in setups], [self._stops(s) for s in setups], lacking)
 
     def _set_histories(self, setups: Sequence[RowSetup]) -> None:
-        """Lends count slots and fills them with the tokens so far, which may have come from a cached prefix."""
+        """Counts the tokens so far, which may have come from a cached prefix."""
         if not setups:
             return
         rows = np.array([s.row for s in setups], dtype=np.int32)
-        self.output_counts.lend(rows)
-        self.prompt_tokens.lend(rows[self.flags.repetition[rows]])
+        self.output_counts.clear(rows)
+        self.prompt_tokens.clear(rows[self.flags.repetition[rows]])
         outputs, prompts = [], []
         for s in setups:
             if s.history is None:
@@ -249,7 +243,7 @@ class SamplingState:
     def _set_bias(self, setups: Sequence[RowSetup]) -> None:
         if not setups:
             return
-        self.bias.lend(np.array([s.row for s in setups], dtype=np.int32))
+        self.bias.clear(np.array([s.row for s in setups], dtype=np.int32))
         pairs = [(s.row, token, amount) for s in setups for token, amount in s.sampling.logit_bias.items()]
         pairs = [pair for pair in pairs if 0 <= pair[1] < self.vocab_size]
         rows, tokens = (np.array([pair[i] for pair in pairs], dtype=np.int32) for i in (0, 1))

@@ -38,7 +38,9 @@ class SplitRule:
 def _split_rules() -> Iterator[tuple[str, SplitRule]]:
     for rule in table_beside(__file__, "split_rules.toml")["rule"]:
         names, patterns = rule.pop("names"), tuple(rule.pop("patterns", ()))
-        yield from ((name, SplitRule(patterns, **rule)) for name in names)
+        for name in names:
+            own = {flag: value if isinstance(value, bool) else name in value for flag, value in rule.items()}
+            yield name, SplitRule(patterns, **own)
 
 
 SPLIT_RULES = dict(_split_rules())

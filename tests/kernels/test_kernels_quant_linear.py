@@ -9,7 +9,6 @@ import torch
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from bough.kernels.quant_linear import packed as native
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, packed_bytes
 from bough.native.build import compiler
 from bough.native.library import build_library, find_library
@@ -135,4 +134,4 @@ def test_sixteen_bit_floats_are_kept_exactly(dtype: torch.dtype, kind: GGMLQuant
 @pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (37, 96), (160, 2048)])
 def test_the_size_of_a_weight_is_known_before_it_is_packed(form: Format, n: int, k: int) -> None:
-    assert packed_bytes(form, n, k) == native.linear_library().bough_weight_bytes(form, n, k)
+    assert packed_bytes(form, n, k) == reference.size_of(form, n, k)

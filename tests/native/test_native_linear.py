@@ -124,7 +124,7 @@ def test_extreme_codes_do_not_overflow(variant: str, form: Format, m: int) -> No
     k = 256
     weight = make_weight(form, 16, k)
     if not form.is_float:
-        lines = k // 32 * (4 if form.has_nibbles else 8) * 64
+        lines = k // 32 * (4 if form in (Format.Q4, Format.Q4_MIN) else 8) * 64
         weight.blob[:lines] = {Format.Q8: 0x80, Format.Q8_HALF: 0xE0, Format.Q8_MIN: 31}.get(form, 0xFF)
     for sign in (1, -1):
         x = torch.full((m, k), float(sign))

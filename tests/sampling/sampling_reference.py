@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from bough.core.plan import LogprobSpec, RowSetup
 from bough.core.sampling_params import SamplingParams
-from bough.sampling.state import SamplingState
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,11 +70,3 @@ def adjusted_logits(logits: Floats, params: SamplingParams, prompt: list[int], o
     for token, count in Counter(output).items():
         result[token] -= params.frequency_penalty * count + params.presence_penalty
     return result
-
-
-def check_slots(state: SamplingState) -> None:
-    """Only rows that need a slot hold one."""
-    flags = state.flags
-    assert np.array_equal(state.output_counts.slot_of >= 0, flags.repetition | flags.additive)
-    assert np.array_equal(state.prompt_tokens.slot_of >= 0, flags.repetition)
-    assert np.array_equal(state.bias.slot_of >= 0, flags.biased)

@@ -76,7 +76,7 @@ def test_both_paths_agree_whoever_is_masked(masked: list[int], dtype: torch.dtyp
         found = on_device(device, logits.to(DEVICE), rows, there)
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert found.bad.tolist() == expected.bad.tolist()
-    held = np.flatnonzero(host.output_counts.slot_of >= 0).astype(np.int32)
+    held = np.flatnonzero(host.flags.repetition | host.flags.additive)
     assert len(held) and torch.equal(
         device.output_counts.tensor[held.tolist()].cpu(), host.output_counts.tensor[held.tolist()]
     )

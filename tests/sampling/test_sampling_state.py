@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_reference import check_slots, make_setup
+from sampling_reference import make_setup
 
 from bough.core.plan import LogprobSpec
 from bough.sampling.sampler import sample
-from bough.sampling.slots import VocabularySlots
 from bough.sampling.state import SamplingState
 
 KINDS: list[dict[str, Any]] = [
@@ -26,13 +25,19 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def lent(slots: VocabularySlots) -> int:
-    return int((slots.slot_of >= 0).sum())
+def lines_of(state: SamplingState, rows: int) -> tuple[set[int], set[int], set[int]]:
+    """The rows with a line of counts, of their prompts' tokens and of a bias."""
+    numbers = np.arange(rows, dtype=np.int32)
+    lines = state.penalty_lines(numbers.astype(np.int64), numbers)
+    counts, prompts, bias = (
+        set(each.tolist()) - {-1} for each in (lines.count_slots, lines.prompt_slots, lines.bias_slots)
+    )
+    return counts, prompts, bias
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 11), st.sampled_from([None, *range(len(KINDS))])), max_size=40))
-def test_slots_follow_the_rows_that_need_them(actions: list[tuple[int, int | None]]) -> None:
+def test_lines_follow_the_rows_that_need_them(actions: list[tuple[int, int | None]]) -> None:
     state, held = SamplingState(12, 30, "cpu"), dict[int, dict[str, Any]]()
     for row, kind in actions:
         if kind is None:
@@ -41,11 +46,12 @@ def test_slots_follow_the_rows_that_need_them(actions: list[tuple[int, int | Non
         else:
             state.setup([make_setup(row, prompt=[1, 2], **KINDS[kind])])
             held[row] = KINDS[kind]
-        check_slots(state)
-    assert lent(state.bias) == sum("logit_bias" in params for params in held.values())
-    assert lent(state.output_counts) == sum(len(params.keys() - {"logit_bias"}) > 0 for params in held.values())
+        counts, prompts, bias = lines_of(state, 12)
+        assert bias == {row for row, params in held.items() if "logit_bias" in params}
+        assert counts == {row for row, params in held.items() if params.keys() - {"logit_bias"}}
+        assert prompts == {row for row, params in held.items() if "repetition_penalty" in params}
     state.release(np.arange(12, dtype=np.int32))
-    assert lent(state.bias) == lent(state.output_counts) == lent(state.prompt_tokens) == 0
+    assert not any(lines_of(state, 12))
 
 
 NEEDS: list[dict[str, Any]] = [
@@ -80,10 +86,9 @@ def test_rows_are_plain_that_need_nothing_special(actions: list[tuple[set[int], 
             state.setup([make_setup(row, **NEEDS[kind]) for row in sorted(chosen)])
         assert [not state.plain(everyone[row : row + 1]) for row in everyone] == state.flags.special(everyone).tolist()
         assert state.plain(rows) == (not state.flags.special(rows).any())
-        assert state.adjusted_rows == set(everyone[state.flags.adjusted(everyone)].tolist())
 
 
-def test_a_reused_slot_forgets_its_last_row() -> None:
+def test_a_reused_line_forgets_its_last_row() -> None:
     state = SamplingState(4, 30, "cpu")
     rows = np.arange(4, dtype=np.int32)
     state.setup([make_setup(row, prompt=[5, 6], output=[7, 7], **KINDS[4]) for row in range(4)])

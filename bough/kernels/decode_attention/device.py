@@ -3,7 +3,7 @@
 Scores are kept in units of log2, since exp2 is what the hardware has.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call,assignment"
+# mypy: disable-error-code="assignment"
 from __future__ import annotations
 
 import triton

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Tree attention: a prefix that several decodes share is read once for all of them.
 
 Decodes stand in the order of the radix tree. `shared_runs` finds, at every depth, the neighbours that share a range of

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Decode attention in Triton: as fast as the keys and values can be read.
 
 One program attends over one item (a range of a row's keys, see `work`) for all query heads of one kv head together, so

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """How the keys of a decode step are shared out among programs, decided on the device.
 
 Programs must be of similar size, and under CUDA graphs only the device knows the lengths. So one small kernel, run once

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The inputs of decode steps in one launch, which a captured graph can begin with; with drafts also their end.
 
 A step with drafts has `width` columns of a token of each row, back to back. The host sends a line for each row; how

@@ -1,6 +1,5 @@
 """Embedding in Triton: rows gathered and scaled in one launch."""
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import torch

@@ -9,7 +9,6 @@ rows: 16 bits, or 8 bits with scales of their own. Those of 4 bits, which have z
 bits.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import triton

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """Mixtures of experts in Triton: gate·up with its activation is one launch, down with the weights another.
 
 For up to two tokens each reads its experts' rows for itself; for up to 16 tokens, tiles find their rows by themselves;

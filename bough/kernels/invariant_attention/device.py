@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The kernels of invariant attention.
 
 A tile has a line for each pair of query and packed head, whether it holds one decode or a block of a prompt. Keys come

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Invariant attention in Triton: one kernel for decodes and prompts (`device`), shared out among programs so that
 nothing of that shows in the result.
 

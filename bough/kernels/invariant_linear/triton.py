@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Products of any number of rows in Triton; a row's bits depend on the row and the weight alone.
 
 The inputs are cut into *pieces*. Each is summed from zero in steps of 16 inputs, the depth of one tensor core

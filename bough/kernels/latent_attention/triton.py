@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """What is particular to latent attention, in Triton: the store of latents, the products that lead queries to latents
 and results back, and attention over keys and values that were made of latents.
 

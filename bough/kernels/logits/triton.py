@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Bias, penalties, masks and normalisers of logits in Triton: one pass over each line that asks, none over others.
 
 Every number is worked out by itself, and a row's sum has the same order in any batch, so a row's result is the same in

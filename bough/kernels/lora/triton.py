@@ -5,7 +5,6 @@ without a block return at once: how many there are depends on sizes alone, as a 
 among programs as well, whose parts are summed on the way up, in a fixed order.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import torch

@@ -1,6 +1,5 @@
 """Head norms, rotation and the write to the caches in one launch: each value of a step is read and written once."""
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """Prefill attention in Triton: tiles of scores that never leave the multiprocessor, after FlashAttention.
 
 One program takes a block of queries of one row (see `query_blocks`) for PACK query heads of one kv head at once: the

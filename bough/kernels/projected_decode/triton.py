@@ -7,7 +7,6 @@ keys are fetched while that kernel still runs (see `overlap`), past the L1 cache
 read.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import torch

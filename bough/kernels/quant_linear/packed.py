@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 
+from bough.core.errors import SettingsError
 from bough.native.library import load_library
 
-TILE_ROWS = 16
-GROUP = 32
+GROUP = 32  # inputs of a row that share a scale
 LINE = 64  # bytes: what four inputs of 16 rows take at 8 bits each; also the alignment of a blob
 
 
@@ -40,30 +40,10 @@ class Format(IntEnum):
     def is_float(self) -> bool:
         return self in (Format.F32, Format.BF16, Format.F16)
 
-    @property
-    def has_nibbles(self) -> bool:
-        return self in (Format.Q4, Format.Q4_MIN)
-
-    @property
-    def has_offsets(self) -> bool:
-        return self in (Format.Q4_MIN, Format.Q8_MIN)
-
-    @property
-    def scales_per_group(self) -> int:
-        return 2 if self is Format.Q8_HALF else 1
-
 
 def packed_bytes(form: Format, outputs: int, inputs: int) -> int:
     """What a weight takes, in whole tiles of rows."""
-    if form.is_float:
-        tile = inputs * TILE_ROWS * (4 if form is Format.F32 else 2)
-    else:
-        numbers = form.scales_per_group + (1 if form.has_offsets else 0)
-        tile = inputs // GROUP * TILE_ROWS * (GROUP // 2 if form.has_nibbles else GROUP) + (
-            inputs // GROUP * TILE_ROWS * 2 * numbers
-        )
-        tile = -(-tile // LINE) * LINE
-    return -(-outputs // TILE_ROWS) * tile
+    return int(linear_library().bough_weight_bytes(form, outputs, inputs))
 
 
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
@@ -126,7 +106,7 @@ def linear_library() -> ctypes.CDLL:
     """The library, with the signatures of linear.h declared."""
     library = load_library()
     if library is None:
-        raise RuntimeError("The CPU kernels are not compiled; run `bough build-kernels`.")
+        raise SettingsError("The CPU kernels are not compiled; run `bough build-kernels`.")
     integer = ctypes.c_int
     signatures: dict[str, tuple[type | None, list[type]]] = {
         "bough_weight_bytes": (ctypes.c_size_t, [integer, Size, Size]),

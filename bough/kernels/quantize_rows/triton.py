@@ -3,7 +3,6 @@
 What produces the row happens in the same registers, rounded to the type of `x` where it would be between two launches.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import torch

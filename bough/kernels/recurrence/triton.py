@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The recurrences in Triton: token by token with the matrix in registers, or prompts in chunks; and the short
 convolution, of which a program takes some channels of a row through the step, and then their tail.
 

@@ -1,6 +1,5 @@
 """RMS norm in Triton: the row is read once, and addition, statistics and scaling happen in registers."""
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 from dataclasses import dataclass

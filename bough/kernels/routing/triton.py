@@ -4,7 +4,6 @@ are put in order, so that those of one expert stand together.
 The one piece of state is a row of counters on each device, zero between layers: `experts.triton` clears them.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import functools

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The kernels of a sampling step.
 
 `scan_kernel` reads every logit once and leaves, per tile of the vocabulary, the best logit and the tile's mass. That is

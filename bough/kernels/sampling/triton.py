@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """Sampling on GPUs without a sort: launches the kernels of `device`, owns no state.
 
 Two launches serve greedy and unfiltered rows, a third is added when some row may have a filter. Grids depend on shapes

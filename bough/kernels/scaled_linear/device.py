@@ -1,6 +1,5 @@
 """The device code of scaled products: what the tiles of linear layers and of experts have in common, and the former."""
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import triton

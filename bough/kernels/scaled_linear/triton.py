@@ -1,7 +1,6 @@
 """Scaled products on GPUs: torch's own where a weight has a scale for each output, Triton's where it has one for every
 128 inputs, and for a few rows that are not quantised."""
 
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,7 +4,6 @@ one by tiles.
 A tensor that a product does not have is given as None, and the code for it is then not compiled.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 from __future__ import annotations
 
 import triton

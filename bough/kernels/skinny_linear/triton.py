@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """Products of a few rows with a weight in Triton: for decoding, where the time is that of reading the weight.
 
 *By rows*, a program holds a few whole weight rows in registers, so that every byte is asked for at once: best for small

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def, no-untyped-call"
 """The index of sparse attention in Triton: the store of index keys, and the choice of the slots that a query reads.
 
 Lengths are the device's: grids depend on the number of tokens alone, so that all of it can be captured in a graph. What

@@ -1,6 +1,5 @@
 """Products with 4-bit weights in Triton."""
 
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 import functools

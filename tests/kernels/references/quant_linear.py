@@ -12,9 +12,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bough.kernels.quant_linear.packed import GROUP, LINE, TILE_ROWS, Format, PackedWeight
+from bough.kernels.quant_linear.packed import GROUP, LINE, Format, PackedWeight
 
 Floats = npt.NDArray[np.float64]
+TILE_ROWS = 16
+NIBBLES = (Format.Q4, Format.Q4_MIN)
+OFFSETS = (Format.Q4_MIN, Format.Q8_MIN)
+
+
+def scales_per_group(form: Format) -> int:
+    return 2 if form is Format.Q8_HALF else 1
+
+
+def size_of(form: Format, outputs: int, inputs: int) -> int:
+    """The bytes of a packed weight, by the layout of its tiles."""
+    if form.is_float:
+        tile = inputs * TILE_ROWS * (4 if form is Format.F32 else 2)
+    else:
+        numbers = scales_per_group(form) + (form in OFFSETS)
+        codes = inputs // GROUP * TILE_ROWS * (GROUP // 2 if form in NIBBLES else GROUP)
+        tile = -(-(codes + inputs // GROUP * TILE_ROWS * 2 * numbers) // LINE) * LINE
+    return -(-outputs // TILE_ROWS) * tile
 
 
 class Codes(NamedTuple):
@@ -64,14 +82,14 @@ def quantize_tokens(x: npt.NDArray[np.float32]) -> Tokens:
 def decode(weight: PackedWeight) -> Codes:
     """Takes the tiles apart."""
     form = weight.format
-    tiles, groups, parts = -(-weight.n // TILE_ROWS), weight.k // GROUP, form.scales_per_group
-    lines = groups * (4 if form.has_nibbles else 8)
+    tiles, groups, parts = -(-weight.n // TILE_ROWS), weight.k // GROUP, scales_per_group(form)
+    lines = groups * (4 if form in NIBBLES else 8)
     blob = weight.blob.reshape(tiles, -1)
     codes = _codes(form, blob[:, : lines * LINE].reshape(tiles, groups, -1, TILE_ROWS, 4))
     halves = blob[:, lines * LINE :].copy().view(np.float16).astype(np.float64)
     scales = halves[:, : groups * parts * TILE_ROWS].reshape(tiles, groups, parts, TILE_ROWS)
     offsets = np.zeros((tiles, groups, TILE_ROWS))
-    if form.has_offsets:
+    if form in OFFSETS:
         offsets = halves[:, groups * TILE_ROWS : 2 * groups * TILE_ROWS].reshape(tiles, groups, TILE_ROWS)
     return Codes(
         codes.transpose(0, 3, 1, 2, 4).reshape(-1, groups, parts, GROUP // parts)[: weight.n],
@@ -82,7 +100,7 @@ def decode(weight: PackedWeight) -> Codes:
 
 def _codes(form: Format, lines: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """[tiles, groups, lines, rows, 4] bytes to [tiles, groups, 8, rows, 4] codes."""
-    if not form.has_nibbles:
+    if form not in NIBBLES:
         return lines.view(np.int8).astype(np.int64)
     codes: npt.NDArray[np.int64] = np.concatenate([lines & 15, lines >> 4], axis=2).astype(np.int64)
     return codes - 8 if form is Format.Q4 else codes

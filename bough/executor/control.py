@@ -7,6 +7,7 @@ when all memory is there again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import time
@@ -19,11 +20,22 @@ from torch.profiler import ProfilerActivity
 
 from bough.core import control as commands
 from bough.core.control import MEMORY_TAGS, Command, CommandResult, MemoryTag
-from bough.core.errors import BoughError, RankLostError, RequestError
-from bough.distributed.group import ALONE, RankGroup
+from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError
+from bough.distributed.group import ALONE, AttentionGroup, RankGroup
 from bough.executor.adapters import AdapterStore
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
+
+log = logging.getLogger(__name__)
+
+
+def log_rebalance(wait: Callable[[], CommandResult]) -> None:
+    try:
+        log.info("experts were rebalanced: %s", wait().message)
+    except EngineDeadError:
+        raise
+    except BoughError as error:  # and nothing has changed
+        log.warning("experts could not be rebalanced: %s", error)
 
 
 def nothing() -> None:
@@ -50,6 +62,8 @@ class ModelControl:
         self._group, self._join, self._adapters = group, join, adapters
         self._profiler = TorchProfiler()
         self._asleep: set[MemoryTag] = set()
+        if isinstance(group, AttentionGroup) and weights is not None and weights.rebalance_every:
+            group.at_step = self._rebalance
 
     @property
     def asleep(self) -> bool:
@@ -61,7 +75,7 @@ class ModelControl:
         if isinstance(command, commands.ReadAdapter | commands.PlaceAdapter):  # which cannot fail: ranks need not agree
             return self._run(command)
         together = isinstance(command, commands.GroupCommand)
-        group = self._group.all_groups if together else self._group
+        group = self._group.all_groups if together or isinstance(command, commands.RebalanceExperts) else self._group
         try:
             if together and not self._group.meet(not isinstance(command, commands.Decline), self._join):
                 why = command.reason if isinstance(command, commands.Decline) else "Another replica refuses it."
@@ -74,6 +88,14 @@ class ModelControl:
         if not group.all_alike(True):
             raise RankLostError(f"Another rank could not do {name}, which this one has done.")
         return result
+
+    def _rebalance(self, turn: int) -> None:
+        """Attention groups plan apart, but all take the same turns: experts move between the same two steps of all."""
+        assert self._weights is not None
+        if turn % self._weights.rebalance_every == 0:
+            doing = self._group.doing
+            log_rebalance(lambda: self.run(commands.RebalanceExperts()))
+            self._group.doing = doing
 
     def _run(self, command: Command) -> CommandResult:
         message, began = "", time.monotonic()

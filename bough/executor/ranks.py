@@ -20,6 +20,7 @@ from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
+from bough.executor.control import log_rebalance
 from bough.executor.threaded import Running
 from bough.messages.channels import Addresses
 from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
@@ -113,12 +114,7 @@ class LeadingExecutor:
 
     def _rebalance(self) -> None:
         if self._rebalancing is not None and self._rebalancing.ready():
-            try:
-                log.info("experts were rebalanced: %s", self._rebalancing.wait().message)
-            except EngineDeadError:
-                raise
-            except BoughError as error:  # and nothing has changed
-                log.warning("experts could not be rebalanced: %s", error)
+            log_rebalance(self._rebalancing.wait)
             self._rebalancing = None
         if self._steps and self._steps % self._rebalance_every == 0:
             self._rebalancing = self.control(RebalanceExperts())

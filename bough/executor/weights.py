@@ -49,6 +49,7 @@ class WeightStore:
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their size in bytes
         self.live = LiveWeights(loaded, files, settings.parallel)
         self.patched = False  # some are not those of the files
+        self.rebalance_every = settings.parallel.rebalance_every
 
     @property
     def in_place(self) -> bool:

@@ -68,11 +68,6 @@ class ParallelSettings:
         return self.enable_eplb or self.expert_distribution_recorder_mode is not None
 
     @property
-    def rebalance_every(self) -> int:
-        """Steps between two looks at the loads of experts; 0: they stay where they are."""
-        return self.eplb_rebalance_num_iterations if self.enable_eplb else 0
-
-    @property
     def ranks(self) -> int:
         """Processes that compute, in all replicas."""
         return self.replica_ranks * self.dp_size

@@ -192,7 +192,7 @@ class AttentionGroup(RankGroup):
     everyone: RankGroup
     _counts: Sequence[int] = ()  # tokens of each group in this step
     _begun = False  # the turn of the next step has been taken
-    at_step: Callable[[int], None] | None = None  # what all ranks of all groups do before the step of that turn
+    at_step: Callable[[], None] = staticmethod(lambda: None)  # what all ranks of all groups do before a step
 
     @property
     def all_groups(self) -> RankGroup:
@@ -216,8 +216,8 @@ class AttentionGroup(RankGroup):
         said: list[int] = self.turns.all_gather(torch.tensor([[says]]))[0].tolist()
         self._counts = [max(tokens, 1) for tokens in said]
         self.turns_taken += 1
-        if self.at_step is not None and max(said) > 0:
-            self.at_step(self.turns_taken)
+        if max(said) > 0:
+            self.at_step()
         return said
 
     def gather_rows(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,14 +13,13 @@ from typing import Protocol, assert_never
 import numpy as np
 import torch
 
-from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExperts, Ticket
+from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError, SettingsError
 from bough.core.plan import BatchPlan, Executor, InFlight, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
-from bough.executor.control import log_rebalance
 from bough.executor.threaded import Running
 from bough.messages.channels import Addresses
 from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
@@ -90,35 +89,19 @@ class PipelinedStep:
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks.
-    `results` are those of a pipeline's last stage."""
+    """The first rank: `send` reaches all others. `results` are those of a pipeline's last stage."""
 
-    def __init__(
-        self, own: Executor, send: Callable[[ToRank], None], rebalance_every: int = 0, results: Results | None = None
-    ) -> None:
-        self._own, self._send, self._rebalance_every = own, send, rebalance_every
-        self._results = results
-        self._steps = 0
-        self._rebalancing: Ticket | None = None
+    def __init__(self, own: Executor, send: Callable[[ToRank], None], results: Results | None = None) -> None:
+        self._own, self._send, self._results = own, send, results
         self._copied_out: Ticket | None = None  # the last
 
     def limits(self) -> Limits:
         return self._own.limits()
 
     def launch(self, plan: BatchPlan) -> InFlight:
-        if self._rebalance_every:
-            self._rebalance()
         self._send(LaunchPlan(plan))
         own = self._own.launch(plan)
         return own if self._results is None else PipelinedStep(own, plan.step, self._results)
-
-    def _rebalance(self) -> None:
-        if self._rebalancing is not None and self._rebalancing.ready():
-            log_rebalance(self._rebalancing.wait)
-            self._rebalancing = None
-        if self._steps and self._steps % self._rebalance_every == 0:
-            self._rebalancing = self.control(RebalanceExperts())
-        self._steps += 1
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._send(SupplyMasks(step, masks))

@@ -38,8 +38,7 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
                 context, spec.addresses.results, StepResult, unpack=unpack_array, listeners=listeners, key=key
             )
             results = Results(receiver.receive, parallel.dist_timeout)
-        every = parallel.rebalance_every if parallel.groups == 1 else 0  # groups count the steps of all
-        loaded = replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, every, results))
+        loaded = replace(loaded, executor=LeadingExecutor(loaded.executor, sender.send, results))
     if parallel.groups > 1:
         loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, Sender(context, *spec.beside).send))
     return loaded

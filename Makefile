@@ -15,10 +15,12 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 install: $(STAMP)
 
-# torch first and pinned: left to itself, pip would fetch the newest build with its CUDA libraries.
+# torch first and pinned: left to itself, pip would fetch the newest build with its CUDA libraries. Ray without bytecode:
+# pip would compile thousands of files, of which the tests import few, for longer than all its other work on Ray takes.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-compile ray
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 

@@ -129,10 +129,6 @@ class ProfileStop(msgspec.Struct, frozen=True, tag=True):
     """Ends the recording; the ticket's message is the path of its file."""
 
 
-class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
-    """Moves experts between ranks, by how often each was chosen since the last time."""
-
-
 class RecordExperts(msgspec.Struct, frozen=True, tag=True):
     """Counts how often each expert is chosen, from `start` to `stop`; the message of `dump` is the counts, as JSON."""
 
@@ -179,7 +175,7 @@ TrainerCommand = JoinTrainer | LeaveTrainer
 # What clients send through the scheduler.
 ClientCommand = WeightsCommand | TrainerCommand | ReadWeight | Sleep | Wake | RecordExperts
 GroupCommand = ClientCommand | Decline | MeetGroups  # that all attention groups begin together
-Command = GroupCommand | AdapterCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop | RebalanceExperts
+Command = GroupCommand | AdapterCommand | CopyPagesOut | CopyPagesIn | ProfileStart | ProfileStop
 
 
 class CommandResult(msgspec.Struct, frozen=True):

@@ -191,6 +191,7 @@ class AttentionGroup(RankGroup):
     everyone: RankGroup
     _counts: Sequence[int] = ()  # tokens of each group in this step
     _begun = False  # the turn of the next step has been taken
+    at_step: Callable[[], None] = staticmethod(lambda: None)  # what all ranks of all groups do before a step
 
     @property
     def all_groups(self) -> RankGroup:
@@ -214,6 +215,8 @@ class AttentionGroup(RankGroup):
         said: list[int] = self.turns.all_gather(torch.tensor([[says]]))[0].tolist()
         self._counts = [max(tokens, 1) for tokens in said]
         self.turns_taken += 1
+        if max(said) > 0:
+            self.at_step()
         return said
 
     def gather_rows(self, x: torch.Tensor) -> torch.Tensor:

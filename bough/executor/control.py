@@ -7,27 +7,44 @@ when all memory is there again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from bough.core import control as commands
 from bough.core.control import MEMORY_TAGS, Command, CommandResult, MemoryTag
-from bough.core.errors import BoughError, RankLostError, RequestError
-from bough.distributed.group import ALONE, RankGroup
+from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError
+from bough.distributed.group import ALONE, AttentionGroup, RankGroup
 from bough.executor.adapters import AdapterStore
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
 
 def nothing() -> None:
-    """For executors that keep no addresses."""
+    """For executors that keep no addresses, or have nothing to count."""
+
+
+def _alike(group: RankGroup, name: str, act: Callable[[], T]) -> T:
+    """What `act` returns. Ranks of which only some could do it are of no use any more."""
+    try:
+        result = act()
+    except BoughError as error:
+        if not group.all_alike(False):
+            raise RankLostError(f"This rank could not do {name}, which another has done: {error}") from error
+        raise
+    if not group.all_alike(True):
+        raise RankLostError(f"Another rank could not do {name}, which this one has done.")
+    return result
 
 
 class ModelControl:
@@ -50,30 +67,44 @@ class ModelControl:
         self._group, self._join, self._adapters = group, join, adapters
         self._profiler = TorchProfiler()
         self._asleep: set[MemoryTag] = set()
+        self._steps, self._every = 0, 0 if weights is None else weights.rebalance_every
+        self.begin_step = self._count_step if self._every else nothing  # before each of the scheduler's
+        if isinstance(group, AttentionGroup):  # whose turns count the steps that others have begun, too
+            group.at_step, self.begin_step = self.begin_step, nothing
 
     @property
     def asleep(self) -> bool:
         return bool(self._asleep)
 
     def run(self, command: Command) -> CommandResult:
-        """Does the command. Ranks of which only some could do it are of no use any more."""
         name = self._group.doing = f"the command {type(command).__name__}"
         if isinstance(command, commands.ReadAdapter | commands.PlaceAdapter):  # which cannot fail: ranks need not agree
             return self._run(command)
         together = isinstance(command, commands.GroupCommand)
-        group = self._group.all_groups if together else self._group
-        try:
+
+        def act() -> CommandResult:
             if together and not self._group.meet(not isinstance(command, commands.Decline), self._join):
                 why = command.reason if isinstance(command, commands.Decline) else "Another replica refuses it."
                 raise RequestError(why)
-            result = self._run(command)
-        except BoughError as error:
-            if not group.all_alike(False):
-                raise RankLostError(f"This rank could not do {name}, which another has done: {error}") from error
-            raise
-        if not group.all_alike(True):
-            raise RankLostError(f"Another rank could not do {name}, which this one has done.")
-        return result
+            return self._run(command)
+
+        return _alike(self._group.all_groups if together else self._group, name, act)
+
+    @torch.inference_mode(False)
+    def _count_step(self) -> None:
+        """All ranks run the same steps, so all find at once that experts are to move."""
+        assert self._weights is not None
+        if self._steps and self._steps % self._every == 0:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # steps in flight read what moves
+            try:
+                said = _alike(self._group.all_groups, "the move of experts", self._weights.rebalance)
+                log.info("experts were rebalanced: %s", said)
+            except EngineDeadError:
+                raise
+            except BoughError as error:  # and nothing has changed
+                log.warning("experts could not be rebalanced: %s", error)
+        self._steps += 1
 
     def _run(self, command: Command) -> CommandResult:
         message, began = "", time.monotonic()
@@ -120,9 +151,6 @@ class ModelControl:
                 return self._adapters.obey(command, self._drop)
             case commands.Decline() | commands.MeetGroups() | commands.SetVersion():
                 pass
-            case commands.RebalanceExperts():
-                assert self._weights is not None
-                message = self._weights.rebalance()
             case commands.RecordExperts():
                 assert self._weights is not None
                 message = self._weights.experts.obey(command)

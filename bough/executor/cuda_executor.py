@@ -201,6 +201,7 @@ class CudaExecutor:
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:
         self._finish_command()
+        self._control.begin_step()
         self._clock.start()
         self._staging.next_step()
         if not len(plan.rows):

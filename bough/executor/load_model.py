@@ -265,8 +265,6 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
         return
     if config.moe is None:
         raise SettingsError(f"--ep-size {ep_size}: {config.architecture} has no experts; leave it out.")
-    if parallel.enable_eplb and (parallel.pp_size > 1 or parallel.groups > 1):
-        raise SettingsError("--enable-eplb does not go with --pp-size or --enable-dp-attention; leave one out.")
     size = max(parallel.tp_size, parallel.simulate_tp)
     if size % ep_size:
         raise SettingsError(f"--ep-size {ep_size} does not divide --tp-size {size}: experts are spread over its ranks.")

@@ -13,7 +13,7 @@ from typing import Protocol, assert_never
 import numpy as np
 import torch
 
-from bough.core.control import Command, CopyPagesIn, CopyPagesOut, RebalanceExperts, Ticket
+from bough.core.control import Command, CopyPagesIn, CopyPagesOut, Ticket
 from bough.core.errors import BoughError, EngineDeadError, RankLostError, RequestError, SettingsError
 from bough.core.plan import BatchPlan, Executor, HostMemory, InFlight, Limits, StepResult, TokenMasks
 from bough.core.settings import Settings
@@ -89,45 +89,22 @@ class PipelinedStep:
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks.
-    `results` are those of a pipeline's last stage. Of the memory in `host` each rank has the like for its own part."""
+    """The first rank: `send` reaches all others. `results` are those of a pipeline's last stage. Of the memory in `host`
+    each rank has the like for its own part."""
 
     def __init__(
-        self,
-        own: Executor,
-        send: Callable[[ToRank], None],
-        rebalance_every: int = 0,
-        results: Results | None = None,
-        host: HostMemory = (),
+        self, own: Executor, send: Callable[[ToRank], None], results: Results | None = None, host: HostMemory = ()
     ) -> None:
-        self._own, self._send, self._rebalance_every = own, send, rebalance_every
-        self._results, self._host = results, host
-        self._steps = 0
-        self._rebalancing: Ticket | None = None
+        self._own, self._send, self._results, self._host = own, send, results, host
         self._copied_out: Ticket | None = None  # the last
 
     def limits(self) -> Limits:
         return self._own.limits()
 
     def launch(self, plan: BatchPlan) -> InFlight:
-        if self._rebalance_every:
-            self._rebalance()
         self._send(LaunchPlan(plan))
         own = self._own.launch(plan)
         return own if self._results is None else PipelinedStep(own, plan.step, self._results)
-
-    def _rebalance(self) -> None:
-        if self._rebalancing is not None and self._rebalancing.ready():
-            try:
-                log.info("experts were rebalanced: %s", self._rebalancing.wait().message)
-            except EngineDeadError:
-                raise
-            except BoughError as error:  # and nothing has changed
-                log.warning("experts could not be rebalanced: %s", error)
-            self._rebalancing = None
-        if self._steps and self._steps % self._rebalance_every == 0:
-            self._rebalancing = self.control(RebalanceExperts())
-        self._steps += 1
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._send(SupplyMasks(step, masks))

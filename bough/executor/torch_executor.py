@@ -76,6 +76,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
         self._group.doing = f"step {plan.step}"
+        self._control.begin_step()
         if not len(plan.rows):
             self._join()
             return StepResult.without_tokens(plan.step, {})

@@ -49,6 +49,7 @@ class WeightStore:
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their size in bytes
         self.live = LiveWeights(loaded, files, settings.parallel)
         self.patched = False  # some are not those of the files
+        self.rebalance_every = settings.parallel.enable_eplb and settings.parallel.eplb_rebalance_num_iterations
 
     @property
     def in_place(self) -> bool:

@@ -99,7 +99,8 @@ class SpreadExperts:
         """Where the experts of each layer had better be, by the loads since the last time; all ranks find the same."""
         if not self.layers:
             return []
-        found = self.group.all_reduce(torch.stack([layer.loads - layer.seen for layer in self.layers])).tolist()
+        loads = torch.stack([layer.loads - layer.seen for layer in self.layers])
+        found = self.group.all_groups.all_reduce(loads).tolist()
         for layer in self.layers:
             layer.seen.copy_(layer.loads)
         return [layer.better(own) for layer, own in zip(self.layers, found, strict=True)]

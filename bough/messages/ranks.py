@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bough.core.control import AdapterCommand, GroupCommand, ProfileStart, ProfileStop, RebalanceExperts
+from bough.core.control import AdapterCommand, GroupCommand, ProfileStart, ProfileStop
 from bough.core.plan import BatchPlan, TokenMasks
 
 
@@ -26,7 +26,7 @@ class SupplyMasks(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunCommand(msgspec.Struct, frozen=True, tag=True):
-    command: GroupCommand | AdapterCommand | ProfileStart | ProfileStop | RebalanceExperts
+    command: GroupCommand | AdapterCommand | ProfileStart | ProfileStop
 
 
 class CopyPages(msgspec.Struct, frozen=True, tag=True):

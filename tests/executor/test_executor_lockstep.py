@@ -22,7 +22,7 @@ from bough.core.settings import MemorySettings, SchedulerSettings, Settings
 from bough.distributed.group import RankGroup
 from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
-from bough.executor.load_model import check_experts, check_split, resolve_config
+from bough.executor.load_model import check_split, resolve_config
 from bough.executor.lockstep import LOOKS, LockstepExecutor, LockstepInbox
 from bough.executor.plain_plans import decode_plan
 from bough.executor.ranks import LOOK_IN_S, LeadingExecutor, follow
@@ -415,12 +415,26 @@ def test_a_group_that_is_paused_takes_part_in_the_steps_of_others(folders: dict[
     assert {**plays[0].outputs, **plays[1].outputs} == {n: of_one_rank(folders["moe"])[n] for n in (1, 2)}
 
 
-def test_experts_do_not_move_between_groups_and_sizes_that_fit_are_those_of_groups(folders: dict[str, Path]) -> None:
-    flags = {"tp_size": 2, "dp_size": 2, "ep_size": 2, "enable_dp_attention": True, "enable_eplb": True}
-    settings = Settings.from_flat({**FLAGS, **flags})
-    config = resolve_config(locate(str(folders["moe"])), settings)
-    with pytest.raises(SettingsError, match="--enable-eplb does not go with --pp-size or --enable-dp-attention"):
-        check_experts(config, settings)
+@pytest.mark.parametrize(("model", "size", "backend"), [("moe", 1, "none"), ("latent", 1, "torch"), ("moe", 2, "none")])
+def test_experts_move_between_groups_and_no_token_changes(
+    folders: dict[str, Path], model: str, size: int, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also while the second group has nothing to do, and while it waits with a command for the first."""
+    flags = {"enable_eplb": True, "eplb_rebalance_num_iterations": 3, "ep_num_redundant_experts": 2}
+    sleep, wake = (Control(call=n, command=command, wait=True) for n, command in ((1, Sleep()), (2, Wake())))
+    cues = {12: [(1, request(2)), (1, sleep), (0, sleep), (1, wake), (0, wake), (0, request(3)), (1, request(4))]}
+    with caplog.at_level("INFO", "bough.executor.control"):
+        plays = play(
+            folders[model], [[request(0), request(1)], []], cues, 5, size, 2 * size, moe_a2a_backend=backend, **flags
+        )
+    found, expected = {**plays[0].outputs, **plays[1].outputs}, of_one_rank(folders[model])
+    assert found == {handle: expected[handle] for handle in range(5)} and all(each.replies[0].ok for each in plays)
+    told = [record.getMessage() for record in caplog.records if "rebalanced" in record.getMessage()]
+    assert len(told) > 3 and any("has read" in text for text in told) and not any("could not" in text for text in told)
+
+
+def test_sizes_that_fit_are_those_of_groups(folders: dict[str, Path]) -> None:
+    config = resolve_config(locate(str(folders["moe"])), Settings.from_flat(FLAGS))
     check_split(config, 8, groups=2)  # attention is cut by 4, the inner widths by 8
     with pytest.raises(SettingsError, match=r"--tp-size 6: num_heads \(8\) .* Sizes that fit this model: 2, 4, 8"):
         check_split(config, 6, groups=2)

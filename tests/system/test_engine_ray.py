@@ -1,27 +1,28 @@
-"""One engine on two nodes of a real Ray cluster: its tokens, what is left behind, and the loss of a node."""
+"""One engine on two nodes of a real Ray cluster: its tokens, what is left behind, and the loss of each part."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import ray
+from ray.cluster_utils import Cluster
 
 from bough import Engine, EngineDeadError, SettingsError
 from bough.core.errors import ResourceError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import LLAMA
 from tests.parity.engines import LocalEngine
-
-ray = pytest.importorskip(
-    "ray", reason="Ray (78 MB) is not installed where tests run by themselves; pip install 'bough[ray]' to run these"
-)
+from tests.system.sockets import tree_of
 
 PATIENCE_S = 60.0
 GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
 SETTINGS = {"device": "cpu", "cpu_threads": 1, "skip_tokenizer_init": True, "max_total_tokens": 600}
+ON_RAY = {**SETTINGS, "tp_size": 2, "nnodes": 2, "distributed_executor_backend": "ray"}
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +36,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     yield made
     made.shutdown()
+
+
+@pytest.fixture
+def worker(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The cluster's second node, for one test."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    node = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.2")  # the address tells nodes apart
+    yield node
+    if node in cluster.worker_nodes:
+        cluster.remove_node(node, allow_graceful=False)
 
 
 def ranks() -> dict[str, psutil.Process]:
@@ -55,37 +64,81 @@ def ranks() -> dict[str, psutil.Process]:
     return found
 
 
-def test_ray_places_ranks_and_loses_a_node(cluster: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+def wait_gone(processes: list[psutil.Process]) -> None:
+    assert not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
+
+
+def placements() -> list[str]:
+    """The states of those that the cluster knows of."""
+    return [each["state"] for each in ray.util.placement_group_table().values()]
+
+
+@contextlib.contextmanager
+def connected(cluster: Any) -> Iterator[None]:
+    """A caller's own connection."""
+    ray.init(address=cluster.address, logging_level="error")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def generate_until_it_dies(engine: Engine, reason: str) -> None:
+    with pytest.raises(EngineDeadError, match=reason):
+        while True:
+            engine.generate(input_ids=[5, 6], sampling_params=GREEDY)
+
+
+def test_ray_places_ranks_and_loses_a_node(cluster: Any, worker: Any, model: Path) -> None:
     alone = LocalEngine(model, new=24, device="cpu", cpu_threads=1, attention_backend="torch", max_total_tokens=600)
     ((expected, _),) = alone.ask([5, 6, 7, 8])
-    on_ray = {**SETTINGS, "tp_size": 2, "nnodes": 2, "distributed_executor_backend": "ray"}
-    worker = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.2")  # the address tells nodes apart
-    with Engine(model, **on_ray) as engine:
+    with Engine(model, **ON_RAY, check_ranks=True) as engine:
         placed = ranks()
         assert list(placed) == ["bough::executor TP1"]
         assert engine.generate(input_ids=[5, 6, 7, 8], sampling_params=GREEDY)["output_ids"] == expected
-        states = [each["state"] for each in ray.util.placement_group_table().values()]
-        assert states == ["CREATED"]
+        assert placements() == ["CREATED"]
+        cluster.remove_node(worker, allow_graceful=False)  # SIGKILL for all of Ray's processes there
+        generate_until_it_dies(engine, r"Node 1 has (gone|ended)")
+    wait_gone([*placed.values()])
     assert not ray.is_initialized()  # the engine had connected, and has let go
-    assert not psutil.wait_procs(placed.values(), timeout=PATIENCE_S)[1]
+    with pytest.raises(ResourceError, match=r"--use-ray: the cluster has no room for .* each on a host of its own"):
+        Engine(model, **ON_RAY, start_timeout_s=2.0)
 
-    ray.init(address=cluster.address, logging_level="error")  # a caller's own connection stays
-    try:
-        states = [each["state"] for each in ray.util.placement_group_table().values()]
-        assert states == ["REMOVED"]
-        with Engine(model, **on_ray) as engine:
+
+@pytest.mark.long
+def test_an_engine_that_is_closed_leaves_the_cluster_and_its_callers_connection_as_they_were(
+    cluster: Any, worker: Any, model: Path
+) -> None:
+    with connected(cluster):
+        with Engine(model, **ON_RAY) as engine:
             placed = ranks()
-            cluster.remove_node(worker, allow_graceful=False)
-            with pytest.raises(EngineDeadError, match=r"Node 1 has (gone|ended)"):
-                while True:
-                    engine.generate(input_ids=[5, 6], sampling_params=GREEDY)
-        assert not psutil.wait_procs(placed.values(), timeout=PATIENCE_S)[1]
-        assert ray.is_initialized()
-        with pytest.raises(ResourceError, match=r"--use-ray: the cluster has no room for .* each on a host of its own"):
-            Engine(model, **on_ray, start_timeout_s=3.0)
-    finally:
-        ray.shutdown()
+            assert len(engine.generate(input_ids=[5, 6], sampling_params=GREEDY)["output_ids"]) == 24
+        wait_gone([*placed.values()])
+        assert ray.is_initialized() and set(placements()) == {"REMOVED"}
+
+
+KILLS = {  # and what callers are told
+    "the rank": r"Node 1 has ended: The executor TP1 process \(pid \d+\) was killed by SIGKILL\.",
+    "the actor": r"Node 1 has (gone|ended)",
+    "the scheduler": r"The scheduler process \(pid \d+\) was killed by SIGKILL\.",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", KILLS)
+def test_a_killed_process_ends_the_engine_and_leaves_nothing_in_the_cluster(
+    cluster: Any, worker: Any, model: Path, victim: str
+) -> None:
+    with connected(cluster):
+        with Engine(model, **ON_RAY) as engine:
+            (rank,) = ranks().values()
+            actor, own = rank.parent(), tree_of(psutil.Process().pid)
+            scheduler = next(each for each in own if " ".join(each.cmdline()).strip() == "bough::scheduler")
+            assert actor is not None
+            {"the rank": rank, "the actor": actor, "the scheduler": scheduler}[victim].kill()
+            generate_until_it_dies(engine, KILLS[victim])
+        wait_gone([rank, actor, scheduler])
+        assert set(placements()) == {"REMOVED"}
 
 
 def test_without_a_cluster_ray_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

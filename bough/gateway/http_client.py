@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import socket
 import ssl
@@ -239,6 +240,11 @@ class Upstream(HttpClient):
 
     async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
         return await self.ask(worker, "GET", target, timeout_s, JSON_WANTED)
+
+
+def out_of_descriptors(error: BaseException) -> bool:
+    """Whether this process, or the whole system, has none left: that says nothing of a worker."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def describe(error: Exception) -> str:

@@ -21,7 +21,7 @@ from bough.gateway.call import Call
 from bough.gateway.clients import TokenBucket, take_from_all
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.health import nobody_listens, refuses_connections
-from bough.gateway.http_client import Upstream, describe
+from bough.gateway.http_client import Upstream, describe, out_of_descriptors
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
@@ -334,6 +334,8 @@ def _failure_of(error: BaseException) -> AttemptFailedError | None:
         return AttemptFailedError("its worker is gone", 503, moved=True)
     if isinstance(error, TimeoutError):
         return AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504)
+    if out_of_descriptors(error):
+        return AttemptFailedError("the gateway has no file descriptor left for a connection (ulimit -n)", 503)
     if isinstance(error, OSError):
         return AttemptFailedError(f"the connection failed: {describe(error)}", 502)
     return error if isinstance(error, AttemptFailedError) else None

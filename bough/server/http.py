@@ -1,7 +1,7 @@
 """The listening socket, uvicorn on it, what ends it, and the lines that show its address.
 
 The socket is opened before anything slow happens, so that its errors come first. The order of shutdown belongs to the
-owner; uvicorn accepts connections, and `http_protocol` speaks HTTP on them.
+owner; `HttpServer` accepts connections while there are descriptors for them, and `http_protocol` speaks HTTP on them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import itertools
 import logging
 import math
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -21,8 +23,9 @@ import ssl
 import stat
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -30,7 +33,9 @@ from bough.core.errors import SettingsError
 from bough.core.server_settings import EdgeSettings, ServerSettings
 from bough.server.http_protocol import HttpProtocol
 
+log = logging.getLogger(__name__)
 BACKLOG = 2048
+MOST_DESCRIPTORS = 1 << 16
 T = TypeVar("T")
 
 
@@ -118,12 +123,20 @@ def _answers(path: Path) -> bool:
 
 
 KEEP_ALIVE_S = 75  # clients and proxies reuse connections for about a minute; the server must not close them first
+SHORT_KEEP_ALIVE_S = 2.0  # while new connections wait for descriptors
 SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the server stops
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings) -> None:
+    """Accepts connections itself: without a descriptor, libuv would take those that wait and close them at once. While
+    few descriptors are left, connections wait in the kernel, where another process on the same socket can take them.
+    The listener stays open, because closing it would reset them.
+
+    A request may need `onward` descriptors besides its connection's own."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings, onward: int = 0) -> None:
         _check_certificate(settings)
+        _raise_limit()
         _take_logs()
         super().__init__(
             uvicorn.Config(
@@ -144,6 +157,65 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener = listener
+        self._onward = onward
+        self._full = False
+        self._warned = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = []
+        self._set_full(False)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().remove_reader(self._listener)
+        await super().shutdown(sockets)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except BlockingIOError:  # another process has it
+            return
+        except OSError:  # no descriptor: it stays in the kernel
+            self._set_full(True)
+            return
+        accepted.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._connect(accepted))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+        if self._is_full(accepted.fileno()):  # the kernel gives the lowest free number: all below are in use
+            self._set_full(True)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        loop, made = asyncio.get_running_loop(), functools.partial(HttpProtocol, self.config, self.server_state)
+        with contextlib.suppress(OSError):  # the client has left, or does not speak TLS
+            await loop.connect_accepted_socket(made, accepted, ssl=self.config.ssl)
+
+    def _is_full(self, used: int) -> bool:
+        """Whether more connections could leave an accepted request without the descriptors that it needs. A single
+        connection is always taken, however low the limit."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        connections = len(self.server_state.connections)
+        return connections > 0 and used + connections * self._onward >= limit - limit // 16
+
+    def _set_full(self, full: bool) -> None:
+        self._full = full
+        self.config.encoded_headers = [(b"connection", b"close")] if full else []  # frees descriptors without a race
+        loop = asyncio.get_running_loop()
+        if not full:
+            loop.add_reader(self._listener, self._accept)
+            return
+        loop.remove_reader(self._listener)
+        if not self._warned:
+            self._warned = True
+            log.warning("few file descriptors are left (ulimit -n): new connections wait until others end")
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._full:
+            for connection in list(self.server_state.connections):
+                cast(HttpProtocol, connection).close_idle(SHORT_KEEP_ALIVE_S)
+            with contextlib.suppress(OSError):  # no descriptor for the look either
+                self._set_full(self._is_full(psutil.Process().num_fds()))
+        return await super().on_tick(0 if self._full else counter)  # at 0 it renews the headers
 
     async def run_here(self) -> None:
         await self.serve(sockets=[self._listener])
@@ -208,6 +280,13 @@ async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in cancelled:
         task.cancel()
     await asyncio.gather(*cancelled, return_exceptions=True)
+
+
+def _raise_limit() -> None:
+    """Shells start programs with 1,024 descriptors, for the sake of `select`; more are permitted to those that ask."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
 
 
 def _take_logs() -> None:

@@ -110,32 +110,29 @@ class Proxy:
 
     async def _first_response(self, call: Call, body: bytes) -> Response | OpenStream:
         """The first good response; without one, the last worker's error or the gateway's own."""
+        retries = 0
         try:
-            return await self._tried(call, body)
+            while True:
+                try:
+                    return await self._hedged(call, body)
+                except AttemptFailedError as failure:
+                    if call.faults.poison is not None:
+                        call.error = f"not tried on a third worker: {call.faults.poison}"
+                        self.metrics.poisons.inc()
+                        if failure.answered:
+                            return failure.final_response()
+                        raise _poison_error(call.faults.poison) from None
+                    if failure.moved:
+                        call.moves += 1
+                        self.metrics.moves.inc()
+                        continue
+                    call.error = failure.reason
+                    hopeless = failure.status == NOT_IMPLEMENTED and not self.dispatch.has_untried(call)
+                    if hopeless or not await self._pause(call, retries):
+                        return failure.final_response()
+                retries += 1
         finally:
             call.faults.settle()
-
-    async def _tried(self, call: Call, body: bytes) -> Response | OpenStream:
-        retries = 0
-        while True:
-            try:
-                return await self._hedged(call, body)
-            except AttemptFailedError as failure:
-                if call.faults.poison is not None:
-                    call.error = f"not tried on a third worker: {call.faults.poison}"
-                    self.metrics.poisons.inc()
-                    if failure.answered:
-                        return failure.final_response()
-                    raise _poison_error(call.faults.poison) from None
-                if failure.moved:
-                    call.moves += 1
-                    self.metrics.moves.inc()
-                    continue
-                call.error = failure.reason
-                hopeless = failure.status == NOT_IMPLEMENTED and not self.dispatch.has_untried(call)
-                if hopeless or not await self._pause(call, retries):
-                    return failure.final_response()
-            retries += 1
 
     async def _pause(self, call: Call, retries: int) -> bool:
         """Waits before one more attempt; False if no retry is left."""

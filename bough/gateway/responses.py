@@ -77,9 +77,8 @@ class AttemptFailedError(Exception):
     @property
     def blames_worker(self) -> bool:
         """A busy worker works, and so does one that lacks a feature. A 503 that is not its own is the gateway's."""
-        if self.moved or (self.status == 503 and not self.answered):
-            return False
-        return self.status not in BUSY_STATUSES and self.status != NOT_IMPLEMENTED
+        ours = self.status == 503 and not self.answered
+        return not (self.moved or ours or self.status in BUSY_STATUSES or self.status == NOT_IMPLEMENTED)
 
     def final_response(self) -> Response:
         """The worker's own error, or ours, which is raised."""

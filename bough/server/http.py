@@ -21,6 +21,7 @@ import signal
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -35,7 +36,7 @@ from bough.server.http_protocol import HttpProtocol
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048
-MOST_DESCRIPTORS = 1 << 16
+MOST_DESCRIPTORS = 1 << 16  # shells start programs with 1,024; more are permitted to those that ask
 T = TypeVar("T")
 
 
@@ -78,20 +79,15 @@ def is_loopback(listener: socket.socket) -> bool:
 def _tcp_socket(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        family, *_, address = found[0]
+        # On :: it listens at all addresses, those of IPv4 too.
+        listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except socket.gaierror as error:
         raise SettingsError(f"--host {host} is not an address of this machine: {error.strerror}.") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and host == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # all addresses, those of IPv4 too
-        listener.bind(address)
-        # The kernel sends each event at once: waiting to fill a packet would hold tokens back.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
-        listener.close()
         raise _cannot_listen(host, port, error) from None
+    # The kernel sends each event at once: waiting to fill a packet would hold tokens back.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
@@ -100,7 +96,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
         return SettingsError(f"Port {port} on {host} is in use; choose another with --port, or end what listens there.")
     if error.errno in (errno.EACCES, errno.EPERM):
         return SettingsError(f"This user may not listen on port {port}; choose one above 1023 with --port.")
-    return SettingsError(f"Cannot listen on {host} port {port}: {error.strerror}.")
+    return SettingsError(f"Cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}.")
 
 
 def _unix_socket(path: Path) -> socket.socket:
@@ -124,6 +120,7 @@ def _answers(path: Path) -> bool:
 
 KEEP_ALIVE_S = 75  # clients and proxies reuse connections for about a minute; the server must not close them first
 SHORT_KEEP_ALIVE_S = 2.0  # while new connections wait for descriptors
+WARNING_TICKS = 100  # ten seconds
 SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the server stops
 
 
@@ -136,20 +133,19 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings, onward: int = 0) -> None:
         _check_certificate(settings)
-        _raise_limit()
         _take_logs()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # macOS permits less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
         super().__init__(
             uvicorn.Config(
                 app,
-                loop="none",
                 http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                root_path="",
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -158,13 +154,11 @@ class HttpServer(uvicorn.Server):
         )
         self._listener = listener
         self._onward = onward
-        self._full = False
-        self._warned = False
+        self._full = True  # it does not accept
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.servers = []
-        self._set_full(False)
-        self.started = True
+        self.servers, self.started = [], True
+        self._weigh(0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_reader(self._listener)
@@ -176,45 +170,40 @@ class HttpServer(uvicorn.Server):
         except BlockingIOError:  # another process has it
             return
         except OSError:  # no descriptor: it stays in the kernel
-            self._set_full(True)
+            self._weigh(sys.maxsize)
             return
         accepted.setblocking(False)
         task = asyncio.get_running_loop().create_task(self._connect(accepted))
         self.server_state.tasks.add(task)
         task.add_done_callback(self.server_state.tasks.discard)
-        if self._is_full(accepted.fileno()):  # the kernel gives the lowest free number: all below are in use
-            self._set_full(True)
+        self._weigh(accepted.fileno())  # the lowest free number: all below are in use
 
     async def _connect(self, accepted: socket.socket) -> None:
         loop, made = asyncio.get_running_loop(), functools.partial(HttpProtocol, self.config, self.server_state)
         with contextlib.suppress(OSError):  # the client has left, or does not speak TLS
             await loop.connect_accepted_socket(made, accepted, ssl=self.config.ssl)
 
-    def _is_full(self, used: int) -> bool:
-        """Whether more connections could leave an accepted request without the descriptors that it needs. A single
-        connection is always taken, however low the limit."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        connections = len(self.server_state.connections)
-        return connections > 0 and used + connections * self._onward >= limit - limit // 16
-
-    def _set_full(self, full: bool) -> None:
-        self._full = full
-        self.config.encoded_headers = [(b"connection", b"close")] if full else []  # frees descriptors without a race
-        loop = asyncio.get_running_loop()
-        if not full:
-            loop.add_reader(self._listener, self._accept)
-            return
-        loop.remove_reader(self._listener)
-        if not self._warned:
-            self._warned = True
-            log.warning("few file descriptors are left (ulimit -n): new connections wait until others end")
+    def _weigh(self, used: int) -> None:
+        """Accepts while each accepted request will find the descriptors that it needs, and a sixteenth is left for all
+        else. A single connection is always taken, however low the limit."""
+        limit, connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(self.server_state.connections)
+        full = used >= (limit - limit // 16 - connections * self._onward if connections else limit)
+        if full != self._full:
+            self._full, loop = full, asyncio.get_running_loop()
+            if full:
+                loop.remove_reader(self._listener)
+            else:
+                loop.add_reader(self._listener, self._accept)
+            self.config.encoded_headers = [(b"connection", b"close")] if full else []  # ends connections without a race
 
     async def on_tick(self, counter: int) -> bool:
         if self._full:
+            if counter % WARNING_TICKS == 0:
+                log.warning("few file descriptors are left (ulimit -n): new connections wait until others end")
             for connection in list(self.server_state.connections):
                 cast(HttpProtocol, connection).close_idle(SHORT_KEEP_ALIVE_S)
             with contextlib.suppress(OSError):  # no descriptor for the look either
-                self._set_full(self._is_full(psutil.Process().num_fds()))
+                self._weigh(psutil.Process().num_fds())
         return await super().on_tick(0 if self._full else counter)  # at 0 it renews the headers
 
     async def run_here(self) -> None:
@@ -282,13 +271,6 @@ async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*cancelled, return_exceptions=True)
 
 
-def _raise_limit() -> None:
-    """Shells start programs with 1,024 descriptors, for the sake of `select`; more are permitted to those that ask."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
-
-
 def _take_logs() -> None:
     """uvicorn's errors go to Bough's log; its advice does not."""
     theirs = logging.getLogger("uvicorn")
@@ -304,23 +286,17 @@ def _check_certificate(settings: EdgeSettings) -> None:
         return
     files = {"--ssl-certfile": settings.ssl_certfile, "--ssl-keyfile": settings.ssl_keyfile}
     given = [(flag, path) for flag, path in files.items() if path is not None]
-    for flag, path in given:
-        _require_readable(flag, path)
+    for flag, path in given:  # of two files, ssl does not say which one it could not read
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise SettingsError(f"{flag} {path} cannot be read: {error.strerror}.") from None
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except ssl.SSLError as error:
         named = " with ".join(f"{flag} {path}" for flag, path in given)
         advice = "give a certificate and its own private key (PEM), in one file or in two."
         raise SettingsError(f"{named} cannot be used: {error}; {advice}") from None
-
-
-def _require_readable(flag: str, path: str) -> None:
-    """Of two files, ssl does not say which one it could not read."""
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise SettingsError(f"{flag} {path} cannot be read: {error.strerror}.") from None
 
 
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"max_new_tokens": 16, "temperature": 0}}'

@@ -92,9 +92,7 @@ class HealthChecks(RegistryListener):
         except (OSError, ValueError) as error:
             worker.last_error = reason = f"its health check failed: {describe(error)}"
             ended = nobody_listens(error)
-            if out_of_descriptors(error):
-                return
-            if record.note(passed=False) or ended:
+            if not out_of_descriptors(error) and (record.note(passed=False) or ended):
                 self._registry.leave_rotation(worker, reason, ended=ended)
             return
         if not record.note(passed=True):

@@ -143,11 +143,9 @@ class HttpClient:
     def _sweep(self) -> None:
         now_s = time.monotonic()
         for origin, connections in list(self._idle.items()):
-            kept = [connection for connection in connections if connection.is_usable(now_s)]
-            for connection in set(connections).difference(kept):
-                connection.transport.close()
-            self._idle[origin] = kept
-            if not kept:
+            while connections and not connections[0].is_usable(now_s):
+                connections.pop(0).transport.close()
+            if not connections:
                 del self._idle[origin]
         self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep) if self._idle else None
 

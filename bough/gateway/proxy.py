@@ -177,7 +177,7 @@ class Proxy:
         worker = lease.worker
         call.attempts += 1
         call.faults.sent(worker)
-        self.metrics.attempted(worker)
+        self.metrics.attempts(worker.url).inc()
         self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
         self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
         resumable = call.peek.streams and call.path in RESUMABLE_PATHS
@@ -205,7 +205,7 @@ class Proxy:
             if prefill is not None and self.pairing is not None:
                 failure = self.pairing.failed(call, prefill, failure)
             call.tried.add(worker.id)
-            self.metrics.attempt_failed(worker, failure)
+            self.metrics.failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
             if failure.blames_worker and failure.answered:
                 call.faults.answered(lease, failure.status, failure.reason)
             elif failure.blames_worker:

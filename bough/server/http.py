@@ -85,18 +85,15 @@ def _tcp_socket(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise SettingsError(f"--host {host} is not an address of this machine: {error.strerror}.") from None
     except OSError as error:
-        raise _cannot_listen(host, port, error) from None
+        text = f"Cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}."
+        if error.errno == errno.EADDRINUSE:
+            text = f"Port {port} on {host} is in use; choose another with --port, or end what listens there."
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            text = f"This user may not listen on port {port}; choose one above 1023 with --port."
+        raise SettingsError(text) from None
     # The kernel sends each event at once: waiting to fill a packet would hold tokens back.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
-    if error.errno == errno.EADDRINUSE:
-        return SettingsError(f"Port {port} on {host} is in use; choose another with --port, or end what listens there.")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return SettingsError(f"This user may not listen on port {port}; choose one above 1023 with --port.")
-    return SettingsError(f"Cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}.")
 
 
 def _unix_socket(path: Path) -> socket.socket:
@@ -120,7 +117,6 @@ def _answers(path: Path) -> bool:
 
 KEEP_ALIVE_S = 75  # clients and proxies reuse connections for about a minute; the server must not close them first
 SHORT_KEEP_ALIVE_S = 2.0  # while new connections wait for descriptors
-WARNING_TICKS = 100  # ten seconds
 SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the server stops
 
 
@@ -198,7 +194,7 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._full:
-            if counter % WARNING_TICKS == 0:
+            if counter % 100 == 0:  # once in ten seconds
                 log.warning("few file descriptors are left (ulimit -n): new connections wait until others end")
             for connection in list(self.server_state.connections):
                 cast(HttpProtocol, connection).close_idle(SHORT_KEEP_ALIVE_S)

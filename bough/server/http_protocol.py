@@ -84,17 +84,13 @@ class HttpProtocol(asyncio.Protocol):
     def close_idle(self, after_s: float) -> float:
         """Closes a connection that has had no request for so long; returns the time that is left to it."""
         left_s = after_s
-        if self._current is None:
+        if self._current is None and not self.transport.is_closing():
             left_s += self._active_s - self.loop.time()
-            if left_s <= 0 and self._is_silent():
+            unread = select.poll()  # to a process that was stopped, every connection looks idle
+            unread.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+            if left_s <= 0 and not unread.poll(0):
                 self.transport.close()
         return left_s
-
-    def _is_silent(self) -> bool:
-        """Whether nothing waits to be read: to a process that was stopped, every connection looks idle."""
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return not poll.poll(0)
 
     def _check_idle(self) -> None:
         left_s = self.close_idle(self._keep_alive_s)
@@ -202,7 +198,6 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self.state.tasks.discard)
 
     def answered(self, exchange: Exchange) -> None:
-        self.state.total_requests += 1
         self._active_s = self.loop.time()
         self._current = None
         if not exchange.keep_alive:

@@ -15,7 +15,7 @@ import logging
 from typing import Any
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.http_client import Upstream, describe
+from bough.gateway.http_client import Upstream, describe, out_of_descriptors
 from bough.gateway.registry import Registry, RegistryListener
 from bough.gateway.worker import Capabilities, Worker
 from bough.server.http import cancel_all, race
@@ -92,7 +92,7 @@ class HealthChecks(RegistryListener):
         except (OSError, ValueError) as error:
             worker.last_error = reason = f"its health check failed: {describe(error)}"
             ended = nobody_listens(error)
-            if record.note(passed=False) or ended:
+            if not out_of_descriptors(error) and (record.note(passed=False) or ended):
                 self._registry.leave_rotation(worker, reason, ended=ended)
             return
         if not record.note(passed=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import socket
 import ssl
@@ -142,11 +143,9 @@ class HttpClient:
     def _sweep(self) -> None:
         now_s = time.monotonic()
         for origin, connections in list(self._idle.items()):
-            kept = [connection for connection in connections if connection.is_usable(now_s)]
-            for connection in set(connections).difference(kept):
-                connection.transport.close()
-            self._idle[origin] = kept
-            if not kept:
+            while connections and not connections[0].is_usable(now_s):
+                connections.pop(0).transport.close()
+            if not connections:
                 del self._idle[origin]
         self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep) if self._idle else None
 
@@ -239,6 +238,11 @@ class Upstream(HttpClient):
 
     async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
         return await self.ask(worker, "GET", target, timeout_s, JSON_WANTED)
+
+
+def out_of_descriptors(error: BaseException) -> bool:
+    """Whether this process, or the whole system, has none left: that says nothing of a worker."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def describe(error: Exception) -> str:

@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 from bough.gateway.call import Call
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.registry import Registry
-from bough.gateway.responses import JSON_PATHS, AttemptFailedError
-from bough.gateway.worker import Worker
+from bough.gateway.responses import JSON_PATHS
 from bough.observability.metrics_page import families_page
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -39,7 +38,7 @@ class GatewayMetrics(Collector):
 
         # What every request counts is found without looking for its labels each time, which costs most.
         self._requests = cache(counter("requests", "Requests that have ended", "model", "path", "status").labels)
-        self._attempts = cache(counter("attempts", "Requests sent to workers", "worker").labels)
+        self.attempts = cache(counter("attempts", "Requests sent to workers", "worker").labels)
         self._latency = cache(histogram("request_seconds", "From arrival to the last byte").labels)
         first_byte = histogram("first_byte_seconds", "From arrival to the first byte of the answer")
         self._first_byte = cache(first_byte.labels)
@@ -47,7 +46,7 @@ class GatewayMetrics(Collector):
         self._cached_tokens = counter("cached_tokens", "Of those, found in the cache, as workers reported")
         self._expected_tokens = counter("expected_cached_tokens", "Of those, expected in the cache by the policy")
         self._queued = counter("queued_seconds", "Time that requests waited for a worker")
-        self._failures = counter("attempt_failures", "Attempts that failed, by status", "worker", "status")
+        self.failures = counter("attempt_failures", "Attempts that failed, by status", "worker", "status")
         self.retries = counter("retries", "Attempts made after a failed one")
         self.moves = counter("moves", "Requests moved away from a lost worker")
         self.hedges = counter("hedges", "Second workers asked beside a slow one")
@@ -55,12 +54,6 @@ class GatewayMetrics(Collector):
         self.poisons = counter("poison_requests", "Requests that two workers failed at in the same way")
         self.rate_limited = counter("rate_limited", "Requests over a rate limit")
         registry.register(self)
-
-    def attempted(self, worker: Worker) -> None:
-        self._attempts(worker.url).inc()
-
-    def attempt_failed(self, worker: Worker, failure: AttemptFailedError) -> None:
-        self._failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
 
     def prompt_was(self, call: Call, prompt_tokens: int, cached_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)

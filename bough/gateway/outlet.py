@@ -6,6 +6,7 @@ A partial line is kept back until it is whole: it would spoil an error event aft
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from starlette.types import Send
 
@@ -16,7 +17,7 @@ from bough.server.errors import Failure
 from bough.server.http_protocol import Exchange
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
-MOST_RECENT = 1 << 16
+RECENT = 64  # pieces that are kept for it, because joining them as they come would cost more than sending
 LONGEST_LINE = 1 << 16  # a longer one goes out in parts
 LINES = b"application/x-ndjson"
 
@@ -30,9 +31,7 @@ class Outlet:
         self.exchange = exchange
         self._of_lines = False
         self._half_line = b""
-        self._gone = b""  # the end of what has gone out
-        self._recent: list[bytes] = []  # what came last, in pieces: joining them for each would cost more than sending
-        self._recent_bytes = 0
+        self._recent: deque[bytes] = deque(maxlen=RECENT)  # what came last
         self.ended = False
 
     @property
@@ -52,11 +51,7 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """Sends a piece of the stream; unless the exchange was `writable`, it must become so before the next."""
-        self._recent.append(data)
-        self._recent_bytes += len(data)
-        if self._recent_bytes > MOST_RECENT:
-            self._recent = [self.tail]
-            self._recent_bytes = TAIL
+        self._recent.append(data[-TAIL:])
         if self._half_line or not data.endswith(b"\n"):
             data = self._whole_lines(data)
         if data:
@@ -73,12 +68,12 @@ class Outlet:
         """Ends a broken stream with an error in its protocol's shape."""
         self._call.error = message
         error = encode_json(error_shape(self._call.path)(Failure(502, message, "WorkerLostError")))
-        self._half_line = b""
+        sent, self._half_line = self.tail.removesuffix(self._half_line), b""
         if self._of_lines:
-            gap = b"" if self._gone.endswith(b"\n") or not self._gone else b"\n"
+            gap = b"" if sent.endswith(b"\n") or not sent else b"\n"
             self._pass(gap + error + b"\n")
         else:
-            gap = b"" if self._gone.endswith((b"\n\n", b"\r\n\r\n")) or not self._gone else b"\n\n"
+            gap = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) or not sent else b"\n\n"
             name = b"event: error\n" if self._call.path == "/v1/messages" else b""
             self._pass(gap + name + b"data: " + error + b"\n\n")
         await self.end()
@@ -93,7 +88,6 @@ class Outlet:
 
     def _pass(self, data: bytes) -> None:
         self._call.sent_bytes += len(data)
-        self._gone = data[-4:]
         self.exchange.write(data)
 
     def _begin(self, status: int) -> None:

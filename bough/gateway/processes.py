@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import select
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -206,10 +205,8 @@ def _workers(content: Any) -> list[dict[str, Any]]:
 
 
 async def end_process(process: asyncio.subprocess.Process, grace_s: float) -> None:
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        process.terminate()
     try:
         async with asyncio.timeout(grace_s):
             await process.wait()

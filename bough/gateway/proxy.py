@@ -21,7 +21,7 @@ from bough.gateway.call import Call
 from bough.gateway.clients import TokenBucket, take_from_all
 from bough.gateway.dispatch import Dispatch
 from bough.gateway.health import nobody_listens, refuses_connections
-from bough.gateway.http_client import Upstream, describe
+from bough.gateway.http_client import Upstream, describe, out_of_descriptors
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
@@ -110,32 +110,29 @@ class Proxy:
 
     async def _first_response(self, call: Call, body: bytes) -> Response | OpenStream:
         """The first good response; without one, the last worker's error or the gateway's own."""
+        retries = 0
         try:
-            return await self._tried(call, body)
+            while True:
+                try:
+                    return await self._hedged(call, body)
+                except AttemptFailedError as failure:
+                    if call.faults.poison is not None:
+                        call.error = f"not tried on a third worker: {call.faults.poison}"
+                        self.metrics.poisons.inc()
+                        if failure.answered:
+                            return failure.final_response()
+                        raise _poison_error(call.faults.poison) from None
+                    if failure.moved:
+                        call.moves += 1
+                        self.metrics.moves.inc()
+                        continue
+                    call.error = failure.reason
+                    hopeless = failure.status == NOT_IMPLEMENTED and not self.dispatch.has_untried(call)
+                    if hopeless or not await self._pause(call, retries):
+                        return failure.final_response()
+                retries += 1
         finally:
             call.faults.settle()
-
-    async def _tried(self, call: Call, body: bytes) -> Response | OpenStream:
-        retries = 0
-        while True:
-            try:
-                return await self._hedged(call, body)
-            except AttemptFailedError as failure:
-                if call.faults.poison is not None:
-                    call.error = f"not tried on a third worker: {call.faults.poison}"
-                    self.metrics.poisons.inc()
-                    if failure.answered:
-                        return failure.final_response()
-                    raise _poison_error(call.faults.poison) from None
-                if failure.moved:
-                    call.moves += 1
-                    self.metrics.moves.inc()
-                    continue
-                call.error = failure.reason
-                hopeless = failure.status == NOT_IMPLEMENTED and not self.dispatch.has_untried(call)
-                if hopeless or not await self._pause(call, retries):
-                    return failure.final_response()
-            retries += 1
 
     async def _pause(self, call: Call, retries: int) -> bool:
         """Waits before one more attempt; False if no retry is left."""
@@ -180,7 +177,7 @@ class Proxy:
         worker = lease.worker
         call.attempts += 1
         call.faults.sent(worker)
-        self.metrics.attempted(worker)
+        self.metrics.attempts(worker.url).inc()
         self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
         self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
         resumable = call.peek.streams and call.path in RESUMABLE_PATHS
@@ -208,7 +205,7 @@ class Proxy:
             if prefill is not None and self.pairing is not None:
                 failure = self.pairing.failed(call, prefill, failure)
             call.tried.add(worker.id)
-            self.metrics.attempt_failed(worker, failure)
+            self.metrics.failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
             if failure.blames_worker and failure.answered:
                 call.faults.answered(lease, failure.status, failure.reason)
             elif failure.blames_worker:
@@ -334,6 +331,8 @@ def _failure_of(error: BaseException) -> AttemptFailedError | None:
         return AttemptFailedError("its worker is gone", 503, moved=True)
     if isinstance(error, TimeoutError):
         return AttemptFailedError("the worker took too long (--attempt-timeout-secs)", 504)
+    if out_of_descriptors(error):
+        return AttemptFailedError("the gateway has no file descriptor left for a connection (ulimit -n)", 503)
     if isinstance(error, OSError):
         return AttemptFailedError(f"the connection failed: {describe(error)}", 502)
     return error if isinstance(error, AttemptFailedError) else None

@@ -76,14 +76,15 @@ class AttemptFailedError(Exception):
 
     @property
     def blames_worker(self) -> bool:
-        """A busy worker works, and so does one that lacks a feature."""
-        return not self.moved and self.status not in BUSY_STATUSES and self.status != NOT_IMPLEMENTED
+        """A busy worker works, and so does one that lacks a feature. A 503 that is not its own is the gateway's."""
+        ours = self.status == 503 and not self.answered
+        return not (self.moved or ours or self.status in BUSY_STATUSES or self.status == NOT_IMPLEMENTED)
 
     def final_response(self) -> Response:
         """The worker's own error, or ours, which is raised."""
         if self._response is not None:
             return self._response
-        kind = "GatewayTimeoutError" if self.status == 504 else "BadGatewayError"
+        kind = {503: "ServiceUnavailableError", 504: "GatewayTimeoutError"}.get(self.status, "BadGatewayError")
         raise HttpError(self.status, f"No worker answered: {self.reason}.", kind)
 
 

@@ -53,7 +53,7 @@ async def serve(
     ending = Ending()
     end_on_signals(ending)
     front = Front(browsers=BrowserRules(settings, loopback=is_loopback(listener)))
-    http = HttpServer(front, listener, settings)
+    http = HttpServer(front, listener, settings, onward=1)  # a connection to a worker
     async with contextlib.AsyncExitStack() as cleanup:
         gateway = Gateway(processes.divided(settings, 0 if group is None else group.number))
         cleanup.push_async_callback(gateway.close)

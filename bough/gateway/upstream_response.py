@@ -118,21 +118,18 @@ class UpstreamResponse:
                 self._fail(ProtocolError("an answer whose headers are too long"))
         reader = self._reader
         if self.tap is not None and self._pieces and reader is not None and not reader.done():
-            self._pass_on(self.tap)
+            data = self._taken()
+            try:
+                if not self.tap(data):
+                    self._pieces, self._waiting_bytes = [data], len(data)
+            except Exception as error:  # noqa: BLE001  (not swallowed: the reader gets it)
+                self._error = error
             if not (self._pieces or self.complete or self._error is not None):
                 return
         if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
         self._wake()
-
-    def _pass_on(self, tap: Callable[[bytes], bool]) -> None:
-        data = self._taken()
-        try:
-            if not tap(data):
-                self._pieces, self._waiting_bytes = [data], len(data)
-        except Exception as error:  # noqa: BLE001  (not swallowed: the reader gets it)
-            self._error = error
 
     def lost(self, error: Exception | None) -> None:
         if error is None and self._headed and self.ends_with_connection and self._error is None:

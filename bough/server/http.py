@@ -1,7 +1,7 @@
 """The listening socket, uvicorn on it, what ends it, and the lines that show its address.
 
 The socket is opened before anything slow happens, so that its errors come first. The order of shutdown belongs to the
-owner; uvicorn accepts connections, and `http_protocol` speaks HTTP on them.
+owner; `HttpServer` accepts connections while there are descriptors for them, and `http_protocol` speaks HTTP on them.
 """
 
 from __future__ import annotations
@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import itertools
 import logging
 import math
 import os
+import resource
 import shlex
 import signal
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -30,7 +34,9 @@ from bough.core.errors import SettingsError
 from bough.core.server_settings import EdgeSettings, ServerSettings
 from bough.server.http_protocol import HttpProtocol
 
+log = logging.getLogger(__name__)
 BACKLOG = 2048
+MOST_DESCRIPTORS = 1 << 16  # shells start programs with 1,024; more are permitted to those that ask
 T = TypeVar("T")
 
 
@@ -73,29 +79,21 @@ def is_loopback(listener: socket.socket) -> bool:
 def _tcp_socket(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        family, *_, address = found[0]
+        # On :: it listens at all addresses, those of IPv4 too.
+        listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except socket.gaierror as error:
         raise SettingsError(f"--host {host} is not an address of this machine: {error.strerror}.") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and host == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # all addresses, those of IPv4 too
-        listener.bind(address)
-        # The kernel sends each event at once: waiting to fill a packet would hold tokens back.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
-        listener.close()
-        raise _cannot_listen(host, port, error) from None
+        text = f"Cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}."
+        if error.errno == errno.EADDRINUSE:
+            text = f"Port {port} on {host} is in use; choose another with --port, or end what listens there."
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            text = f"This user may not listen on port {port}; choose one above 1023 with --port."
+        raise SettingsError(text) from None
+    # The kernel sends each event at once: waiting to fill a packet would hold tokens back.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
-    if error.errno == errno.EADDRINUSE:
-        return SettingsError(f"Port {port} on {host} is in use; choose another with --port, or end what listens there.")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return SettingsError(f"This user may not listen on port {port}; choose one above 1023 with --port.")
-    return SettingsError(f"Cannot listen on {host} port {port}: {error.strerror}.")
 
 
 def _unix_socket(path: Path) -> socket.socket:
@@ -118,25 +116,32 @@ def _answers(path: Path) -> bool:
 
 
 KEEP_ALIVE_S = 75  # clients and proxies reuse connections for about a minute; the server must not close them first
+SHORT_KEEP_ALIVE_S = 2.0  # while new connections wait for descriptors
 SHUTDOWN_GRACE_S = 5  # for responses that are still being written when the server stops
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings) -> None:
+    """Accepts connections itself: without a descriptor, libuv would take those that wait and close them at once. While
+    few descriptors are left, connections wait in the kernel, where another process on the same socket can take them.
+    The listener stays open, because closing it would reset them.
+
+    A request may need `onward` descriptors besides its connection's own."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings, onward: int = 0) -> None:
         _check_certificate(settings)
         _take_logs()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # macOS permits less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
         super().__init__(
             uvicorn.Config(
                 app,
-                loop="none",
                 http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                root_path="",
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -144,6 +149,58 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener = listener
+        self._onward = onward
+        self._full = True  # it does not accept
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers, self.started = [], True
+        self._weigh(0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().remove_reader(self._listener)
+        await super().shutdown(sockets)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except BlockingIOError:  # another process has it
+            return
+        except OSError:  # no descriptor: it stays in the kernel
+            self._weigh(sys.maxsize)
+            return
+        accepted.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._connect(accepted))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+        self._weigh(accepted.fileno())  # the lowest free number: all below are in use
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        loop, made = asyncio.get_running_loop(), functools.partial(HttpProtocol, self.config, self.server_state)
+        with contextlib.suppress(OSError):  # the client has left, or does not speak TLS
+            await loop.connect_accepted_socket(made, accepted, ssl=self.config.ssl)
+
+    def _weigh(self, used: int) -> None:
+        """Accepts while each accepted request will find the descriptors that it needs, and a sixteenth is left for all
+        else. A single connection is always taken, however low the limit."""
+        limit, connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(self.server_state.connections)
+        full = used >= (limit - limit // 16 - connections * self._onward if connections else limit)
+        if full != self._full:
+            self._full, loop = full, asyncio.get_running_loop()
+            if full:
+                loop.remove_reader(self._listener)
+            else:
+                loop.add_reader(self._listener, self._accept)
+            self.config.encoded_headers = [(b"connection", b"close")] if full else []  # ends connections without a race
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._full:
+            if counter % 100 == 0:  # once in ten seconds
+                log.warning("few file descriptors are left (ulimit -n): new connections wait until others end")
+            for connection in list(self.server_state.connections):
+                cast(HttpProtocol, connection).close_idle(SHORT_KEEP_ALIVE_S)
+            with contextlib.suppress(OSError):  # no descriptor for the look either
+                self._weigh(psutil.Process().num_fds())
+        return await super().on_tick(0 if self._full else counter)  # at 0 it renews the headers
 
     async def run_here(self) -> None:
         await self.serve(sockets=[self._listener])
@@ -225,23 +282,17 @@ def _check_certificate(settings: EdgeSettings) -> None:
         return
     files = {"--ssl-certfile": settings.ssl_certfile, "--ssl-keyfile": settings.ssl_keyfile}
     given = [(flag, path) for flag, path in files.items() if path is not None]
-    for flag, path in given:
-        _require_readable(flag, path)
+    for flag, path in given:  # of two files, ssl does not say which one it could not read
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise SettingsError(f"{flag} {path} cannot be read: {error.strerror}.") from None
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except ssl.SSLError as error:
         named = " with ".join(f"{flag} {path}" for flag, path in given)
         advice = "give a certificate and its own private key (PEM), in one file or in two."
         raise SettingsError(f"{named} cannot be used: {error}; {advice}") from None
-
-
-def _require_readable(flag: str, path: str) -> None:
-    """Of two files, ssl does not say which one it could not read."""
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise SettingsError(f"{flag} {path} cannot be read: {error.strerror}.") from None
 
 
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"max_new_tokens": 16, "temperature": 0}}'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import select
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -41,7 +42,7 @@ class HttpProtocol(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, config: uvicorn.Config, server_state: ServerState, **_: Any) -> None:
+    def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
         self.state = server_state
         self.drained: asyncio.Future[None] | None = None  # while the client is slower than its response
         self._app: ASGIApp = cast(ASGIApp, config.loaded_app)
@@ -80,14 +81,21 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self._current.keep_alive = False
 
-    def _check_idle(self) -> None:
-        left_s = float(self._keep_alive_s)
-        if self._current is None:
+    def close_idle(self, after_s: float) -> float:
+        """Closes a connection that has had no request for so long; returns the time that is left to it."""
+        left_s = after_s
+        if self._current is None and not self.transport.is_closing():
             left_s += self._active_s - self.loop.time()
-            if left_s <= 0:
+            unread = select.poll()  # to a process that was stopped, every connection looks idle
+            unread.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+            if left_s <= 0 and not unread.poll(0):
                 self.transport.close()
-                return
-        self._timer = self.loop.call_later(left_s, self._check_idle)
+        return left_s
+
+    def _check_idle(self) -> None:
+        left_s = self.close_idle(self._keep_alive_s)
+        if not self.transport.is_closing():
+            self._timer = self.loop.call_later(max(left_s, 1.0), self._check_idle)
 
     # ---- requests
 
@@ -190,7 +198,6 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self.state.tasks.discard)
 
     def answered(self, exchange: Exchange) -> None:
-        self.state.total_requests += 1
         self._active_s = self.loop.time()
         self._current = None
         if not exchange.keep_alive:

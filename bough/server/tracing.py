@@ -8,7 +8,7 @@ optional extra and are imported only when an endpoint is given. The parent of a 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
 import time
 from dataclasses import dataclass
@@ -124,15 +124,12 @@ def check_tracing(endpoint: str | None) -> None:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SettingsError(f"--otlp-endpoint must be a URL such as http://localhost:4318, got {endpoint!r}.")
-    if not all(map(_is_installed, PACKAGES)):
-        raise SettingsError("--otlp-endpoint needs the OpenTelemetry packages: pip install 'bough[otel]'.")
-
-
-def _is_installed(package: str) -> bool:
     try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # not even the package above it
-        return False
+        for package in PACKAGES:
+            importlib.import_module(package)
+    except ImportError:
+        text = "--otlp-endpoint needs the OpenTelemetry packages: pip install 'bough[otel]'."
+        raise SettingsError(text) from None
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:

@@ -2,9 +2,9 @@
 
 `bough bench gateway` runs it in a checkout. Workers are stand-ins that hold an engine's real cache and model its time
 (`gateway_simulation`), so that many of them fit on a small machine. By default real processes are measured: stand-ins,
-`bough gateway`, and users over HTTP. With `--simulate` the same policies run against the same model in virtual time,
-with the same result on every machine. With `--overhead` the gateway is compared with calling the worker directly. With
-`--scale` its own work is measured for as many workers as no machine could run.
+`bough gateway`, and users over HTTP; with `--model` the workers are engines. With `--simulate` the same policies run
+against the same model in virtual time, with the same result on every machine. With `--overhead` the gateway is compared
+with calling the worker directly. With `--scale` its own work is measured for as many workers as no machine could run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from bough.core.setting_checks import require_above_zero, require_counts
 from bough.gateway.policies import POLICIES
 from tests.bench import gateway_overhead, gateway_scale
 from tests.bench.gateway_overhead import OverheadOptions
-from tests.bench.gateway_processes import drive, gateway_process, worker_processes
+from tests.bench.gateway_processes import (
+    drive,
+    gateway_of_engines,
+    gateway_process,
+    requests_of_workers,
+    worker_processes,
+)
 from tests.bench.gateway_simulation import TOKEN_CHARS, Costs, Dialogue, Served, Simulation, Turn
 
 COUNTS = (
@@ -88,7 +94,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=["round_robin", "cache_aware", "cost", "kv_events"],
         help="which policies are compared; the first is what the others are measured against",
     )
-    parser.add_argument("--workers", type=int, default=8, help="stand-in workers")
+    parser.add_argument("--model", help="engines with this model as workers, instead of stand-ins")
+    parser.add_argument("--workers", type=int, default=8, help="workers")
     parser.add_argument("--users", type=int, default=128, help="users who each wait for their answer")
     for field in (field for group in (LoadOptions, Costs, OverheadOptions) for field in dataclasses.fields(group)):
         flag = "--" + field.name.replace("_", "-")
@@ -99,6 +106,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     require_counts(args, COUNTS)
     require_above_zero(args, ("seconds",))
+    if args.model is not None and (args.simulate or args.overhead or args.scale):
+        raise SettingsError("--model starts engines: leave out --simulate, --overhead and --scale.")
     if args.overhead:
         for cost in gateway_overhead.measure_overhead(_chosen(OverheadOptions, args)):
             print(json.dumps(cost) if args.json else gateway_overhead.as_text(cost), flush=True)
@@ -112,11 +121,14 @@ def main(args: argparse.Namespace) -> int:
         first: dict[str, Any] | None = None
         for policy in args.policies:
             added = load == WORKER_ADDED
-            served = _run(args, policy, dialogues, added)
             result: dict[str, Any] = {"load": load, "policy": policy, "simulated": args.simulate}
-            result.update(summarise(served, args.workers))
-            if added:
-                result["added_share"] = added_share(served, args.workers)
+            if args.model is not None:
+                result.update(_run_engines(args, policy, dialogues))
+            else:
+                served = _run(args, policy, dialogues, added)
+                result.update(summarise(served, args.workers))
+                if added:
+                    result["added_share"] = added_share(served, args.workers)
             first = first or result
             result["times_the_first"] = {
                 name: result[name] / first[name] for name in ("hit_rate", "requests_per_s") if first[name]
@@ -145,6 +157,15 @@ def _run(args: argparse.Namespace, policy: str, dialogues: Sequence[Dialogue], a
         gateway_process(workers, policy, args.processes) as gateway,
     ):
         return drive(gateway.url, dialogues, args.users)
+
+
+def _run_engines(args: argparse.Namespace, policy: str, dialogues: Sequence[Dialogue]) -> dict[str, Any]:
+    """Engines do not say which of them has answered, but the gateway counts."""
+    with gateway_of_engines(args.workers, args.model, args.cache_tokens, policy, args.processes) as gateway:
+        served = drive(gateway.url, dialogues, args.users)
+        sent = requests_of_workers(gateway.url)
+    imbalance = max(sent) * args.workers / sum(sent)
+    return {**summarise(served, args.workers), "requests_imbalance": imbalance, "prefill_imbalance": None}
 
 
 def _chosen(group: type[Group], args: argparse.Namespace) -> Group:

@@ -1,4 +1,4 @@
-"""What the gateway's benchmark measures: stand-in workers, a real gateway before them, and users over HTTP.
+"""What the gateway's benchmark measures: stand-in workers or engines, a real gateway before them, users over HTTP.
 
 Whatever it starts it also ends.
 """
@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,10 +24,11 @@ from bough.bench.http_client import HttpClient, HttpFailure
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
 from bough.gateway.upstream_response import EventReader
-from tests.bench.gateway_simulation import Costs, Dialogue, Served, Turn, answer_text
-from tests.bench.gateway_worker import MODEL, WorkerSpec
+from tests.bench.gateway_simulation import Costs, Dialogue, Served, Turn
+from tests.bench.gateway_worker import WorkerSpec
 
 TIMEOUT_S = 60.0  # for a process to start, and to end
+ENGINES_TIMEOUT_S = 600.0  # for engines to load their models
 
 
 @contextlib.contextmanager
@@ -59,11 +59,32 @@ class RunningGateway:
 @contextlib.contextmanager
 def gateway_process(workers: Sequence[str], policy: str, processes: int = 1) -> Iterator[RunningGateway]:
     """A gateway with all of the workers in rotation."""
-    flags = {"port": 0, "policy": policy, "processes": processes, "log-level": "warning"}
-    words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-    with _running(["-m", "bough.cli.main", "gateway", *words, "--worker-urls", *workers]) as process:
+    words = _words({"policy": policy, "processes": processes})
+    with _gateway([*words, "--worker-urls", *workers], len(workers), TIMEOUT_S) as gateway:
+        yield gateway
+
+
+@contextlib.contextmanager
+def gateway_of_engines(
+    count: int, model: str, cache_tokens: int, policy: str, processes: int = 1
+) -> Iterator[RunningGateway]:
+    """A gateway with engines of its own, whose caches are empty."""
+    words = _words({"policy": policy, "processes": processes, "launch": count})
+    engines = _words({"model": model, "max-total-tokens": cache_tokens, "log-level": "warning"})
+    with _gateway([*words, "--", *engines], count, ENGINES_TIMEOUT_S) as gateway:
+        yield gateway
+
+
+def _words(flags: dict[str, object]) -> list[str]:
+    return [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+
+
+@contextlib.contextmanager
+def _gateway(flags: Sequence[str], workers: int, timeout_s: float) -> Iterator[RunningGateway]:
+    words = _words({"port": 0, "log-level": "warning"})
+    with _running(["-m", "bough.cli.main", "gateway", *words, *flags]) as process:
         url = _url_of(process)
-        _wait_for_workers(url, len(workers))
+        _wait_for_workers(url, workers, timeout_s)
         yield RunningGateway(url, process.pid)
 
 
@@ -99,8 +120,8 @@ def _url_of(process: subprocess.Popen[bytes]) -> str:
     return found[1]
 
 
-def _wait_for_workers(url: str, count: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+def _wait_for_workers(url: str, count: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while True:
         with urllib.request.urlopen(f"{url}/workers") as answer:
             workers = json.load(answer)["workers"]
@@ -124,9 +145,23 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details
 
 
-class _LastEvent(msgspec.Struct):
-    system_fingerprint: str
-    usage: _Usage
+class _Choice(msgspec.Struct):
+    text: str
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+    system_fingerprint: str = ""  # of a stand-in: its name
+
+
+def requests_of_workers(url: str) -> list[int]:
+    """How many requests the gateway has sent to each of its workers."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        return [
+            int(float(sent))
+            for sent in re.findall(r"^bough_gateway_attempts_total{.*} (.+)$", answer.read().decode(), re.M)
+        ]
 
 
 def drive(url: str, dialogues: Sequence[Dialogue], users: int) -> list[Served]:
@@ -149,36 +184,41 @@ async def _use(client: HttpClient, waiting: Iterator[Dialogue], served: list[Ser
         history = ""
         for turn in dialogue:
             prompt = history + turn.text
-            served.append(await _ask(client, prompt, turn))
-            history = prompt + answer_text(zlib.crc32(prompt.encode()), turn.output_tokens)
+            answer, figures = await _ask(client, prompt, turn)
+            served.append(figures)
+            history = prompt + answer
 
 
-async def _ask(client: HttpClient, prompt: str, turn: Turn) -> Served:
-    reader, last, first_s = EventReader(), b"", 0.0
+async def _ask(client: HttpClient, prompt: str, turn: Turn) -> tuple[str, Served]:
+    reader, found, first_s = EventReader(), list[bytes](), 0.0
     sent_s = time.perf_counter()
 
     def on_data(data: bytes) -> None:
-        nonlocal last, first_s
-        events = reader.feed(data)
-        if events:
+        nonlocal first_s
+        found.extend(reader.feed(data))
+        if found:
             first_s = first_s or time.perf_counter() - sent_s
-            last = events[-1]
 
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": turn.output_tokens, "stream": True}
+    body = {"prompt": prompt, "max_tokens": turn.output_tokens, "temperature": 0, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     try:
         answer = await client.post("/v1/completions", body, on_data)
         if answer.status != 200:
             raise EngineDeadError(f"The gateway answered {answer.status}: {answer.text[:300]}")
-        end = msgspec.json.decode(last, type=_LastEvent)
+        total_s = time.perf_counter() - sent_s
+        events = [msgspec.json.decode(event, type=_Event) for event in found]
     except (HttpFailure, msgspec.MsgspecError) as error:
         raise EngineDeadError(f"A request of the benchmark failed: {error}") from None
-    return Served(
-        worker=end.system_fingerprint,
-        prompt_tokens=end.usage.prompt_tokens,
-        cached_tokens=end.usage.prompt_tokens_details.cached_tokens,
+    usage = events[-1].usage if events else None
+    if usage is None:
+        raise EngineDeadError(f"An answer of the benchmark tells no usage: {found[-1:]}")
+    return "".join(choice.text for event in events for choice in event.choices), Served(
+        worker=events[-1].system_fingerprint,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.prompt_tokens_details.cached_tokens,
         expected_cached=None,
-        output_tokens=end.usage.completion_tokens,
+        output_tokens=usage.completion_tokens,
         sent_s=sent_s,
         first_s=first_s,
-        total_s=time.perf_counter() - sent_s,
+        total_s=total_s,
     )

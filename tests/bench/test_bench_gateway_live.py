@@ -7,6 +7,7 @@ import json
 import pytest
 
 from bough.cli.bench import run as bench
+from bough.core.errors import SettingsError
 
 SMALL = (
     "--json --workers 2 --users 4 --requests 24 --system-prompts 3 --system-tokens 256 --question-tokens 32 "
@@ -20,6 +21,19 @@ def test_policies_through_a_real_gateway(capfd: pytest.CaptureFixture[str]) -> N
     assert row["requests"] == 24 and row["simulated"] is False
     assert row["hit_rate"] > 0.5  # every turn but the first finds the turns before it, wherever load let it go
     assert row["output_tokens_per_s"] > 0 and row["prediction_error"] is None
+
+
+@pytest.mark.slow
+def test_policies_before_engines(capfd: pytest.CaptureFixture[str]) -> None:
+    flags = "--model SmolLM2-135M-Instruct --cache-tokens 8192 --loads multi-turn --policies cost"
+    assert bench(["gateway", *SMALL.split(), *flags.split(), "--requests", "8", "--question-tokens", "16"]) == 0
+    (row,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert row["requests"] == 8 and row["hit_rate"] > 0.4 and 1.0 <= row["requests_imbalance"] <= 2.0
+
+
+def test_engines_have_no_virtual_time() -> None:
+    with pytest.raises(SettingsError, match="leave out --simulate"):
+        bench(["gateway", "--model", "m", "--simulate"])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bough.core.server_settings import ServerSettings
 from bough.server import http
 from bough.server.http import HttpServer, open_listener
-from bough.server.http_protocol import EXCHANGE_KEY
+from bough.server.http_protocol import EXCHANGE_KEY, HttpProtocol
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Open = Callable[[], Awaitable[Client]]
@@ -45,13 +46,19 @@ async def counting(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[Open]:
+    async with serving(app) as (_, connect):
+        yield connect
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[tuple[HttpServer, Open]]:
     settings = ServerSettings(port=0)
     listener = open_listener(settings)
     port = listener.getsockname()[1]
     server = HttpServer(app, listener, settings)
     running = asyncio.create_task(server.run_here())
     try:
-        yield lambda: asyncio.open_connection("127.0.0.1", port)
+        yield server, lambda: asyncio.open_connection("127.0.0.1", port)
     finally:
         server.should_exit = True
         await running
@@ -190,6 +197,22 @@ def test_a_head_that_comes_byte_by_byte_has_its_time(monkeypatch: pytest.MonkeyP
             return b""
 
     assert asyncio.run(play()) == b""
+
+
+def test_an_idle_connection_is_closed_unless_a_request_waits_to_be_read() -> None:
+    async def play() -> bytes:
+        async with serving(echo) as (server, connect), asyncio.timeout(30):
+            silent, _ = await connect()
+            reader, writer = await connect()
+            while len(server.server_state.connections) < 2:
+                await asyncio.sleep(0.001)
+            writer.transport.write(POST.replace(b"Host", LAST + b"Host"))  # the server has no turn before the next line
+            for connection in list(server.server_state.connections):
+                cast(HttpProtocol, connection).close_idle(0.0)
+            assert await silent.read() == b""
+            return await reader.read()
+
+    assert body_of(asyncio.run(play())) == b"POST /a b c=d hello"
 
 
 def test_nonsense_behind_a_request_costs_it_nothing() -> None:

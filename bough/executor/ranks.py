@@ -89,8 +89,8 @@ class PipelinedStep:
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others. `results` are those of a pipeline's last stage. Each rank has the like of
-    `host` for its own part."""
+    """The first rank: `send` reaches all others. `results` are those of a pipeline's last stage. Each rank has the
+    like of `host` for its own part."""
 
     def __init__(
         self, own: Executor, send: Callable[[ToRank], None], results: Results | None = None, host: HostMemory = ()

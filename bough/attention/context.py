@@ -37,10 +37,6 @@ class MediaRows:
     deep: tuple[torch.Tensor, ...] = ()  # [n, hidden] each: what is added behind the first layers
 
 
-def everything_is_there(layer: int) -> None:
-    """Where copies of pages are done before a step begins."""
-
-
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One step. Whoever builds it has already called `attention.prepare(batch)`."""
@@ -58,4 +54,5 @@ class ForwardContext:
     heard: tuple[Heard, ...] = ()  # of each row of the batch, of a model that hears
     # Of rows that align, by their places: what each layer's chosen heads attend to. [heads, tokens, positions]
     aligned: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    wait_for: Callable[[int], None] = everything_is_there  # a layer asks it before it reads the pool
+    # Called by a layer before it reads the pool, where copies of pages may be under way.
+    wait_for: Callable[[int], None] = lambda layer: None

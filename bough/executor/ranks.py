@@ -90,18 +90,14 @@ class PipelinedStep:
 
 class LeadingExecutor:
     """The first rank: `send` reaches all others. After every `rebalance_every` steps experts may move between ranks.
-    `results` are those of a pipeline's last stage. Of the memory in `host` each rank has the like for its own part."""
+    `results` are those of a pipeline's last stage."""
 
     def __init__(
-        self,
-        own: Executor,
-        send: Callable[[ToRank], None],
-        rebalance_every: int = 0,
-        results: Results | None = None,
-        host: HostMemory = (),
+        self, own: Executor, send: Callable[[ToRank], None], rebalance_every: int = 0, results: Results | None = None
     ) -> None:
         self._own, self._send, self._rebalance_every = own, send, rebalance_every
-        self._results, self._host = results, host
+        self._results = results
+        self.host: HostMemory = ()  # for this rank's part of pages; each other has its own
         self._steps = 0
         self._rebalancing: Ticket | None = None
         self._copied_out: Ticket | None = None  # the last
@@ -135,7 +131,7 @@ class LeadingExecutor:
 
     def control(self, command: Command) -> Ticket:
         if isinstance(command, CopyPagesOut | CopyPagesIn):
-            if any(command.buffer is each for each in self._host):
+            if any(command.buffer is each for each in self.host):
                 inward = isinstance(command, CopyPagesIn)
                 self._send(CopyPages(command.pages, command.group, slots=command.slots, inward=inward))
                 return self._own.control(command)

@@ -40,9 +40,9 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
             )
             results = Results(receiver.receive, parallel.dist_timeout)
         every = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else 0
-        host = own_memory(loaded.executor.limits(), settings, group)
-        leader = LeadingExecutor(loaded.executor, sender.send, every, results, host)
-        loaded = replace(loaded, executor=leader, host=host)
+        leader = LeadingExecutor(loaded.executor, sender.send, every, results)
+        leader.host = own_memory(leader.limits(), settings, group)
+        loaded = replace(loaded, executor=leader, host=leader.host)
     if parallel.groups > 1:
         loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, Sender(context, *spec.beside).send))
     return loaded

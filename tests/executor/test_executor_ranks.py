@@ -124,7 +124,8 @@ def with_ranks(
             for way in ways:
                 way.send(message)
 
-        leader = LeadingExecutor(executor, send, every, arrived, host)
+        leader = LeadingExecutor(executor, send, every, arrived)
+        leader.host = host
         try:
             return [use(leader)]
         finally:

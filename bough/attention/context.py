@@ -44,9 +44,7 @@ class ForwardContext:
     attention: AttentionBackend
     pool: KVPool
     batch: AttentionBatch
-    logits_indices: torch.Tensor | None = (
-        None  # [n] last tokens of rows, whose hidden states alone are asked for; None: all
-    )
+    logits_indices: torch.Tensor | None = None  # [n] last tokens of rows, all that is asked for; None: every token
     # The hidden states before some layers, for a draft model that reads them: by layer, each put in place of None.
     tapped: dict[int, torch.Tensor | None] | None = None
     adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights

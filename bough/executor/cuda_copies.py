@@ -96,16 +96,16 @@ class PageCopies:
         if self._asked:
             asked, self._asked = self._asked, []
             self._landing.wait_stream(torch.cuda.current_stream(self._device))  # the pages may be in use until then
-            parts = [(part, copy) for copy in asked for part in copy.pool.parts(self._least(copy))]
+            parts = list[tuple[Part, PageCopy]]()
+            for copy in asked:
+                whole = copy.pool.page_bytes
+                least = max(whole // PARTS, PART_BYTES) if copy.host.is_pinned() else whole
+                parts += [(part, copy) for part in copy.pool.parts(least)]
             for part, copy in sorted(parts, key=lambda each: each[0].layer):
                 self._bring(part, copy)
                 copy.event = self._landing.record_event()
                 self._due.append((part.layer, copy.event))
             self._due.sort(key=lambda each: each[0])
-
-    def _least(self, copy: PageCopy) -> int:
-        """Bytes of a page in a part."""
-        return max(copy.pool.page_bytes // PARTS, PART_BYTES) if copy.host.is_pinned() else copy.pool.page_bytes
 
     @torch.inference_mode()
     def _bring(self, part: Part, copy: PageCopy) -> None:

@@ -98,7 +98,6 @@ class TieredCache(PrefixCache):
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self.rate = CopyRate()  # of copies in
         self.tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
-        self._load_s = 0.0
         self._loaded_tokens = self._bytes_in = self._bytes_out = 0
 
     # What requests do -------------------------------------------------------------------------------------------------
@@ -117,7 +116,7 @@ class TieredCache(PrefixCache):
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
             self._noted.append((tokens[: match.length].copy(), namespace))
-        self.tokens_per_s = tokens_per_s
+        self.tokens_per_s, self.load_s = tokens_per_s, 0.0
         length = self.host.tree.match_length(tokens, namespace)
         if length <= match.length:
             return match
@@ -129,10 +128,6 @@ class TieredCache(PrefixCache):
             self._loaded_tokens += match.length - before
         self.host.unlock(found)
         return match
-
-    def take_load_s(self) -> float:
-        load_s, self._load_s = self._load_s, 0.0
-        return load_s
 
     def flush(self) -> None:
         self._noted.clear()
@@ -206,7 +201,7 @@ class TieredCache(PrefixCache):
         for group, slots, pages in copies:
             if self._page_bytes[group]:
                 self._start(CopyPagesIn(pages, self._buffers[group], group, slots))
-        self._load_s += self.rate.seconds(nbytes) if copies else 0.0
+        self.load_s = self.rate.seconds(nbytes) if copies else 0.0
         return bool(copies)
 
     # Copies under way -------------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_what_takes_longer_to_fetch_than_to_compute_is_computed(tokens_per_s: fl
     match = cache.match_and_lock(key, "")
     match = cache.fetch(match, key, "", tokens_per_s)
     assert match.length == fetched
-    assert cache.take_load_s() == pytest.approx(fetched * 4 / 1e6)
+    assert cache.load_s == pytest.approx(fetched * 4 / 1e6)
     assert cache.figures["hicache_bytes_per_s"] == pytest.approx(1e6)
     cache.unlock(match)
 

@@ -28,7 +28,7 @@ from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool
 
 PIECE_BYTES = 64 << 20  # of a copy out
-RING, RING_BYTES = 16, 16 << 20  # pieces that may have come in before they are scattered
+RING, LEAST_RING, RING_BYTES = 16, 4, 16 << 20  # pieces that may have come in before they are scattered
 # A part of a copy in has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
 PARTS, PART_BYTES = 8, 16 << 10
 
@@ -65,7 +65,7 @@ class PageCopies:
         self._pool, self._device, self._group = pool, device, group
         self._stream, self._landing = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._ring: list[torch.Tensor] = []  # made when pages are copied in for the first time
-        self._freed: list[torch.cuda.Event | None] = [None] * RING  # when each of them may be written again
+        self._freed: list[torch.cuda.Event | None] = []  # when each of them may be written again
         self._next = 0
         self._asked: list[PageCopy] = []  # copies in that are not queued yet
         self._due: list[tuple[int, torch.cuda.Event]] = []  # what steps have not waited for, by its first layer
@@ -74,8 +74,8 @@ class PageCopies:
     def start(self, command: CopyPagesOut | CopyPagesIn) -> PageCopy:
         pages, host = torch.from_numpy(command.pages).to(self._device).long(), torch.from_numpy(command.buffer)
         slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
-        events = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-        copy = PageCopy(self.bring, self._pool.groups[command.group], pages, slots, host, *events)
+        began, ended, event = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        copy = PageCopy(self.bring, self._pool.groups[command.group], pages, slots, host, began, ended, event)
         for stream in (self._stream, self._landing):
             pages.record_stream(stream)
         if isinstance(command, CopyPagesIn):
@@ -113,7 +113,9 @@ class PageCopies:
         host = self._group.own_columns(copy.host, copy.pool.page_bytes)[:, part.columns]
         if not self._ring:
             nbytes = max(RING_BYTES, *(each.page_bytes for each in self._pool.groups))
-            self._ring = [torch.empty(nbytes, dtype=torch.uint8, device=self._device) for _ in range(RING)]
+            count = max(LEAST_RING, RING * RING_BYTES // nbytes)  # a recurrent state may be larger than a piece
+            self._ring = [torch.empty(nbytes, dtype=torch.uint8, device=self._device) for _ in range(count)]
+            self._freed = [None] * count
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # whatever had this memory before
         size = max(1, RING_BYTES // width)
         for begin in range(0, len(copy.pages), size):
@@ -134,7 +136,7 @@ class PageCopies:
             with torch.cuda.stream(self._landing):
                 copy.pool.write_pages(copy.pages[begin : begin + size], content, part)
             self._freed[self._next] = self._landing.record_event()
-            self._next = (self._next + 1) % RING
+            self._next = (self._next + 1) % len(self._ring)
 
     def _copy_out(self, copy: PageCopy, beside: bool) -> None:
         steps, pool = torch.cuda.current_stream(self._device), copy.pool

@@ -597,6 +597,7 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     """Twenty pages in pieces of three or more, which go round the ring of buffers; in parts where they are pinned."""
     monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
     monkeypatch.setattr(cuda_copies, "RING", 2)
+    monkeypatch.setattr(cuda_copies, "LEAST_RING", 2)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: parts > 1)
     monkeypatch.setattr(cuda_copies, "copy_lines", lambda to, origin: to.copy_(origin))
     pool = KVPool(config, (32,) * len(config.kv_groups), 2, dtype, CPU, Topology())

@@ -37,10 +37,6 @@ class MediaRows:
     deep: tuple[torch.Tensor, ...] = ()  # [n, hidden] each: what is added behind the first layers
 
 
-def everything_is_there(layer: int) -> None:
-    """Where copies of pages are done before a step begins."""
-
-
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One step. Whoever builds it has already called `attention.prepare(batch)`."""
@@ -48,9 +44,7 @@ class ForwardContext:
     attention: AttentionBackend
     pool: KVPool
     batch: AttentionBatch
-    logits_indices: torch.Tensor | None = (
-        None  # [n] last tokens of rows, whose hidden states alone are asked for; None: all
-    )
+    logits_indices: torch.Tensor | None = None  # [n] last tokens of rows, all that is asked for; None: every token
     # The hidden states before some layers, for a draft model that reads them: by layer, each put in place of None.
     tapped: dict[int, torch.Tensor | None] | None = None
     adapters: AdapterRows | None = None  # None: all rows compute with the model's own weights
@@ -58,4 +52,5 @@ class ForwardContext:
     heard: tuple[Heard, ...] = ()  # of each row of the batch, of a model that hears
     # Of rows that align, by their places: what each layer's chosen heads attend to. [heads, tokens, positions]
     aligned: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    wait_for: Callable[[int], None] = everything_is_there  # a layer asks it before it reads the pool
+    # Called by a layer before it reads the pool, where copies of pages may be under way.
+    wait_for: Callable[[int], None] = lambda layer: None

@@ -27,7 +27,7 @@ from bough.kernels.invariant_attention.triton import ITEM_FIELDS, InvariantConfi
 from bough.kernels.latent_attention.triton import expanded_attention
 from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, query_blocks
 from bough.kernels.sparse_index.triton import MAX_SCORES, choose_slots
-from bough.memory.pools.kv_pool import KVPool
+from bough.memory.pools.kv_pool import KVPool, read_slots
 
 MAX_GATHERED = 1 << 17  # latents at once, unless one row has more
 MAX_EXPANDED = 1 << 28  # numbers of keys and values at once
@@ -115,7 +115,7 @@ class LatentPrompts:
         for part in self._plans[layer.group]:
             read = latents[part.first :]
             if part.slots is not None:
-                read = _gather(pool.keys[layer.layer], part.slots, pool.key_scales[layer.layer], q.dtype)
+                read = read_slots(pool.keys[layer.layer], part.slots, pool.key_scales[layer.layer], q.dtype)[:, 0]
             for heads in layer.head_parts(len(read), MAX_EXPANDED):
                 weight = layer.weight[heads]
                 expanded_attention(
@@ -169,14 +169,6 @@ def _items_of(blocks: torch.Tensor) -> torch.Tensor:
     items[1:, :2] = blocks
     items[0, 0] = (blocks[:, 0] >= 0).sum()
     return items
-
-
-def _gather(cache: torch.Tensor, slots: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """The latents of these slots. [keys, width]"""
-    if cache.dtype.itemsize > 1:
-        return cache[:, 0].index_select(0, slots).to(dtype)
-    # Bytes, because torch cannot index float8 on every device.
-    return cache.view(torch.uint8)[:, 0].index_select(0, slots).view(cache.dtype).to(dtype).mul_(scale)
 
 
 def lists_scratch_bytes(context: int) -> int:

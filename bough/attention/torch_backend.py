@@ -73,24 +73,17 @@ class TorchAttention(AttentionBackend):
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
-        if q.dtype != pool.dtype:
-            return self._run(q.to(pool.dtype), k.to(pool.dtype), v.to(pool.dtype), layer, pool).to(q.dtype)
-        return self._run(q, k, v, layer, pool)
-
-    def _run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
-    ) -> torch.Tensor:
-        """With everything in the pool's type."""
+        dtype, q = q.dtype, q.to(pool.dtype)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         reads = self._plan(layer.group, layer.window, pool, layer.chunked)
         if reads.single_group is not None:
-            return self._decode(q, reads.single_group, layer, keys, values)
+            return self._decode(q, reads.single_group, layer, keys, values).to(dtype)
         out = torch.empty_like(q)
         for group in reads.decodes:
             out[group.tokens] = self._decode(q[group.tokens], group, layer, keys, values)
         for row in reads.prefills:
             self._prefill(q, out, row, layer, *self._gather(row.index, keys, values))
-        return out
+        return out.to(dtype)
 
     def run_latent(
         self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None

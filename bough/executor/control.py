@@ -131,16 +131,10 @@ class ModelControl:
                 if command.buffer.shape[1] != content.shape[1]:
                     content = self._group.all_gather(content)
                 if command.buffer.size:  # the first rank has one
-                    buffer = torch.from_numpy(command.buffer)
-                    if command.slots is None:
-                        buffer.copy_(content)
-                    else:
-                        buffer.index_copy_(0, torch.from_numpy(command.slots).long(), content)
+                    command.buffer[slice(None) if command.slots is None else command.slots] = content.numpy()
             case commands.CopyPagesIn():
-                pages, content = torch.from_numpy(command.pages).long(), torch.from_numpy(command.buffer)
-                if command.slots is not None:
-                    content = content.index_select(0, torch.from_numpy(command.slots).long())
-                pool = self._pool.groups[command.group]
+                content = torch.from_numpy(command.buffer if command.slots is None else command.buffer[command.slots])
+                pages, pool = torch.from_numpy(command.pages).long(), self._pool.groups[command.group]
                 pool.write_pages(pages, self._group.own_columns(content, pool.page_bytes))
             case commands.ProfileStart():
                 self._profiler.start(command)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,38 +24,38 @@ from bough.core.control import CommandResult, CopyPagesIn, CopyPagesOut
 from bough.core.errors import EngineDeadError
 from bough.core.plan import IntArray
 from bough.distributed.group import RankGroup
-from bough.memory.pools.group_pool import Part, runs
+from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool
 
 PIECE_BYTES = 64 << 20  # of a copy out
-RING, RING_BYTES = 16, 16 << 20  # pieces that may have come in before they are scattered
-# Of a copy in: a part has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
+RING, LEAST_RING, RING_BYTES = 16, 4, 16 << 20  # pieces that may have come in before they are scattered
+# A part of a copy in has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
 PARTS, PART_BYTES = 8, 16 << 10
-EVERY_LAYER = sys.maxsize
 
 
 @dataclass(slots=True)
-class CopyTicket:
-    """A copy that is done once the event has happened. Its first piece crossed the bus between `began` and `ended`, and
-    all of it is `pieces` as long: later ones may have waited for steps."""
+class PageCopy:
+    """A copy, and its ticket: it is done once the event has happened. Its first piece crossed the bus between `began`
+    and `ended`, and all of it is `pieces` as long: later ones may have waited for steps."""
 
-    bring: Callable[[], None]  # queues copies in that were asked for
+    bring: Callable[[], None]  # queues it, unless it is
+    pool: GroupPool
+    pages: torch.Tensor
+    slots: IntArray
+    host: torch.Tensor
     began: torch.cuda.Event
     ended: torch.cuda.Event
-    event: torch.cuda.Event | None = None  # None: it is not queued yet
+    event: torch.cuda.Event
     pieces: float = 0.0
 
     def ready(self) -> bool:
-        return bool(self._queued().query())
+        self.bring()
+        return bool(self.event.query())
 
     def wait(self) -> CommandResult:
-        self._queued().synchronize()
-        return CommandResult(seconds=self.began.elapsed_time(self.ended) / 1e3 * self.pieces)
-
-    def _queued(self) -> torch.cuda.Event:
         self.bring()
-        assert self.event is not None
-        return self.event
+        self.event.synchronize()
+        return CommandResult(seconds=self.began.elapsed_time(self.ended) / 1e3 * self.pieces)
 
 
 class PageCopies:
@@ -66,95 +65,86 @@ class PageCopies:
         self._pool, self._device, self._group = pool, device, group
         self._stream, self._landing = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._ring: list[torch.Tensor] = []  # made when pages are copied in for the first time
-        self._freed: list[torch.cuda.Event | None] = [None] * RING  # when each of them may be written again
+        self._freed: list[torch.cuda.Event | None] = []  # when each of them may be written again
         self._next = 0
-        self._asked: list[tuple[CopyPagesIn, CopyTicket]] = []  # since copies in were last queued
-        self._due: list[tuple[int, torch.cuda.Event]] = []  # what steps have not waited for, by the first layer to read
+        self._asked: list[PageCopy] = []  # copies in that are not queued yet
+        self._due: list[tuple[int, torch.cuda.Event]] = []  # what steps have not waited for, by its first layer
 
     @torch.inference_mode()
-    def start(self, command: CopyPagesOut | CopyPagesIn) -> CopyTicket:
-        ticket = CopyTicket(self.bring, *(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+    def start(self, command: CopyPagesOut | CopyPagesIn) -> PageCopy:
+        pages, host = torch.from_numpy(command.pages).to(self._device).long(), torch.from_numpy(command.buffer)
+        slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
+        began, ended, event = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        copy = PageCopy(self.bring, self._pool.groups[command.group], pages, slots, host, began, ended, event)
+        for stream in (self._stream, self._landing):
+            pages.record_stream(stream)
         if isinstance(command, CopyPagesIn):
-            self._asked.append((command, ticket))
+            self._asked.append(copy)
         else:
-            self.settle()
-            self._copy_out(command, ticket)
-        return ticket
+            self.wait_for()
+            self._copy_out(copy, command.beside)
+        return copy
 
-    def settle(self) -> None:
-        """What is put on the steps' stream next may read all pages."""
+    def wait_for(self, layer: int = sys.maxsize) -> None:
+        """What is put on the steps' stream next may read what this layer, and those before it, keep of pages."""
         self.bring()
-        self.wait_for(EVERY_LAYER)
-
-    def wait_for(self, layer: int) -> None:
-        """It may read what this layer, and those before it, keep of pages that are on their way."""
         while self._due and self._due[0][0] <= layer:
             torch.cuda.current_stream(self._device).wait_event(self._due.pop(0)[1])
 
-    @torch.inference_mode()
     def bring(self) -> None:
         """Queues the copies in that were asked for. Comes before the step that reads them."""
-        asked, self._asked = self._asked, []
-        if not asked:
-            return
-        steps = torch.cuda.current_stream(self._device)
-        work: list[tuple[int, CopyTicket, Callable[[], None]]] = []
-        for command, ticket in asked:
-            pool = self._pool.groups[command.group]
-            host = self._group.own_columns(torch.from_numpy(command.buffer), pool.page_bytes)
-            pages = torch.from_numpy(command.pages).to(self._device).long()
-            pages.record_stream(self._landing)
-            slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
-            share = pool.page_bytes // PARTS if host.is_pinned() else pool.page_bytes
-            for part in pool.parts(max(share, PART_BYTES)):
-                work.append((part.first, ticket, partial(self._bring, command.group, part, pages, slots, host, ticket)))
-        self._landing.wait_stream(steps)  # the pages may be in use until then
-        for first, ticket, bring in sorted(work, key=lambda each: each[0]):
-            bring()
-            ticket.event = self._landing.record_event()
-            self._due.append((first, ticket.event))
-        self._due.sort(key=lambda each: each[0])
+        if self._asked:
+            asked, self._asked = self._asked, []
+            self._landing.wait_stream(torch.cuda.current_stream(self._device))  # the pages may be in use until then
+            parts = list[tuple[Part, PageCopy]]()
+            for copy in asked:
+                whole = copy.pool.page_bytes
+                least = max(whole // PARTS, PART_BYTES) if copy.host.is_pinned() else whole
+                parts += [(part, copy) for part in copy.pool.parts(least)]
+            for part, copy in sorted(parts, key=lambda each: each[0].layer):
+                self._bring(part, copy)
+                copy.event = self._landing.record_event()
+                self._due.append((part.layer, copy.event))
+            self._due.sort(key=lambda each: each[0])
 
-    def _bring(
-        self, group: int, part: Part, pages: torch.Tensor, slots: IntArray, host: torch.Tensor, ticket: CopyTicket
-    ) -> None:
+    @torch.inference_mode()
+    def _bring(self, part: Part, copy: PageCopy) -> None:
+        width = part.columns.stop - part.columns.start
+        host = self._group.own_columns(copy.host, copy.pool.page_bytes)[:, part.columns]
         if not self._ring:
             nbytes = max(RING_BYTES, *(each.page_bytes for each in self._pool.groups))
-            self._ring = [torch.empty(nbytes, dtype=torch.uint8, device=self._device) for _ in range(RING)]
+            count = max(LEAST_RING, RING * RING_BYTES // nbytes)  # a recurrent state may be larger than a piece
+            self._ring = [torch.empty(nbytes, dtype=torch.uint8, device=self._device) for _ in range(count)]
+            self._freed = [None] * count
             self._stream.wait_stream(torch.cuda.current_stream(self._device))  # whatever had this memory before
-        size = max(1, RING_BYTES // part.nbytes)
-        for begin in range(0, len(pages), size):
-            places, freed = slots[begin : begin + size], self._freed[self._next]
-            content = self._ring[self._next][: len(places) * part.nbytes].view(len(places), part.nbytes)
+        size = max(1, RING_BYTES // width)
+        for begin in range(0, len(copy.pages), size):
+            slots, freed = copy.slots[begin : begin + size], self._freed[self._next]
+            content = self._ring[self._next][: len(slots) * width].view(len(slots), width)
             with torch.cuda.stream(self._stream):
                 if freed is not None:
                     self._stream.wait_event(freed)
-                if not ticket.pieces:
-                    ticket.began.record()
-                for first, last, slot in runs(places):
-                    at = 0
-                    for column in part.columns:
-                        width = column.stop - column.start
-                        copy_lines(content[first:last, at : at + width], host[slot : slot + last - first, column])
-                        at += width
-                if not ticket.pieces:
-                    ticket.ended.record()
-                    ticket.pieces = len(pages) * host.shape[1] / content.nbytes
+                first = not copy.pieces
+                if first:
+                    copy.began.record()
+                for start, end, slot in _runs(slots):
+                    copy_lines(content[start:end], host[slot : slot + end - start])
+                if first:
+                    copy.ended.record()
+                    copy.pieces = len(copy.pages) / len(slots) * copy.pool.page_bytes / width
             self._landing.wait_stream(self._stream)
             with torch.cuda.stream(self._landing):
-                self._pool.groups[group].write_pages(pages[begin : begin + size], content, part)
+                copy.pool.write_pages(copy.pages[begin : begin + size], content, part)
             self._freed[self._next] = self._landing.record_event()
-            self._next = (self._next + 1) % RING
+            self._next = (self._next + 1) % len(self._ring)
 
-    def _copy_out(self, command: CopyPagesOut, ticket: CopyTicket) -> None:
-        pool, steps = self._pool.groups[command.group], torch.cuda.current_stream(self._device)
-        alone = self._group.topology.tp_size == 1 or command.buffer.shape[1] == pool.page_bytes
-        pages, host = torch.from_numpy(command.pages).to(self._device).long(), torch.from_numpy(command.buffer)
-        slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
+    def _copy_out(self, copy: PageCopy, beside: bool) -> None:
+        steps, pool = torch.cuda.current_stream(self._device), copy.pool
+        alone = self._group.topology.tp_size == 1 or copy.host.shape[1] == pool.page_bytes
         size = max(1, PIECE_BYTES // max(1, pool.page_bytes))
         self._stream.wait_stream(steps)
-        for begin in range(0, len(pages), size):
-            piece, places = pages[begin : begin + size], slots[begin : begin + size]
+        for begin in range(0, len(copy.pages), size):
+            piece, slots = copy.pages[begin : begin + size], copy.slots[begin : begin + size]
             # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
             with torch.cuda.stream(self._stream if alone else steps):
                 content = pool.read_pages(piece) if alone else self._group.all_gather(pool.read_pages(piece))
@@ -162,15 +152,15 @@ class PageCopies:
                 self._stream.wait_stream(steps)
             with torch.cuda.stream(self._stream):
                 if not begin:
-                    ticket.began.record()
-                for first, last, slot in runs(places) if command.buffer.size else ():  # the first rank has a buffer
-                    host[slot : slot + last - first].copy_(content[first:last], non_blocking=True)
+                    copy.began.record()
+                for start, end, slot in _runs(slots) if copy.host.numel() else ():  # the first rank has a buffer
+                    copy.host[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
                 if not begin:
-                    ticket.ended.record()
-            if not (alone and command.beside):
+                    copy.ended.record()
+                    copy.pieces = len(copy.pages) / len(slots)
+            if not (alone and beside):
                 steps.wait_stream(self._stream)
-        pages.record_stream(self._stream)
-        ticket.event, ticket.pieces = self._stream.record_event(), len(pages) / min(size, len(pages))
+        copy.event = self._stream.record_event()
 
 
 def copy_lines(to: torch.Tensor, origin: torch.Tensor) -> None:
@@ -180,14 +170,18 @@ def copy_lines(to: torch.Tensor, origin: torch.Tensor) -> None:
         to.copy_(origin, non_blocking=True)
         return
     lines = to.data_ptr(), to.stride(0), origin.data_ptr(), origin.stride(0), origin.shape[1], len(origin)
-    if code := _memcpy_2d()(*lines, 1, torch.cuda.current_stream(to.device).cuda_stream):
+    to_device, stream = 1, ctypes.c_void_p(torch.cuda.current_stream(to.device).cuda_stream)
+    if code := _cudart().cudaMemcpy2DAsync(*map(ctypes.c_size_t, lines), to_device, stream):
         raise EngineDeadError(f"Pages cannot be copied to the GPU (CUDA error {code}).")
 
 
 @cache
-def _memcpy_2d() -> Any:
-    """torch has loaded the library already."""
-    size, pointer = ctypes.c_size_t, ctypes.c_void_p
-    function = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}").cudaMemcpy2DAsync
-    function.argtypes = pointer, size, pointer, size, size, size, ctypes.c_int, pointer
-    return function
+def _cudart() -> ctypes.CDLL:
+    return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")  # which torch has loaded
+
+
+def _runs(slots: IntArray) -> Iterator[tuple[int, int, int]]:
+    """Runs of consecutive slots: where each begins and ends in the list, and its first slot."""
+    cuts = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    for first, last in zip([0, *cuts], [*cuts, len(slots)], strict=True):
+        yield first, last, int(slots[first])

@@ -23,7 +23,7 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import AdapterRows, ForwardContext, MediaRows, everything_is_there
+from bough.attention.context import AdapterRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
 from bough.core.plan import BatchPlan, InFlight, IntArray, Limits, TokenMasks
@@ -141,7 +141,7 @@ class CudaExecutor:
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
         self._control = ModelControl(weights, pool, group, join=self._join, drop=self._drop_graphs, adapters=adapters)
-        self._copies: PageCopies | None = None  # made when pages are copied for the first time
+        self._copies = PageCopies(pool, device, group)
         # Reading weights takes long, and the scheduler answers meanwhile.
         self._commands = ThreadPoolExecutor(1, "commands", initializer=lambda: torch.cuda.set_device(device))
         self._command: Future[CommandResult] | None = None  # the last one
@@ -154,13 +154,12 @@ class CudaExecutor:
         nothing is in flight, and later steps wait for it."""
         self._finish_command()
         if isinstance(command, CopyPagesOut | CopyPagesIn):
-            self._copies = self._copies or PageCopies(self._pool, self._inputs.last_tokens.device, self._group)
             return self._copies.start(command)
         if isinstance(command, PlaceAdapter | ReadAdapter):
             queued: Future[CommandResult] = Future()
             queued.set_result(self._control.run(command))
             return Running(queued)
-        self._settle_copies()
+        self._copies.wait_for()
         torch.cuda.synchronize()
         self._command = self._commands.submit(self._control.run, command)
         return Running(self._command)
@@ -169,10 +168,6 @@ class CudaExecutor:
         if self._command is not None:
             wait([self._command])
             self._command = None
-
-    def _settle_copies(self) -> None:
-        if self._copies is not None:
-            self._copies.settle()
 
     def _drop_graphs(self) -> None:
         """They hold addresses of weights and pages. They are captured again as after a start."""
@@ -189,7 +184,7 @@ class CudaExecutor:
     def idle(self) -> bool:
         """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
         self._finish_command()
-        self._settle_copies()  # a graph must not contain the wait
+        self._copies.wait_for()  # a graph must not contain the wait
         return not self._control.asleep and (self._warm_up.advance() or self.capture_next())
 
     @torch.inference_mode()
@@ -215,10 +210,9 @@ class CudaExecutor:
         growth = self._inputs.apply(plan)
         if self._check is not None:
             self._check.rows(plan, self._inputs.mirror)
-        if self._copies is not None:
-            self._copies.bring()
-            if of_host is None or self._drafter is not None or self._pool.states is not None or not len(plan.tokens):
-                self._copies.settle()  # the others may wait layer by layer
+        self._copies.bring()
+        if of_host is None or self._drafter is not None or self._pool.states is not None or not len(plan.tokens):
+            self._copies.wait_for()  # in other steps each layer waits for its own pages
         self._states.begin(plan.setups)
         if plan.last_tokens is not None:
             rows = plan.rows[: len(plan.last_tokens)]
@@ -314,7 +308,7 @@ class CudaExecutor:
         captured = None if wide else graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
-            self._settle_copies()
+            self._copies.wait_for()
             self._mixed.send(plan, layout, size)
             if adapted:
                 self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows)
@@ -462,6 +456,5 @@ class CudaExecutor:
     ) -> torch.Tensor:
         attention = self._attention if batch.both_ways is None else self._both_ways
         attention.prepare(batch)
-        wait_for = everything_is_there if self._copies is None else self._copies.wait_for
-        parts = batch, logits_indices, tapped, adapters, media
+        parts, wait_for = (batch, logits_indices, tapped, adapters, media), self._copies.wait_for
         return self._model.forward(token_ids, ForwardContext(attention, self._pool, *parts, wait_for=wait_for))

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import torch
 
-from bough.core.errors import ResourceError, SettingsError
+from bough.core.errors import ResourceError
 from bough.core.plan import HostMemory, Limits
 from bough.core.settings import Settings
 from bough.distributed.group import ALONE, RankGroup
@@ -32,22 +32,18 @@ def host_memory(limits: Limits, settings: Settings, group: RankGroup = ALONE) ->
     sizes = [limits.copied_bytes(each) for each in range(len(limits.groups))]
     if group is not ALONE:
         sizes, shares = list(limits.page_bytes), parallel.replica_ranks
-    if not all(group.minimum(sizes)):
-        raise SettingsError(
-            "--enable-hierarchical-cache: one stage has none of the layers that share a kind of pages; use a smaller "
-            "--pp-size, or leave it out."
-        )
     device_bytes = sum(pages * size for pages, size in zip(limits.pages, sizes, strict=True))
     wanted = memory.hicache_size * 1e9 / shares / device_bytes if memory.hicache_size else memory.hicache_ratio
     sharing = max(1, parallel.ranks_per_node * shares // parallel.replica_ranks)
     most = FREE_SHARE * free_memory_bytes() / sharing / device_bytes
     ratio = min(wanted, most)
-    pages = group.minimum([int(count * ratio) for count in limits.pages])
+    # A stage of a pipeline may have none of the layers that share a kind of pages.
+    pages = group.minimum([int(count * ratio) if size else 0 for count, size in zip(limits.pages, sizes, strict=True)])
     device_bytes *= shares
     if not all(pages):
         raise ResourceError(
             f"--enable-hierarchical-cache: {ratio * device_bytes / 1e9:.2f} GB of the host's memory do not hold a page "
-            "of each kind; give it more (--hicache-size), or leave it out."
+            "of each kind on every rank; give it more (--hicache-size), use a smaller --pp-size, or leave it out."
         )
     buffers = [np.empty((count + 1, size), dtype=np.uint8) for count, size in zip(pages, sizes, strict=True)]
     on_gpu = resolve_device(settings.model).type == "cuda"

@@ -89,13 +89,11 @@ class PipelinedStep:
 
 
 class LeadingExecutor:
-    """The first rank: `send` reaches all others. `results` are those of a pipeline's last stage. Each rank has the
-    like of `host` for its own part."""
+    """The first rank: `send` reaches all others. `results` are those of a pipeline's last stage."""
 
-    def __init__(
-        self, own: Executor, send: Callable[[ToRank], None], results: Results | None = None, host: HostMemory = ()
-    ) -> None:
-        self._own, self._send, self._results, self._host = own, send, results, host
+    def __init__(self, own: Executor, send: Callable[[ToRank], None], results: Results | None = None) -> None:
+        self._own, self._send, self._results = own, send, results
+        self.host: HostMemory = ()  # for this rank's part of pages; each other has its own
         self._copied_out: Ticket | None = None  # the last
 
     def limits(self) -> Limits:
@@ -112,7 +110,7 @@ class LeadingExecutor:
 
     def control(self, command: Command) -> Ticket:
         if isinstance(command, CopyPagesOut | CopyPagesIn):
-            if any(command.buffer is each for each in self._host):
+            if any(command.buffer is each for each in self.host):
                 inward = isinstance(command, CopyPagesIn)
                 self._send(CopyPages(command.pages, command.group, slots=command.slots, inward=inward))
                 return self._own.control(command)
@@ -127,7 +125,7 @@ class LeadingExecutor:
                 if self._copied_out is not None:  # what is sent must have been written
                     self._copied_out.wait()
                 content = command.buffer if command.slots is None else command.buffer[command.slots]
-                self._send(CopyPages(command.pages, command.group, content))
+                self._send(CopyPages(command.pages, command.group, content, inward=True))
             case _:
                 self._send(RunCommand(command))
         return self._own.control(command)
@@ -169,13 +167,11 @@ def follow(executor: Executor, orders: Orders, report: Reporter | None = None, h
                     executor.supply_masks(order.step, order.masks)
                 case RunCommand():
                     in_flight.append(executor.control(order.command))
-                case CopyPages(pages=pages, group=group, slots=slots) if slots is not None:
+                case CopyPages(pages=pages, group=group, content=content, slots=slots):
                     # Never beside later plans: only the first rank's ticket tells when pages may be used again.
                     copy = CopyPagesIn if order.inward else CopyPagesOut
-                    in_flight.append(executor.control(copy(pages, host[group], group, slots)))
-                case CopyPages(pages=pages, group=group, content=content):
-                    out = CopyPagesOut(pages, NO_BUFFER, group)
-                    in_flight.append(executor.control(out if content is None else CopyPagesIn(pages, content, group)))
+                    buffer = (NO_BUFFER if slots is None else host[group]) if content is None else content
+                    in_flight.append(executor.control(copy(pages, buffer, group, slots)))
                 case UseIdleTime():
                     executor.idle()
                 case Leave():

@@ -39,9 +39,9 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
                 context, spec.addresses.results, StepResult, unpack=unpack_array, listeners=listeners, key=key
             )
             results = Results(receiver.receive, parallel.dist_timeout)
-        host = own_memory(loaded.executor.limits(), settings, group)
-        leader = LeadingExecutor(loaded.executor, sender.send, results, host)
-        loaded = replace(loaded, executor=leader, host=host)
+        leader = LeadingExecutor(loaded.executor, sender.send, results)
+        leader.host = own_memory(leader.limits(), settings, group)
+        loaded = replace(loaded, executor=leader, host=leader.host)
     if parallel.groups > 1:
         loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, Sender(context, *spec.beside).send))
     return loaded

@@ -36,7 +36,7 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
     group: int
     content: npt.NDArray[np.uint8] | None = None  # [n, Limits.copied_bytes]; None: the first asks for it
     slots: npt.NDArray[np.int32] | None = None  # [n]
-    inward: bool = False  # from the slots
+    inward: bool = False  # to the pages
 
 
 class UseIdleTime(msgspec.Struct, frozen=True, tag=True):

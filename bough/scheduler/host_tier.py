@@ -43,6 +43,32 @@ class Transfer:
     key: tuple[IntArray, str] | None = None  # tokens that are on the host then, and their namespace
 
 
+class CopyRate:
+    """How fast a tier's bytes come, as far as it is measured, and whether it pays to wait for them."""
+
+    bytes_per_s: float | None = None
+    _unpaid = 0  # copies in a row that would not have paid
+
+    def learn(self, nbytes: int, seconds: float | None) -> None:
+        if seconds:
+            seen = nbytes / seconds
+            known = self.bytes_per_s or seen
+            self.bytes_per_s = max(seen, MEMORY * known + (1.0 - MEMORY) * seen)
+
+    def seconds(self, nbytes: int) -> float:
+        return nbytes / self.bytes_per_s if self.bytes_per_s else 0.0
+
+    def pays(self, nbytes: int, tokens: int, tokens_per_s: float | None, more_s: float = 0.0) -> bool:
+        """Whether a copy, and what takes so long behind it, takes no longer than to compute so many tokens, as far as
+        both are measured."""
+        seconds = self.seconds(nbytes)
+        if not seconds or not tokens_per_s or seconds + more_s <= tokens / tokens_per_s:
+            self._unpaid = 0
+            return True
+        self._unpaid = (self._unpaid + 1) % TRY_AGAIN
+        return self._unpaid == 0
+
+
 class TieredCache(PrefixCache):
     """Owns the host's tier and the copies under way."""
 
@@ -70,9 +96,8 @@ class TieredCache(PrefixCache):
             self._policy = "write_through"
         self._noted: list[tuple[IntArray, str]] = []  # what is copied out when the plan in the making is launched
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
-        self._bytes_per_s: float | None = None  # of copies in
-        self._unpaid = 0  # copies in a row that would not have paid
-        self._load_s = 0.0
+        self.rate = CopyRate()  # of copies in
+        self.tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
         self._loaded_tokens = self._bytes_in = self._bytes_out = 0
 
     # What requests do -------------------------------------------------------------------------------------------------
@@ -91,21 +116,18 @@ class TieredCache(PrefixCache):
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
             self._noted.append((tokens[: match.length].copy(), namespace))
+        self.tokens_per_s, self.load_s = tokens_per_s, 0.0
         length = self.host.tree.match_length(tokens, namespace)
         if length <= match.length:
             return match
         found = self.host.match_and_lock(tokens, namespace)
-        if self._load(found, tokens[:length], namespace, length - match.length, tokens_per_s):
+        if self._load(found, tokens[:length], namespace, length - match.length):
             before = match.length
             self.unlock(match)
             match = self.match_and_lock(tokens, namespace)
             self._loaded_tokens += match.length - before
         self.host.unlock(found)
         return match
-
-    def take_load_s(self) -> float:
-        load_s, self._load_s = self._load_s, 0.0
-        return load_s
 
     def flush(self) -> None:
         self._noted.clear()
@@ -133,7 +155,7 @@ class TieredCache(PrefixCache):
             "load_back_tokens_total": self._loaded_tokens,
             "hicache_bytes_in_total": self._bytes_in,
             "hicache_bytes_out_total": self._bytes_out,
-            "hicache_bytes_per_s": self._bytes_per_s or 0.0,
+            "hicache_bytes_per_s": self.rate.bytes_per_s or 0.0,
             "hicache_evicted_tokens_total": self.host.evicted * size,
             **({} if self.below is None else self.below.figures),
         }
@@ -167,28 +189,20 @@ class TieredCache(PrefixCache):
 
     # Copies in --------------------------------------------------------------------------------------------------------
 
-    def _load(self, found: Match, tokens: IntArray, namespace: str, more: int, tokens_per_s: float | None) -> bool:
+    def _load(self, found: Match, tokens: IntArray, namespace: str, more: int) -> bool:
         """Copies to the device what it lacks of `found`, which holds `tokens`: `more` than it can go on behind now.
         False: there is no room, or it takes longer than to compute them."""
         offered = (found.pages, *found.group_pages)
         _, places = self.lacking(tokens, namespace, offered)
         nbytes = sum(len(at) * each for at, each in zip(places, self._page_bytes, strict=True))
-        if not self._pays(nbytes, more, tokens_per_s):
+        if not self.rate.pays(nbytes, more, self.tokens_per_s):
             return False
         copies = self.place(tokens, namespace, offered, whole=True)
         for group, slots, pages in copies:
             if self._page_bytes[group]:
                 self._start(CopyPagesIn(pages, self._buffers[group], group, slots))
-        self._load_s += nbytes / self._bytes_per_s if copies and self._bytes_per_s else 0.0
+        self.load_s = self.rate.seconds(nbytes) if copies else 0.0
         return bool(copies)
-
-    def _pays(self, nbytes: int, tokens: int, tokens_per_s: float | None) -> bool:
-        """Whether a copy takes no longer than to compute so many tokens, as far as both are measured."""
-        if not self._bytes_per_s or not tokens_per_s or nbytes / self._bytes_per_s <= tokens / tokens_per_s:
-            self._unpaid = 0
-            return True
-        self._unpaid = (self._unpaid + 1) % TRY_AGAIN
-        return self._unpaid == 0
 
     # Copies under way -------------------------------------------------------------------------------------------------
 
@@ -207,10 +221,7 @@ class TieredCache(PrefixCache):
                 self.below.offer(*transfer.key, self.host.tree.pages_of(*transfer.key), self._buffers)
             return
         self._bytes_in += transfer.nbytes
-        if seconds:
-            seen = transfer.nbytes / seconds
-            known = self._bytes_per_s or seen
-            self._bytes_per_s = max(seen, MEMORY * known + (1.0 - MEMORY) * seen)
+        self.rate.learn(transfer.nbytes, seconds)
 
     def _finish_all(self) -> None:
         while self.under_way:

@@ -91,7 +91,7 @@ class Planner:
         if limits.stages > 1:
             self._micro_batches = MicroBatches(batch.table, limits.stages, settings.pp_max_micro_batch_size)
         self._setups: list[RowSetup] = []  # of the plan in the making
-        self._load_s: list[float] = []  # that copies for its prompts take
+        self._loads = False  # prompts of it from a lower tier
         self._token_bytes = limits.copied_bytes(0) // limits.page_size if limits.page_bytes else 0
         self.ratio = self._forecast.ratio
 
@@ -106,7 +106,7 @@ class Planner:
         if not self.retraction.ensure_pages(now, drained=drained):
             return None
         edits = self._batch.take_edits()
-        self._setups, self._load_s = self._batch.take_renewed(), []
+        self._setups, self._loads = self._batch.take_renewed(), False
         chunks: list[Chunk] = []
         if not self._mixed:
             chunks = self._prefill(now, NO_ROWS)
@@ -125,7 +125,7 @@ class Planner:
         if not chunks:
             return step
         begun = ((self._table.request_in(row), int(self._table.length[row])) for row in self._table.prefilling())
-        return replace(step, plan=self.media.complete(step.plan, chunks, begun), loads=any(self._load_s))
+        return replace(step, plan=self.media.complete(step.plan, chunks, begun), loads=self._loads)
 
     def fits_late_arrivals(self, now: float) -> bool:
         """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached."""
@@ -210,8 +210,8 @@ class Planner:
                 break
             chunks.append(chunk)
             budget -= self.media.take(request, chunk.first, chunk.count)
-            self._load_s.append(self._cache.take_load_s())
-            budget -= chunk.count + int(self._load_s[-1] * (self.prefill_tokens_per_s or 0.0))
+            self._loads = self._loads or self._cache.load_s > 0.0
+            budget -= chunk.count + int(self._cache.load_s * (self.prefill_tokens_per_s or 0.0))
         self._adapters.place_ahead(self._queue, self._table.running_requests())
         return chunks
 

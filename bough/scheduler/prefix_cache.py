@@ -29,6 +29,7 @@ class PrefixCache:
     """Counts are in pages, of full attention where nothing else is said."""
 
     tiered = False
+    load_s = 0.0  # that the copies take which the last `fetch` has begun
 
     def __init__(
         self,
@@ -166,10 +167,6 @@ class PrefixCache:
         """What the match of a request that can begin becomes with what lower tiers have of its tokens, if that takes
         no longer than to compute them, at so many per second."""
         return match
-
-    def take_load_s(self) -> float:
-        """How long the copies will take that `fetch` has begun since this was last asked."""
-        return 0.0
 
     @property
     def figures(self) -> dict[str, float]:

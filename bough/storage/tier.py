@@ -19,7 +19,7 @@ from bough.core.plan import HostMemory, IntArray, Limits
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Generate
 from bough.scheduler.handover import Handover, Passing
-from bough.scheduler.host_tier import TieredCache
+from bough.scheduler.host_tier import CopyRate, TieredCache
 from bough.scheduler.request import Request
 from bough.storage.backends import open_store
 from bough.storage.store import HEADER, RUN_TOKENS, Buffer, run_keys
@@ -58,11 +58,12 @@ class StoreTier(Handover):
         super().__init__()
         self._transfers, self.close = transfers, transfers.close
         self._policy, self._backend = memory.hicache_storage_prefetch_policy, memory.hicache_storage_backend or ""
-        layout = (limits.page_size, limits.page_bytes, limits.ranks, limits.cache_dtype, limits.groups)
+        layout = ("by layer", limits.page_size, limits.page_bytes, limits.ranks, limits.cache_dtype, limits.groups)
         self._identity = ("", *identity, *map(str, layout))
         self._run_pages = RUN_TOKENS // limits.page_size
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self.run_bytes = self._run_pages * sum(self._page_bytes)
+        self._rate = CopyRate()
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
 
@@ -106,9 +107,10 @@ class StoreTier(Handover):
         keys = run_keys((*identity, request.namespace), tokens)
         on_host = host.match_length(tokens, request.namespace)
         known = max(on_host, self._cache.tree.match_length(tokens, request.namespace))
-        if known >= len(keys) * RUN_TOKENS:
+        first, more = on_host // RUN_TOKENS, len(keys) * RUN_TOKENS - known
+        nbytes, cache = (len(keys) - first) * self.run_bytes, self._cache
+        if more <= 0 or not self._rate.pays(nbytes, more, cache.tokens_per_s, cache.rate.seconds(nbytes)):
             return False
-        first = on_host // RUN_TOKENS
         fetch = self._transfers.fetch(keys[first:], self.run_bytes)
         self._wanted[request] = Wanted(fetch, identity, tokens, first)
         if self._policy != "best_effort":
@@ -133,6 +135,7 @@ class StoreTier(Handover):
     def _adopt(self, request: Request, wanted: Wanted) -> None:
         """Puts what has come into the host's tier, unless it does not fit any more what is there."""
         runs, keys, first, count = list(wanted.fetch.runs), wanted.fetch.keys, wanted.first, self._run_pages
+        self._rate.learn(len(runs) * self.run_bytes, wanted.fetch.seconds)
         self._recent.update(keys[: len(runs)])
         self._recent.difference_update(keys[len(runs) :])
         host, namespace = self._cache.host.tree, request.namespace

@@ -19,6 +19,7 @@ class Fetch:
     def __init__(self, keys: Sequence[str], run_bytes: int) -> None:
         self.keys, self._run_bytes = keys, run_bytes
         self.runs: list[Buffer] = []  # the first ones, as far as they were found
+        self.seconds = 0.0  # that reading them took
         self.stopped = False  # then no further one is begun
         self.future: Future[None] = Future()
         self._deadline = time.monotonic() + FETCH_S + FETCH_RUN_S * len(keys)
@@ -30,9 +31,10 @@ class Fetch:
 
     def read(self, store: Store) -> None:
         for key in self.keys:
-            run = np.empty(self._run_bytes, dtype=np.uint8)
+            run, began = np.empty(self._run_bytes, dtype=np.uint8), time.monotonic()
             if self.stopped or not store.get([key], [run]):
                 return
+            self.seconds += time.monotonic() - began
             self.runs.append(run)
 
 

@@ -107,6 +107,7 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", HostEvent)
     for name in ("current_stream", "graph_pool_handle", "synchronize", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "Stream", NoStream)
     monkeypatch.setattr(staging, "pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(graphs, "Captured", Rerun)
     monkeypatch.setattr(cuda_executor, "rare_pieces", lambda *args: [])
@@ -596,6 +597,7 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     """Twenty pages in pieces of three or more, which go round the ring of buffers; in parts where they are pinned."""
     monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
     monkeypatch.setattr(cuda_copies, "RING", 2)
+    monkeypatch.setattr(cuda_copies, "LEAST_RING", 2)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: parts > 1)
     monkeypatch.setattr(cuda_copies, "copy_lines", lambda to, origin: to.copy_(origin))
     pool = KVPool(config, (32,) * len(config.kv_groups), 2, dtype, CPU, Topology())
@@ -617,7 +619,7 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     before, ticket = steps.waited, copies.start(CopyPagesIn(others, buffer, group, slots))
     assert ticket.ready() and ticket.wait().seconds is not None
     assert torch.equal(of_group.read_pages(torch.from_numpy(others)), wanted)
-    copies.settle()
+    copies.wait_for()
     layers = sum(map(config.attends, range(config.num_layers)))
     assert steps.waited - before == (layers if parts > 1 and not group else 1)
 
@@ -682,7 +684,7 @@ def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
     monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
     monkeypatch.setattr(cuda_copies, "copy_lines", lambda to, origin: to.copy_(origin))
-    executor._copies, run = None, executor._attention.run
+    executor._copies, run = cuda_copies.PageCopies(executor._pool, CPU, ALONE), executor._attention.run
 
     def attend(*args: Any) -> torch.Tensor:
         happened.append("A")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bough.core.errors import ResourceError, SettingsError
+from bough.core.errors import ResourceError
 from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.plan import Limits
 from bough.core.settings import Settings
@@ -65,7 +66,7 @@ def test_each_rank_has_memory_for_its_own_part(
     settings = Settings.from_flat({"device": "cpu", "tp_size": 2, "dp_size": 2, "enable_hierarchical_cache": True})
     monkeypatch.setattr(host_memory, "free_memory_bytes", lambda: int(2.5 * DEVICE_BYTES))
     with caplog.at_level("INFO"):
-        buffers = host_memory.own_memory(LIMITS, settings, Ranks(1000, 500, 90, 1000))
+        buffers = host_memory.own_memory(LIMITS, settings, Ranks(90, 1000))
     assert [buffer.shape for buffer in buffers] == [(91, 1000), (41, 500)]
     assert "180 tokens" in caplog.text
 
@@ -73,7 +74,7 @@ def test_each_rank_has_memory_for_its_own_part(
 def test_a_size_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.from_flat({"device": "cpu", "tp_size": 2, "hicache_size": 3 * DEVICE_BYTES / 1e9})
     monkeypatch.setattr(host_memory, "free_memory_bytes", lambda: int(1e12))
-    buffers = host_memory.host_memory(LIMITS, settings, Ranks(*[10**9] * 4))
+    buffers = host_memory.host_memory(LIMITS, settings, Ranks(*[10**9] * 2))
     assert [buffer.shape for buffer in buffers] == [(301, 1000), (121, 500)]
 
 
@@ -84,8 +85,9 @@ def test_with_a_store_the_first_rank_has_all_parts() -> None:
 
 def test_a_stage_without_a_kind_of_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.from_flat({"device": "cpu", "pp_size": 2, "enable_hierarchical_cache": True})
-    with pytest.raises(SettingsError, match="smaller --pp-size"):
-        host_memory.own_memory(LIMITS, settings, Ranks(1000, 0))
+    monkeypatch.setattr(host_memory, "free_memory_bytes", lambda: int(1e12))
+    with pytest.raises(ResourceError, match="smaller --pp-size"):
+        host_memory.own_memory(replace(LIMITS, page_bytes=(1000, 0)), settings, Ranks(1000, 1000))
 
 
 def test_memory_for_less_than_a_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,8 @@ def with_ranks(
             for way in ways:
                 way.send(message)
 
-        leader = LeadingExecutor(executor, send, arrived, host)
+        leader = LeadingExecutor(executor, send, arrived)
+        leader.host = host
         try:
             return [use(leader)]
         finally:

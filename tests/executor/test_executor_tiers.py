@@ -55,7 +55,7 @@ def round_trip(executor: Executor, policy: str = "write_through") -> None:
     """The second request finds the prompt on the device, the last one on the host alone. Both compute one token more,
     which the first has not."""
     memory = MemorySettings(hicache_write_policy=policy)
-    pages, host = tuple(4 * count for count in executor.limits().pages), getattr(executor, "_host", None)
+    pages, host = tuple(4 * count for count in executor.limits().pages), getattr(executor, "host", None)
     bench = Bench(cast(Any, executor), memory=memory, **({"host": host} if host else {"host_pages": pages}))
     _, again, *_, last = answers(bench, [PROMPT, [*PROMPT, 2], [17] * 40, [18] * 40, [*PROMPT, 2]])
     assert again[0] >= 16 and again[1] == 0

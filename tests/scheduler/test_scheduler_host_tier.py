@@ -15,7 +15,7 @@ from bough.core.settings import MemorySettings
 from bough.memory.tree.events import HOST, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from bough.messages.requests import FlushCache
 from bough.scheduler.assembly import PlannedStep
-from bough.scheduler.host_tier import TRY_AGAIN, TieredCache
+from bough.scheduler.host_tier import TRY_AGAIN, CopyRate, TieredCache
 from tests.fakes.executor import FakeExecutor, FakeTicket, oracle
 from tests.fakes.scheduler_bench import Bench
 
@@ -185,7 +185,7 @@ def test_what_takes_longer_to_fetch_than_to_compute_is_computed(tokens_per_s: fl
     match = cache.match_and_lock(key, "")
     match = cache.fetch(match, key, "", tokens_per_s)
     assert match.length == fetched
-    assert cache.take_load_s() == pytest.approx(fetched * 4 / 1e6)
+    assert cache.load_s == pytest.approx(fetched * 4 / 1e6)
     assert cache.figures["hicache_bytes_per_s"] == pytest.approx(1e6)
     cache.unlock(match)
 
@@ -206,9 +206,11 @@ def test_a_step_that_loads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_now_and_then_a_slow_copy_is_made_all_the_same() -> None:
-    cache = tier(bench_of(executor=SlowCopies()))
-    cache._bytes_per_s = 1.0
-    assert [cache._pays(100, 1, 1e6) for _ in range(2 * TRY_AGAIN)].count(True) == 2
+    rate = CopyRate()
+    assert rate.pays(100, 1, 1e6), "nothing is measured"
+    rate.learn(100, 100.0)
+    assert [rate.pays(100, 1, 1e6) for _ in range(2 * TRY_AGAIN)].count(True) == 2
+    assert rate.pays(100, 100, 1.0) and not rate.pays(100, 100, 1.0, more_s=1.0)
 
 
 @dataclass

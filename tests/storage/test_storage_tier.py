@@ -210,6 +210,44 @@ def test_after_a_while_a_request_goes_on_with_what_has_come(monkeypatch: pytest.
     assert rig.bench.out.outputs[0] == oracle(PROMPT, 2) and rig.bench.out.started[0].storage is None
 
 
+@pytest.mark.parametrize(("tokens_per_s", "found"), [(0.1, 512), (1e6, 0)])
+def test_what_the_store_gives_too_slowly_is_computed(
+    tokens_per_s: float, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run takes a second; two of them are 512 tokens."""
+    kept, clock, read = Kept(), [0.0], Kept.read
+    Rig(kept).ask()
+
+    def read_slowly(self: Kept, *args: Any) -> bool:
+        clock[0] += 1.0
+        return read(self, *args)
+
+    monkeypatch.setattr(Kept, "read", read_slowly)
+    monkeypatch.setattr(transfers_module.time, "monotonic", lambda: clock[0])
+    rig = Rig(kept)
+    cache = rig.tier._cache
+    assert rig.ask() == (512, (512, "file")), "nothing is measured"
+    assert rig.tier._rate.bytes_per_s == rig.tier.run_bytes
+    for number in range(2):
+        rig.flush()
+        cache.tokens_per_s = tokens_per_s
+        before = kept.calls
+        assert rig.ask()[0] == found
+        assert (kept.calls > before) == bool(found), number
+
+
+def test_the_way_from_the_host_to_the_device_counts_as_well() -> None:
+    kept = Kept()
+    Rig(kept).ask()
+    rig = Rig(kept)
+    rig.tier._rate.bytes_per_s, rig.tier._cache.tokens_per_s = 2.0 * rig.tier.run_bytes, 512.0
+    rig.tier._cache.rate.bytes_per_s = 1.0
+    assert rig.ask() == (0, None)
+    rig.flush()
+    rig.tier._cache.tokens_per_s, rig.tier._cache.rate.bytes_per_s = 511.0, None
+    assert rig.ask() == (512, (512, "file"))
+
+
 def test_an_aborted_request_stops_its_fetch() -> None:
     kept = Kept()
     Rig(kept).ask()

@@ -1,39 +1,35 @@
 """The memory of one KV group: what its layers keep of a token or a sequence, page by page.
 
-All layers of a page move together, and so does what a draft model keeps of the same tokens. They move in parts
-where the first layers are to begin before the others are there.
+All layers of a page move together, and so does what a draft model keeps of the same tokens; or one
+part after the other, where the first layers begin before the last are there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from bough.core.errors import ResourceError
-from bough.core.plan import IntArray
 
 
 class Part(NamedTuple):
-    """What layers from the `first` on keep of a page: these tensors, and columns of its bytes."""
+    """Of a page what some layers keep, the first of them `layer`: which tensors, and which of its bytes."""
 
-    first: int
-    tensors: list[int]
-    columns: list[slice]
-    nbytes: int
+    layer: int
+    tensors: slice
+    columns: slice
 
 
 class GroupPool:
     def __init__(
-        self, tensors: Iterable[torch.Tensor], page_size: int, content: str, layers: Iterable[int] = (0,)
+        self, tensors: Sequence[torch.Tensor], page_size: int, content: str, layers: Sequence[int] = (0,)
     ) -> None:
-        """Each tensor has `page_size` lines for each page, and is of one of `layers`; `content` is what errors call
-        it."""
-        self._tensors, self._layers = tuple(tensors), tuple(layers)
+        """Each tensor has `page_size` lines for each page, and belongs to a layer; `content` is what errors call it."""
+        order = sorted(range(len(tensors)), key=layers.__getitem__)
+        self._tensors, self._layers = tuple(tensors[i] for i in order), tuple(layers[i] for i in order)
         self._page_size = page_size
         self._content = content
         self._clear_scratch()
@@ -50,15 +46,12 @@ class GroupPool:
 
     def parts(self, least: int) -> list[Part]:
         """Consecutive layers together until they keep at least so many bytes of a page."""
-        ends = [*accumulate((self._by_page(tensor).shape[1] for tensor in self._tensors), initial=0)]
-        layers, found, begun = sorted({*self._layers}), list[Part](), 0
-        for count, last in enumerate(layers, 1):
-            tensors = [index for index, layer in enumerate(self._layers) if layers[begun] <= layer <= last]
-            nbytes = sum(ends[index + 1] - ends[index] for index in tensors)
-            if nbytes >= least or count == len(layers):
-                columns = [slice(ends[at], ends[at + end - begin]) for begin, end, at in runs(np.array(tensors))]
-                found.append(Part(layers[begun], tensors, columns, nbytes))
-                begun = count
+        found, begin, begun, column = list[Part](), 0, 0, 0
+        for end, (tensor, layer) in enumerate(zip(self._tensors, self._layers, strict=True), 1):
+            column += self._by_page(tensor).shape[1]
+            if end == len(self._tensors) or (layer < self._layers[end] and column - begun >= least):
+                found.append(Part(self._layers[begin], slice(begin, end), slice(begun, column)))
+                begin, begun = end, column
         return found
 
     def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
@@ -67,8 +60,8 @@ class GroupPool:
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor, part: Part | None = None) -> None:
         """Gives the pages what `read_pages` has read, there or in a pool of the same shape; or of a part."""
-        begin, indices = 0, range(len(self._tensors)) if part is None else part.tensors
-        for tensor in (self._by_page(self._tensors[index]) for index in indices):
+        begin = 0
+        for tensor in map(self._by_page, self._tensors if part is None else self._tensors[part.tensors]):
             tensor.index_copy_(0, pages, content[:, begin : begin + tensor.shape[1]])
             begin += tensor.shape[1]
 
@@ -103,10 +96,3 @@ class GroupPool:
         """[pages + 1, bytes of a page]"""
         numbers = self._page_size * math.prod(tensor.shape[1:])
         return tensor.view(len(tensor) // self._page_size, numbers).view(torch.uint8)
-
-
-def runs(numbers: IntArray) -> Iterator[tuple[int, int, int]]:
-    """Runs of consecutive numbers: where each begins and ends in the list, and its first number."""
-    cuts = (np.flatnonzero(np.diff(numbers) != 1) + 1).tolist()
-    for first, last in zip([0, *cuts], [*cuts, len(numbers)], strict=True):
-        yield first, last, int(numbers[first])

@@ -116,10 +116,8 @@ class KVPool:
 
     def read_tokens(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of these slots [tokens]. [tokens, heads, head_dim] each"""
-        stored = ((self.keys[layer], self.key_scales[layer]), (self.values[layer], self.value_scales[layer]))
-        found = ((_take(cache, slots).to(dtype), scale) for cache, scale in stored)
-        key, value = (tokens if scale == 1.0 else tokens * scale for tokens, scale in found)
-        return key, value
+        values = read_slots(self.values[layer], slots, self.value_scales[layer], dtype)
+        return read_slots(self.keys[layer], slots, self.key_scales[layer], dtype), values
 
     def join(self, draft: KVPool) -> None:
         """Lets pages of the first group move together with those of a draft model, of the same numbers."""
@@ -156,10 +154,11 @@ def _index(config: ModelConfig, topology: Topology) -> tuple[list[int], int]:
     return choosing, 0 if index is None else index.head_dim
 
 
-def _take(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    if cache.itemsize > 1:
-        return cache.index_select(0, slots)
-    return cache.view(torch.uint8).index_select(0, slots).view(cache.dtype)  # torch cannot index float8 everywhere
+def read_slots(cache: torch.Tensor, slots: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """What these slots of a tensor stand for."""
+    numbers = cache if cache.itemsize > 1 else cache.view(torch.uint8)  # torch cannot index float8 everywhere
+    found = numbers.index_select(0, slots).view(cache.dtype).to(dtype)
+    return found if scale == 1.0 else found * scale
 
 
 def _layers(config: ModelConfig, topology: Topology) -> list[dict[int, tuple[int, int]]]:

@@ -63,19 +63,13 @@ def shared_handles(tensors: Mapping[str, torch.Tensor], gather_below: int) -> It
     try:
         for storage in (tensor.untyped_storage() for tensor in held.values()):
             if storage.data_ptr() not in storages:
-                device, *parts = storage._share_cuda_()
-                storages[storage.data_ptr()] = SharedStorage(_uuid(device), *parts)
-        places = {address: number for number, address in enumerate(storages)}
-        placed = (
-            SharedTensor(
-                name,
-                places[tensor.untyped_storage().data_ptr()],
-                tensor.storage_offset() * tensor.itemsize,
-                str(tensor.dtype).removeprefix("torch."),
-                tuple(tensor.shape),
-            )
-            for name, tensor in held.items()
-        )
+                number, *parts = storage._share_cuda_()
+                storages[storage.data_ptr()] = SharedStorage(_uuid(number), *parts)
+        places = {address: place for place, address in enumerate(storages)}
+        placed = []
+        for name, tensor in held.items():
+            at = places[tensor.untyped_storage().data_ptr()], tensor.storage_offset() * tensor.itemsize
+            placed.append(SharedTensor(name, *at, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         yield msgspec.json.encode(CudaHandles(tuple(storages.values()), tuple(placed)))
     finally:
         for shared in storages.values():

@@ -1,8 +1,9 @@
 """Tensors in a GPU's memory that another process of the same user reads where they are: CUDA's handles, as JSON.
 
-torch counts the readers of each storage that it shares: memory that its sender frees earlier is kept until each has let
-go. A handle that nobody opens would keep it for ever, so the sender gives its own count back when it is answered; until
-then it holds the tensors. The reader has copied them, and dropped its own, before it answers.
+torch expects one reader of each storage that it shares, which takes one off a count when it lets go; memory that its
+sender frees earlier is kept until the count is 0. A handle that nobody opens, or that each of several ranks opens,
+would keep it for ever, so the sender sets the count when it is answered, and holds the tensors until then. The reader
+has copied them, and dropped its own, before it answers.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import torch
 
 from bough.core.errors import RequestError
+from bough.core.files import SHARED
 
 Storage: Any = torch.UntypedStorage  # torch's types do not tell how it is shared
 BEGINNING = b'{"type":"cuda_handles"'  # no safetensors begin so: it would be the length of their header
 ALIGNMENT = 256  # bytes
+HEADER_BYTES = 64  # of a file of torch's counts
 Count = Annotated[int, msgspec.Meta(ge=0)]
 INSTEAD = "send tensors of the host's memory instead (tensor.cpu())"
 
@@ -74,7 +78,8 @@ def shared_handles(tensors: Mapping[str, torch.Tensor], gather_below: int) -> It
         yield msgspec.json.encode(CudaHandles(tuple(storages.values()), tuple(placed)))
     finally:
         for shared in storages.values():
-            Storage._release_ipc_counter(shared.counter, shared.counter_offset)
+            counts = np.memmap(SHARED / shared.counter.decode().lstrip("/"), np.int64, "r+", offset=HEADER_BYTES)
+            counts[shared.counter_offset] = 0
 
 
 def open_handles(content: bytes) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from bough.core.errors import RequestError
 from bough.core.files import SHARED
 
+Storage: Any = torch.UntypedStorage  # torch's types do not tell how it is shared
 BEGINNING = b'{"type":"cuda_handles"'  # no safetensors begin so: it would be the length of their header
 ALIGNMENT = 256  # bytes
 HEADER_BYTES = 64  # of a file of torch's counts
@@ -67,19 +68,13 @@ def shared_handles(tensors: Mapping[str, torch.Tensor], gather_below: int) -> It
     try:
         for storage in (tensor.untyped_storage() for tensor in held.values()):
             if storage.data_ptr() not in storages:
-                device, *parts = storage._share_cuda_()
-                storages[storage.data_ptr()] = SharedStorage(_uuid(device), *parts)
-        places = {address: number for number, address in enumerate(storages)}
-        placed = (
-            SharedTensor(
-                name,
-                places[tensor.untyped_storage().data_ptr()],
-                tensor.storage_offset() * tensor.itemsize,
-                str(tensor.dtype).removeprefix("torch."),
-                tuple(tensor.shape),
-            )
-            for name, tensor in held.items()
-        )
+                number, *parts = Storage._share_cuda_(storage)
+                storages[storage.data_ptr()] = SharedStorage(_uuid(number), *parts)
+        places = {address: place for place, address in enumerate(storages)}
+        placed = []
+        for name, tensor in held.items():
+            at = places[tensor.untyped_storage().data_ptr()], int(tensor.storage_offset()) * tensor.itemsize
+            placed.append(SharedTensor(name, *at, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
         yield msgspec.json.encode(CudaHandles(tuple(storages.values()), tuple(placed)))
     finally:
         for shared in storages.values():
@@ -100,7 +95,7 @@ def open_handles(content: bytes) -> dict[str, torch.Tensor]:
         if gpu not in gpus:
             raise RequestError(f"The tensors are on the GPU {gpu}, which the engine does not see; {INSTEAD}.")
         try:
-            storages.append(torch.UntypedStorage._new_shared_cuda(gpus[gpu], *parts))
+            storages.append(Storage._new_shared_cuda(gpus[gpu], *parts))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             raise RequestError(f"The memory of the sender cannot be opened ({reason}); {INSTEAD}.") from None

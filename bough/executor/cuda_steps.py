@@ -145,8 +145,8 @@ class CudaStep:
             found = zip(places, self.output_logprobs.read(), strict=True)
             outputs = {place: run for place, run in found if run is not None}
         counts = np.ones(sampled, dtype=np.int32)
-        found = StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span, vectors=vectors)
-        return self.done.tell(found)
+        result = StepResult(plan.step, tokens.reshape(-1, 1), counts, bad, outputs, inputs, span, vectors=vectors)
+        return self.done.tell(result)
 
 
 @dataclass(frozen=True, slots=True)

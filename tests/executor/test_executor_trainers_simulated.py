@@ -74,8 +74,9 @@ def reference(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def compare_states(model: Any, out: FakeOutbox, handle: int, prompt: list[int]) -> None:
-    ids = [*prompt, *out.outputs[handle][:-1]]
+def compare_states(model: Any, out: FakeOutbox, handle: int, prompt: list[int], unread: int = 1) -> None:
+    """`unread`: so many tokens at the end no step has read."""
+    ids = [*prompt, *out.outputs[handle][:-unread]]
     with torch.inference_mode():
         expected = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
     assert out.states[handle][0].first == 0
@@ -116,7 +117,8 @@ def test_hidden_states_beside_rows_without(kind: str, tmp_path: Path, replays: l
     assert [[*prompt, *bench.out.outputs[handle]] for handle, prompt in enumerate(PROMPTS)] == answers
     assert set(bench.out.states) == {1, 2, 3} - ({3} if kind == "ngram" else set())
     for handle in bench.out.states:
-        compare_states(model, bench.out, handle, [*PROMPTS, [5, 6]][handle])
+        unread = 2 if handle == 3 else 1  # its grammar forces the last token together with the one before
+        compare_states(model, bench.out, handle, [*PROMPTS, [5, 6]][handle], unread)
     before = replays[0]
     bench.ask(4, PROMPTS[0], **GREEDY)  # alone, in a row that may have had states
     bench.run()

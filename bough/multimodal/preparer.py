@@ -41,7 +41,7 @@ from bough.tokenizer.tokenizer import Tokenizer
 
 SEEING = (
     "llava", "llava_next", "llava_onevision", "gemma3", "gemma4", "idefics3", "smolvlm", "internvl", "mistral3",
-    "glm4v", "glm_ocr", "paddleocr_vl", "minicpmv4_6", "deepseek_ocr2",
+    "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "minicpmv4_6", "deepseek_ocr2",
 )  # fmt: skip
 WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",)}

@@ -230,6 +230,7 @@ SPECS = {
         place="[IMG]",
     ),
 }
+SPECS["glm4v_moe"] = msgspec.structs.replace(SPECS["glm4v"], config="Glm4vMoeConfig")
 SPECS["minicpmv4_6"] = Spec(
     "MiniCPMV4_6Config",
     "MiniCPMV4_6Processor",
@@ -365,6 +366,10 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"model_type": "qwen3_vl_text", "head_dim": 16, **MROPE},
     "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", "head_dim": 16, **MROPE, **EXPERTS},
     "glm4v": {"model_type": "glm4v_text", **HALF_MROPE},
+    "glm4v_moe": {
+        **{"model_type": "glm4v_moe_text", "n_routed_experts": 4, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 24, **HALF_MROPE},
+    },
     "glm_ocr": {"model_type": "glm_ocr_text", "head_dim": 16, **HALF_MROPE},
     "paddleocr_vl": {"model_type": "paddleocr_vl_text", "head_dim": 16, **MROPE},
     "qwen3_5": {
@@ -415,6 +420,7 @@ SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs besi
     "qwen3_5": {**QWEN_VISION, "hidden_size": 32},
     "qwen3_5_moe": {**QWEN_VISION, "hidden_size": 32},
     "glm4v": {**QWEN_VISION, "hidden_size": 32},
+    "glm4v_moe": {**QWEN_VISION, "hidden_size": 32},
     "glm_ocr": {**QWEN_VISION, "hidden_size": 32},
 }
 

@@ -174,6 +174,13 @@ CASES: dict[str, Case] = {
         {"text_config": HALF_MROPE, "vision_config": {**QWEN, **GLM, "image_size": 32}},
         *(GRIDS, "mm_token_type_ids", True, "glm4v_text"),
     ),
+    "glm4v_moe": Case(
+        {
+            "text_config": {**HALF_MROPE, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+            "vision_config": {**QWEN, **GLM, "image_size": 32},
+        },
+        *(GRIDS, "mm_token_type_ids", True, "glm4v_moe_text"),
+    ),
     "glm_ocr": Case(
         {"text_config": {**HALF_MROPE, "head_dim": 16}, "vision_config": {**QWEN, **GLM}},
         *(GRIDS, "mm_token_type_ids", True, "glm_ocr_text"),

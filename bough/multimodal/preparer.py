@@ -41,9 +41,11 @@ from bough.tokenizer.tokenizer import Tokenizer
 
 SEEING = (
     "llava", "llava_next", "llava_onevision", "gemma3", "gemma4", "idefics3", "smolvlm", "internvl", "mistral3",
-    "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "minicpmv4_6", "deepseek_ocr2",
+    "glm_ocr", "paddleocr_vl", "deepseek_ocr2",
 )  # fmt: skip
-WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+WATCHING = (
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "minicpmv4_6",
+)  # fmt: skip
 KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",)}
 KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))
 DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}

@@ -51,10 +51,11 @@ class Image:
     arrays: dict[str, torch.Tensor]
     parts: int = 1
     kind: MediaKind = "image"
+    like_image: bool = False  # a clip whose rows have the token of images
 
     @property
     def token(self) -> int:
-        return IMAGE if self.kind == "image" else VIDEO
+        return IMAGE if self.kind == "image" or self.like_image else VIDEO
 
 
 @dataclass(frozen=True)
@@ -342,13 +343,15 @@ class Model:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         for name in {name: None for image in images for name in image.arrays}:
             arrays = [image.arrays[name] for image in images if name in image.arrays]
-            if name == "pixel_values" and "target_sizes" in images[0].arrays:
+            if name.startswith("pixel_values") and "target_sizes" in images[0].arrays:
                 given[name] = torch.cat(arrays, dim=-1)
                 continue
             widest = np.max([array.shape[1:] for array in arrays], axis=0)
             given[name] = torch.cat([padded(array, widest.tolist()) for array in arrays])
         if self.case.kinds:
-            given[self.case.kinds] = (given["input_ids"] == IMAGE).int() + 2 * (given["input_ids"] == VIDEO).int()
+            films = torch.tensor([image.token for image in images if image.kind == "video"])
+            given[self.case.kinds] = (given["input_ids"] == IMAGE).int()
+            given[self.case.kinds][torch.isin(given["input_ids"], films)] = 2
         return given
 
     @torch.inference_mode()
@@ -487,6 +490,13 @@ CLIPS = {
     "qwen3_5": clip(2, 4, 4, parts=2),
     "qwen3_vl_moe": clip(2, 4, 4, parts=2),
     "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them
+    # Transformers takes no images beside a clip of theirs.
+    "glm4v": replace(clip(2, 4, 4, parts=2), like_image=True),
+    "glm4v_moe": replace(clip(2, 4, 4, parts=2), like_image=True),
+    "minicpmv4_6": Image(
+        {"pixel_values_videos": pixels(1, 3, 4, 4 * 64), "target_sizes_videos": torch.tensor([[4, 8], [4, 8]])},
+        *(2, "video"),
+    ),
     "llava_onevision": Image({"pixel_values_videos": pixels(1, 2, 3, 16, 16)}, 1, "video"),
 }
 
@@ -495,6 +505,7 @@ CLIPS = {
 @pytest.mark.parametrize("name", CLIPS)
 def test_clips_beside_images_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
     model, shown = make(name, tmp_path), [CASES[name].images[0], CLIPS[name]]
+    shown = shown[CLIPS[name].like_image :]
     ids, spans = model.prompt(text(9, 1), shown)
     tokens, media = model.media(tmp_path, ids, spans, shown)
     output, scores = model.continued(ids, shown)

@@ -26,8 +26,19 @@ from bough.tokenizer.load import load_tokenizer
 # Of what image processors return: no encoder takes them.
 UNUSED = {"rows", "cols", "grids", "num_crops", "num_patches", "num_patches_per_image", "num_soft_tokens_per_image"}
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl")  # rows have a time, a height and a width
-SAME = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "glm_ocr": "glm46v"}  # families whose processor is that of another
+GRIDS = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "glm4v",
+    "glm4v_moe",
+    "glm_ocr",
+    "paddleocr_vl",
+)  # rows have a time, a height and a width
+SAME = {
+    "qwen3_vl_moe": "qwen3_vl",
+    "glm4v_moe": "glm4v",
+    "glm_ocr": "glm46v",
+}  # families whose processor is that of another
 SLICING = ("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode")  # of MiniCPM-V
 ALIGNMENT = 64  # of an array in its file, in bytes
 

@@ -367,8 +367,11 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", "head_dim": 16, **MROPE, **EXPERTS},
     "glm4v": {"model_type": "glm4v_text", **HALF_MROPE},
     "glm4v_moe": {
-        **{"model_type": "glm4v_moe_text", "n_routed_experts": 4, "num_experts_per_tok": 2},
-        **{"moe_intermediate_size": 24, **HALF_MROPE},
+        "model_type": "glm4v_moe_text",
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        **HALF_MROPE,
     },
     "glm_ocr": {"model_type": "glm_ocr_text", "head_dim": 16, **HALF_MROPE},
     "paddleocr_vl": {"model_type": "paddleocr_vl_text", "head_dim": 16, **MROPE},

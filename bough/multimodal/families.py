@@ -40,6 +40,7 @@ SAME = {
     "glm_ocr": "glm46v",
 }  # families whose processor is that of another
 SLICING = ("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode")  # of MiniCPM-V
+MOST_HEARD_S = 30  # of one recording
 ALIGNMENT = 64  # of an array in its file, in bytes
 
 
@@ -124,7 +125,12 @@ class Family:
         patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._in_grid else {}
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
-        self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
+        self._processed = self._hearing = getattr(transformers, name if hasattr(transformers, name) else default)(
+            **usual
+        )
+        if self.type == "gemma4":
+            sound = {**(given.get("feature_extractor") or {}), **options.get("audio", {})}
+            self._hearing = transformers.Gemma4AudioFeatureExtractor(**sound)
         self._clips = given.get("video_processor") or read("video_preprocessor_config.json")
         if self.type in SAMPLING:
             self._clips.pop("num_frames", None)  # Transformers does not look at it
@@ -144,8 +150,7 @@ class Family:
             video_processor=SimpleNamespace(**patches),
             image_token=self._rows["image"],
             video_token=self._places["video"],
-            boi_token=token("boi"),
-            eoi_token=token("eoi"),
+            **{f"{name}_token": token(name) for name in ("audio", "boi", "eoi", "boa", "eoa")},
             fake_image_token="<fake_token_around_image>",
             global_image_tag="<global-img>",
             global_image_token="<global-img>",
@@ -267,12 +272,17 @@ class Family:
         return arrays, self._processor.replace_video_token(told, 0, video_token_divisor=divisor), None, 1.0
 
     def _audio(self, task: Task) -> Result:
-        prepare, most = self._processed, self._processed.n_samples
-        samples = decode_audio(task.content, self._limits, prepare.sampling_rate)
-        if not 0 < len(samples) <= most:
-            seconds = most // prepare.sampling_rate
-            raise RequestError(f"This model hears at most {seconds} s of sound at a time; cut the recording.")
-        options = {"sampling_rate": prepare.sampling_rate, "return_attention_mask": True, "padding": "max_length"}
+        prepare, rate = self._hearing, self._hearing.sampling_rate
+        seen_whole = getattr(self.config.get_text_config(), "use_bidirectional_attention", None)
+        if self.config.audio_config is None or seen_whole:  # tokens of sound would see each other both ways, too
+            raise RequestError("This checkpoint of the model hears nothing; send text or images.")
+        samples = decode_audio(task.content, self._limits, rate)
+        if not 0 < len(samples) <= MOST_HEARD_S * rate:
+            raise RequestError(f"This model hears at most {MOST_HEARD_S} s of sound at a time; cut the recording.")
+        if self.type == "gemma4":
+            arrays = dict(prepare([samples], return_tensors="np"))
+            return arrays, self._processor.replace_audio_token(arrays, 0), None, 1.0
+        options = {"sampling_rate": rate, "return_attention_mask": True, "padding": "max_length"}
         inputs = prepare(samples, return_tensors="np", **options)
         values, mask = inputs["input_features"], inputs["attention_mask"]
         count = ((int(mask.sum()) - 1) // 2 - 1) // 2 + 1

@@ -40,13 +40,13 @@ from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
 SEEING = (
-    "llava", "llava_next", "llava_onevision", "gemma3", "gemma4", "idefics3", "smolvlm", "internvl", "mistral3",
+    "llava", "llava_next", "llava_onevision", "gemma3", "idefics3", "smolvlm", "internvl", "mistral3",
     "glm_ocr", "paddleocr_vl", "deepseek_ocr2",
 )  # fmt: skip
 WATCHING = (
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "minicpmv4_6",
 )  # fmt: skip
-KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",)}
+KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",), "gemma4": ("image", "audio")}
 KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))
 DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}
 DECODERS = {"image": "PIL", "video": "av", "audio": "av"}

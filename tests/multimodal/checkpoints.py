@@ -167,8 +167,25 @@ SPECS = {
         "Gemma4Config",
         "Gemma4Processor",
         "Gemma4ImageProcessorPil",
-        {"image_token_id": "<soft>", "boi_token_id": "<boi>", "eoi_token_id": "<eoi>"},
-        {"audio_config": None},
+        {
+            "image_token_id": "<soft>",
+            "boi_token_id": "<boi>",
+            "eoi_token_id": "<eoi>",
+            "audio_token_id": "<|AUDIO|>",
+            "boa_token_id": "<|audio_bos|>",
+            "eoa_token_index": "<|audio_eos|>",
+        },
+        {
+            "audio_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "output_proj_dims": 16,
+                "subsampling_conv_channels": (128, 4),
+                "attention_chunk_size": 4,
+                "attention_context_left": 5,
+            }
+        },
         {"patch_size": 4, "pooling_kernel_size": 3, "head_dim": 8, "num_key_value_heads": 2},
         {"patch_size": 4, "max_soft_tokens": 70},
         named={

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import io
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -326,10 +327,15 @@ def test_workers_need_no_torch(tmp_path: Path) -> None:
         assert (folder / f"bare-{kind}").read_bytes() == (folder / kind).read_bytes()
 
 
-def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
-    processor = write_hearing(tmp_path)
+@pytest.mark.parametrize("family", ["qwen2_audio", "gemma4"])
+def test_sound_has_the_tokens_that_transformers_gives_it(family: str, tmp_path: Path) -> None:
+    if family == "gemma4":
+        processor = write_checkpoint(tmp_path, family)
+        processor.feature_extractor = transformers.Gemma4AudioFeatureExtractor()
+    else:
+        processor = write_hearing(tmp_path)
     worker, own = worker_of(tmp_path), load_tokenizer(tmp_path)
-    text = "<|audio_bos|><|AUDIO|><|audio_eos|> What is said?"
+    text = "<|AUDIO|> What is said?" if family == "gemma4" else "<|audio_bos|><|AUDIO|><|audio_eos|> What is said?"
     for seconds in (0.5, 3.7, 30.0):
         samples = np.random.default_rng(0).normal(0, 0.1, int(16000 * seconds)).astype(np.float32)
         file = io.BytesIO()
@@ -346,6 +352,14 @@ def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None
     np.save(file, np.zeros(16000 * 31, dtype=np.float32))
     with pytest.raises(RequestError, match="at most 30 s"):
         prepare(worker, tmp_path, [file.getvalue()], "audio")
+
+
+def test_a_checkpoint_without_ears_says_so(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "gemma4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "audio_config": None}))
+    with pytest.raises(RequestError, match="hears nothing"):
+        prepare(worker_of(tmp_path), tmp_path, [b"RIFF"], "audio")
 
 
 def test_numbers_do_not_match_is_said_with_the_counts(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def sound(frames: int, seed: int) -> Image:
     return Image({"input_features": pixels(1, 16, 40, seed=seed), "feature_attention_mask": mask[None]}, 1, "audio")
 
 
+def spectrum(frames: int, seed: int) -> Image:
+    """A recording of so many frames, padded to as many as any may have."""
+    mask = torch.arange(48) < frames
+    values = pixels(1, 48, 128, seed=seed) * mask[:, None]
+    return Image({"input_features": values, "input_features_mask": mask[None]}, 1, "audio")
+
+
 def pooled(columns: int, rows: int, seed: int) -> Image:
     """An image of so many patches, nine of which become a row, padded to as many as any may have."""
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
@@ -238,6 +245,22 @@ CASES: dict[str, Case] = {
         },
         *([pooled(6, 6, seed=1), pooled(3, 9, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
     ),
+    "gemma4-sound": Case(
+        {
+            "text_config": GEMMA4,
+            "vision_config": POOLED,
+            "audio_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "subsampling_conv_channels": [128, 4],
+                "attention_chunk_size": 4,
+                "attention_context_left": 5,
+                "output_proj_dims": 24,
+            },
+        },
+        *([spectrum(48, seed=1), spectrum(29, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
+    ),
     "idefics3": Case({"vision_config": {**CLIP, "model_type": "idefics3_vision"}}, CROPS),
     "smolvlm": Case({"vision_config": {**CLIP, "model_type": "smolvlm_vision"}}, CROPS),
     "internvl": Case(
@@ -357,6 +380,8 @@ class Model:
     @torch.inference_mode()
     def rows(self, image: Image) -> int:
         if image.kind == "audio":
+            if "input_features_mask" in image.arrays:
+                return int(self.theirs.model.get_audio_features(**image.arrays, return_dict=True).attention_mask.sum())
             lengths = image.arrays["feature_attention_mask"].sum(-1)
             return int(self.theirs.model.audio_tower._get_feat_extract_output_lengths(lengths)[1])
         found = getattr(self.theirs, f"get_{image.kind}_features")(**image.arrays, return_dict=True).pooler_output

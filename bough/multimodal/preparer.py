@@ -50,6 +50,7 @@ KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",), "gemma4": 
 KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))
 DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}
 DECODERS = {"image": "PIL", "video": "av", "audio": "av"}
+MOST_FRAMES = 1 << 20  # no clip has more
 AT_ONCE = 16  # items whose bytes are in memory
 GRACE_S = 5.0  # beyond its own time, until a worker is given up
 
@@ -135,7 +136,9 @@ class MediaPreparer:
                 else:
                     root = self._settings.allowed_local_media_path
                     content = await asyncio.to_thread(read_local, source.content, root, self._rules.most)
-                task = Task(source.kind, content, source.detail, source.num_frames, alone)
+                # What changes nothing is no part of it, so that equal content is found.
+                frames = min(source.num_frames or 0, MOST_FRAMES) or None
+                task = Task(source.kind, content, "low" if source.detail == "low" else None, frames, alone)
                 return await self._once(await asyncio.to_thread(self._digest, task), task)
         except RequestError as error:
             error.field = FIELDS[source.kind]

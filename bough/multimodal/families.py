@@ -26,21 +26,11 @@ from bough.tokenizer.load import load_tokenizer
 # Of what image processors return: no encoder takes them.
 UNUSED = {"rows", "cols", "grids", "num_crops", "num_patches", "num_patches_per_image", "num_soft_tokens_per_image"}
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
-GRIDS = (
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "glm4v",
-    "glm4v_moe",
-    "glm_ocr",
-    "paddleocr_vl",
-)  # rows have a time, a height and a width
-SAME = {
-    "qwen3_vl_moe": "qwen3_vl",
-    "glm4v_moe": "glm4v",
-    "glm_ocr": "glm46v",
-}  # families whose processor is that of another
+# Rows have a time, a height and a width.
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl")
+# Families whose processor is that of another.
+SAME = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "glm_ocr": "glm46v"}
 SLICING = ("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode")  # of MiniCPM-V
-MOST_HEARD_S = 30  # of one recording
 ALIGNMENT = 64  # of an array in its file, in bytes
 
 
@@ -125,9 +115,8 @@ class Family:
         patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._in_grid else {}
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
-        self._processed = self._hearing = getattr(transformers, name if hasattr(transformers, name) else default)(
-            **usual
-        )
+        self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
+        self._hearing = self._processed
         if self.type == "gemma4":
             sound = {**(given.get("feature_extractor") or {}), **options.get("audio", {})}
             self._hearing = transformers.Gemma4AudioFeatureExtractor(**sound)
@@ -159,7 +148,7 @@ class Family:
             slice_start_token="<slice>",
             slice_end_token="</slice>",
             slice_mode=getattr(self._processed, "slice_mode", False),
-            video_slice_mode=self._clips.get("slice_mode", True),
+            video_slice_mode=self._clips.get("slice_mode", getattr(self._processed, "slice_mode", False)),
             start_image_token="<img>",
             end_image_token="</img>",
             vision_start_token=token("vision_start", "<|vision_start|>"),
@@ -268,17 +257,18 @@ class Family:
         inputs = self._processed(frames, **self._defaults, **own)
         arrays = {f"{name}_videos": np.asarray(inputs[name]) for name in ("pixel_values", "target_sizes")}
         told = {**arrays, "num_frames_per_video": [len(frames)], "grids_videos": np.array(inputs["grids"])}
-        divisor = _divisor(self._clips.get("downsample_mode"))
+        divisor = _divisor(self._clips.get("downsample_mode", self._processed.downsample_mode))
         return arrays, self._processor.replace_video_token(told, 0, video_token_divisor=divisor), None, 1.0
 
     def _audio(self, task: Task) -> Result:
         prepare, rate = self._hearing, self._hearing.sampling_rate
+        most = getattr(prepare, "chunk_length", 30)  # seconds; Gemma's extractor would cut off what is behind them
         seen_whole = getattr(self.config.get_text_config(), "use_bidirectional_attention", None)
         if self.config.audio_config is None or seen_whole:  # tokens of sound would see each other both ways, too
             raise RequestError("This checkpoint of the model hears nothing; send text or images.")
         samples = decode_audio(task.content, self._limits, rate)
-        if not 0 < len(samples) <= MOST_HEARD_S * rate:
-            raise RequestError(f"This model hears at most {MOST_HEARD_S} s of sound at a time; cut the recording.")
+        if not 0 < len(samples) <= most * rate:
+            raise RequestError(f"This model hears at most {most} s of sound at a time; cut the recording.")
         if self.type == "gemma4":
             arrays = dict(prepare([samples], return_tensors="np"))
             return arrays, self._processor.replace_audio_token(arrays, 0), None, 1.0

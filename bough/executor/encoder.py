@@ -103,7 +103,8 @@ class Encoder:
     def _call(self, items: Sequence[Encode]) -> torch.Tensor:
         read = [read_features(item.features, item.file) for item in items]
         # MiniCPM-V's patches stand behind each other in the last dimension.
-        axes = {name: -1 if name == "pixel_values" and "target_sizes" in read[0] else 0 for name in read[0]}
+        packed = not {"target_sizes", "target_sizes_videos"}.isdisjoint(read[0])
+        axes = {name: -1 if packed and name.startswith("pixel_values") else 0 for name in read[0]}
         joined = {name: np.concatenate([each[name] for each in read], axis) for name, axis in axes.items()}
         given = {name: torch.from_numpy(values) for name, values in joined.items()}
         moved = {name: values if name in ON_HOST else self._moved(values) for name, values in given.items()}

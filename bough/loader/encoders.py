@@ -36,8 +36,8 @@ def load_encoder(
     transformers.logging.set_verbosity_error()  # it would tell that the language model is missing
     transformers.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(files.folder)
-    if hasattr(config, "vision_config"):
-        config.audio_config = None  # no model is given sound beside images
+    if hasattr(config, "vision_config") and config.model_type != "gemma4":
+        config.audio_config = None  # no other is given sound beside images
     text = config.get_text_config()
     for name, value in {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None}.items():
         if hasattr(text, name):
@@ -82,12 +82,15 @@ class PatchProduct(torch.nn.Conv3d):
         return found[:, :, None, None, None]
 
 
-def hear(model: Any, input_features: torch.Tensor, feature_attention_mask: torch.Tensor) -> Any:
-    """What Qwen2-Audio makes of recordings; Transformers has it within the pass of the whole model."""
+def hear(model: Any, input_features: torch.Tensor, **masks: torch.Tensor) -> Any:
+    """What Gemma 4 and Qwen2-Audio make of recordings; Transformers has it within the pass of the whole model."""
     from transformers.masking_utils import create_bidirectional_mask
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-    tower = model.audio_tower
+    if "input_features_mask" in masks:
+        found = model.get_audio_features(input_features, **masks, return_dict=True)
+        return BaseModelOutputWithPooling(pooler_output=found.pooler_output[found.attention_mask])
+    tower, feature_attention_mask = model.audio_tower, masks["feature_attention_mask"]
     heard, kept = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
     places = torch.arange(input_features.shape[-1] // 2, device=heard.device)
     empty = input_features.new_empty(len(heard), len(places), 1)

@@ -62,6 +62,10 @@ class Glm4Moe(ModelFamily):
         return {piece.module: piece for piece in apart}
 
 
+class Glm4vMoe(Sectioned, Glm4Moe):
+    """GLM-4.5V: rotates by time, height and width."""
+
+
 def corrected_experts(config: Fields) -> MoEConfig:
     """Experts that are chosen by sigmoid scores and a correction of these, and weighed without it."""
     inner = config.integer("moe_intermediate_size")

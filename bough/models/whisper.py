@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class Whisper(ModelFamily):
         alignment, width = _alignment(config), config.integer("median_filter_width", 7)
         return {
             **layer_norms(config),
-            "rope": NO_ROPE,
+            "rope": replace(NO_ROPE, apart=False),  # no angles at all: on a CPU nothing is to be rotated by zero
             "learned_positions": True,
             "context_length": config.integer("max_position_embeddings"),
             "mlp": "plain",

@@ -113,9 +113,12 @@ def decode_audio(content: bytes, limits: Limits, rate: int) -> Array:
         with _open(content) as container:
             resampler = av.AudioResampler(format="fltp", rate=rate)
             pieces: list[Array] = []
+            length = 0
             for frame in chain(container.decode(container.streams.audio[0]), [None]):
-                pieces += [piece.to_ndarray().mean(axis=0) for piece in resampler.resample(frame)]
-                limits.check_seconds(sum(map(len, pieces)) / rate)
+                more = [piece.to_ndarray().mean(axis=0) for piece in resampler.resample(frame)]
+                pieces += more
+                length += sum(map(len, more))
+                limits.check_seconds(length / rate)
         return np.concatenate(pieces)
 
 

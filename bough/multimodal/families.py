@@ -26,8 +26,11 @@ from bough.tokenizer.load import load_tokenizer
 # Of what image processors return: no encoder takes them.
 UNUSED = {"rows", "cols", "grids", "num_crops", "num_patches", "num_patches_per_image", "num_soft_tokens_per_image"}
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm_ocr", "paddleocr_vl")  # rows have a time, a height and a width
-SAME = {"qwen3_vl_moe": "qwen3_vl", "glm_ocr": "glm46v"}  # families whose processor is that of another
+# Rows have a time, a height and a width.
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl")
+# Families whose processor is that of another.
+SAME = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "glm_ocr": "glm46v"}
+SLICING = ("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode")  # of MiniCPM-V
 ALIGNMENT = 64  # of an array in its file, in bytes
 
 
@@ -95,8 +98,8 @@ class Family:
         self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         self.type: str = config.model_type
         alike = SAME.get(self.type, self.type)
-        # Timestamps stand between the frames of its clips.
-        self._timed = self.type.startswith(("qwen3_vl", "qwen3_5"))
+        self._timed, glm = self.type.startswith(("qwen3_vl", "qwen3_5")), self.type.startswith("glm4v")
+        self._apart = self._timed or glm  # timestamps stand between the frames of its clips
         self._in_grid = self._timed or self.type in GRIDS
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
         vision = getattr(vision, "sam_config", vision)
@@ -113,11 +116,19 @@ class Family:
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
         self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
+        self._hearing = self._processed
+        if self.type == "gemma4":
+            sound = {**(given.get("feature_extractor") or {}), **options.get("audio", {})}
+            self._hearing = transformers.Gemma4AudioFeatureExtractor(**sound)
         self._clips = given.get("video_processor") or read("video_preprocessor_config.json")
+        if self.type in SAMPLING:
+            self._clips.pop("num_frames", None)  # Transformers does not look at it
         self._clips |= options.get("video", {})
         # The text that stands for a row of the encoder, and the one that stands for an item in a prompt.
         self._rows = {kind: token(kind) for kind in ("image", "video", "audio")}
         self._places = {**self._rows, **({"image": token("boi")} if self.type == "gemma3" else {})}
+        if glm:  # rows of clips are those of images
+            self._rows["video"] = self._rows["image"]
         counts = _counts(config, vision)
         counts |= {key: value for key, value in given.items() if key in counts and value is not None}
         seats = self._rows["image"] * counts["image_seq_length"]
@@ -127,9 +138,8 @@ class Family:
             image_processor=self._processed,
             video_processor=SimpleNamespace(**patches),
             image_token=self._rows["image"],
-            video_token=self._rows["video"],
-            boi_token=token("boi"),
-            eoi_token=token("eoi"),
+            video_token=self._places["video"],
+            **{f"{name}_token": token(name) for name in ("audio", "boi", "eoi", "boa", "eoa")},
             fake_image_token="<fake_token_around_image>",
             global_image_tag="<global-img>",
             global_image_token="<global-img>",
@@ -138,6 +148,7 @@ class Family:
             slice_start_token="<slice>",
             slice_end_token="</slice>",
             slice_mode=getattr(self._processed, "slice_mode", False),
+            video_slice_mode=self._clips.get("slice_mode", getattr(self._processed, "slice_mode", False)),
             start_image_token="<img>",
             end_image_token="</img>",
             vision_start_token=token("vision_start", "<|vision_start|>"),
@@ -171,7 +182,7 @@ class Family:
             height, width = (int(n) // self._defaults["patch_size"] for n in inputs["image_sizes"][0])
             text = ROW_END.join([self._rows["image"] * width] * height) + END
         else:
-            divisor = 4 if getattr(self._processed, "downsample_mode", None) == "4x" else 16  # of MiniCPM-V
+            divisor = _divisor(getattr(self._processed, "downsample_mode", None))
             text = self._processor.replace_image_token(inputs, 0, image_token_divisor=divisor)
         arrays = {name: np.asarray(value) for name, value in inputs.items() if name not in UNUSED}
         if several:
@@ -180,8 +191,10 @@ class Family:
 
     def choose_frames(self, total: int, fps: float, asked: int | None) -> list[int]:
         """Which of so many frames are looked at, as Transformers samples them."""
-        video, step = self._clips, 1 if self._timed else 2
+        video, step = self._clips, 1 if self._timed or self.type == "minicpmv4_6" else 2
         count = asked or video.get("num_frames")
+        if count is None and self.type in SAMPLING:
+            return SAMPLING[self.type](total, fps, video)
         if count is None:
             most = min(video.get("max_frames", 768), total) // step * step
             count = min(max(total / fps * (video.get("fps") or 2), video.get("min_frames", 4)), most)
@@ -195,10 +208,11 @@ class Family:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         factor, step = self._processed.patch_size * self._processed.merge_size, self._processed.temporal_patch_size
-        size = {"shortest_edge": 128 * factor**2, "longest_edge": 768 * factor**2, **(self._clips.get("size") or {})}
+        usual = (112**2, 28**2 * 60000) if self._apart and not self._timed else (128 * factor**2, 768 * factor**2)
+        size = {"shortest_edge": usual[0], "longest_edge": usual[1], **(self._clips.get("size") or {})}
         low, high = (self._clips.get(name) for name in ("min_pixels", "max_pixels"))
         low, high = low or size["shortest_edge"], high or size["longest_edge"]
-        if not self._timed:
+        if not self._apart:
             fitted = smart_resize(height, width, factor, low, high)
             return int(fitted[0]), int(fitted[1])
         # The limits hold for all frames together. What Transformers has for this needs torch.
@@ -219,6 +233,8 @@ class Family:
         from transformers.video_utils import VideoMetadata
 
         choose = partial(self.choose_frames, asked=task.num_frames)
+        if self.type == "minicpmv4_6":
+            return self._frames(decode_video(task.content, self._limits, choose, lambda count, *size: size).frames)
         clip = decode_video(task.content, self._limits, choose, self.fit_frame)
         step, size = self._processed.temporal_patch_size, self._processed.patch_size**2
         frames = clip.frames + clip.frames[-1:] * (-len(clip.frames) % step)
@@ -232,16 +248,31 @@ class Family:
         interval = 1.0
         if self.type == "qwen2_5_vl":
             interval = self.config.vision_config.tokens_per_second * step / metadata.sampled_fps
-        seen = [1, height, width] if self._timed else grid[0]
+        seen = [1, height, width] if self._apart else grid[0]
         return {"pixel_values_videos": values, "video_grid_thw": grid}, text, self._merged(seen), interval
 
+    def _frames(self, frames: list[Array]) -> Result:
+        """A clip of MiniCPM-V: each frame is cut as an image is, by the clips' own settings."""
+        own = {name: self._clips[name] for name in SLICING if name in self._clips}
+        inputs = self._processed(frames, **self._defaults, **own)
+        arrays = {f"{name}_videos": np.asarray(inputs[name]) for name in ("pixel_values", "target_sizes")}
+        told = {**arrays, "num_frames_per_video": [len(frames)], "grids_videos": np.array(inputs["grids"])}
+        divisor = _divisor(self._clips.get("downsample_mode", self._processed.downsample_mode))
+        return arrays, self._processor.replace_video_token(told, 0, video_token_divisor=divisor), None, 1.0
+
     def _audio(self, task: Task) -> Result:
-        prepare, most = self._processed, self._processed.n_samples
-        samples = decode_audio(task.content, self._limits, prepare.sampling_rate)
-        if not 0 < len(samples) <= most:
-            seconds = most // prepare.sampling_rate
-            raise RequestError(f"This model hears at most {seconds} s of sound at a time; cut the recording.")
-        options = {"sampling_rate": prepare.sampling_rate, "return_attention_mask": True, "padding": "max_length"}
+        prepare, rate = self._hearing, self._hearing.sampling_rate
+        most = getattr(prepare, "chunk_length", 30)  # seconds; Gemma's extractor would cut off what is behind them
+        seen_whole = getattr(self.config.get_text_config(), "use_bidirectional_attention", None)
+        if self.config.audio_config is None or seen_whole:  # tokens of sound would see each other both ways, too
+            raise RequestError("This checkpoint of the model hears nothing; send text or images.")
+        samples = decode_audio(task.content, self._limits, rate)
+        if not 0 < len(samples) <= most * rate:
+            raise RequestError(f"This model hears at most {most} s of sound at a time; cut the recording.")
+        if self.type == "gemma4":
+            arrays = dict(prepare([samples], return_tensors="np"))
+            return arrays, self._processor.replace_audio_token(arrays, 0), None, 1.0
+        options = {"sampling_rate": rate, "return_attention_mask": True, "padding": "max_length"}
         inputs = prepare(samples, return_tensors="np", **options)
         values, mask = inputs["input_features"], inputs["attention_mask"]
         count = ((int(mask.sum()) - 1) // 2 - 1) // 2 + 1
@@ -250,6 +281,33 @@ class Family:
     def _merged(self, grid: Any) -> tuple[int, int, int]:
         time, height, width = (int(n) for n in grid)
         return time, height // self._processed.merge_size, width // self._processed.merge_size
+
+
+def _divisor(mode: str | None) -> int:
+    """How many patches MiniCPM-V joins to a row."""
+    return 4 if mode == "4x" else 16
+
+
+def _glm_frames(total: int, fps: float, video: dict[str, Any]) -> list[int]:
+    """Two a second, over the whole clip; the last stands for a second one of its pair."""
+    rate, seconds, most = video.get("fps") or 2, total / fps, video.get("max_duration", 300)
+    places: Any = np.arange(max(int(seconds * rate), 1)) * fps / rate
+    if seconds > most:
+        places = np.linspace(0, seconds, int(most * rate)) * fps if int(most * rate) < total else range(total)
+    chosen = [*dict.fromkeys(min(total - 1, math.ceil(place)) for place in places)]
+    return chosen + chosen[-1:] * (len(chosen) % 2)
+
+
+def _minicpm_frames(total: int, fps: float, video: dict[str, Any]) -> list[int]:
+    """One a second; of long clips so many of ten a second."""
+    seconds, most = total / fps, video.get("max_num_frames", 128)
+    if seconds <= most:
+        return [int(i * fps) for i in range(math.ceil(seconds))]
+    tenths = [min(int(round(i * 0.1, 1) * fps), total - 1) for i in range(int(seconds / 0.1))]
+    return [tenths[i] for i in np.linspace(0, len(tenths) - 1, most, dtype=int)]
+
+
+SAMPLING = {"glm4v": _glm_frames, "glm4v_moe": _glm_frames, "minicpmv4_6": _minicpm_frames}
 
 
 def _counts(config: Any, vision: Any) -> dict[str, Any]:

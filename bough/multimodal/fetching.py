@@ -21,7 +21,9 @@ from bough.core.errors import RequestError
 from bough.multimodal.sources import too_large
 
 MOST_REDIRECTS = 5
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+NAT64, INTERNET = map(ipaddress.ip_network, ("64:ff9b::/96", "2000::/3"))  # all of IPv6 that is given to anybody
+# Where clouds tell machines about themselves, though Python counts these as the internet's: Oracle's, and Azure's.
+METADATA = [ipaddress.ip_network(each) for each in ("192.0.0.0/24", "168.63.129.16/32")]
 TYPES = ("image/", "video/", "audio/", "application/octet-stream", "binary/octet-stream", "application/ogg")
 
 
@@ -87,7 +89,8 @@ def is_public(text: str) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return address.is_global and not address.is_multicast
+        return address in INTERNET and address.is_global
+    return address.is_global and not address.is_multicast and not any(address in each for each in METADATA)
 
 
 async def _body(response: httpx.Response, most: int) -> bytes:

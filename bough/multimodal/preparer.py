@@ -40,14 +40,17 @@ from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
 SEEING = (
-    "llava", "llava_next", "llava_onevision", "gemma3", "gemma4", "idefics3", "smolvlm", "internvl", "mistral3",
-    "glm4v", "glm_ocr", "paddleocr_vl", "minicpmv4_6", "deepseek_ocr2",
+    "llava", "llava_next", "llava_onevision", "gemma3", "idefics3", "smolvlm", "internvl", "mistral3",
+    "glm_ocr", "paddleocr_vl", "deepseek_ocr2",
 )  # fmt: skip
-WATCHING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",)}
+WATCHING = (
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "minicpmv4_6",
+)  # fmt: skip
+KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",), "gemma4": ("image", "audio")}
 KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))
 DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}
 DECODERS = {"image": "PIL", "video": "av", "audio": "av"}
+MOST_FRAMES = 1 << 20  # no clip has more
 AT_ONCE = 16  # items whose bytes are in memory
 GRACE_S = 5.0  # beyond its own time, until a worker is given up
 
@@ -133,7 +136,9 @@ class MediaPreparer:
                 else:
                     root = self._settings.allowed_local_media_path
                     content = await asyncio.to_thread(read_local, source.content, root, self._rules.most)
-                task = Task(source.kind, content, source.detail, source.num_frames, alone)
+                # What changes nothing is no part of it, so that equal content is found.
+                frames = min(source.num_frames or 0, MOST_FRAMES) or None
+                task = Task(source.kind, content, "low" if source.detail == "low" else None, frames, alone)
                 return await self._once(await asyncio.to_thread(self._digest, task), task)
         except RequestError as error:
             error.field = FIELDS[source.kind]

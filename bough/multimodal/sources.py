@@ -20,6 +20,7 @@ from bough.core.media import MediaKind, MediaSource
 FIELDS: dict[MediaKind, str] = {"image": "image_data", "video": "video_data", "audio": "audio_data"}
 PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "recordings"}
 LONGEST_PATH = 4096
+DEEPEST = 8  # lists within each other
 
 
 def read_columns(given: Mapping[MediaKind, Any], count: int, many: bool) -> list[tuple[MediaSource, ...]]:
@@ -32,14 +33,18 @@ def read_columns(given: Mapping[MediaKind, Any], count: int, many: bool) -> list
         if not shared and len(value) != count:
             raise RequestError(f"{FIELDS[kind]} has {len(value)} entries for {count} prompts.", field=FIELDS[kind])
         for number, sources in enumerate(prompts):
-            sources += [as_source(kind, each) for each in _flat(value if shared else value[number])]
+            sources += [as_source(kind, each) for each in _flat(value if shared else value[number], FIELDS[kind])]
     return [tuple(sources) for sources in prompts]
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value: Any, field: str, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, list | tuple):
+        if depth == DEEPEST:
+            raise RequestError(
+                f"{field} has lists in more than {DEEPEST} others; give one for each prompt.", field=field
+            )
         for each in value:
-            yield from _flat(each)
+            yield from _flat(each, field, depth + 1)
     elif value is not None:
         yield value
 
@@ -60,7 +65,7 @@ def as_source(kind: MediaKind, value: Any) -> MediaSource:
         file = io.BytesIO()
         np.save(file, value, allow_pickle=False)
         value = file.getvalue()
-    counted = frames is None or (isinstance(frames, int) and frames > 0)
+    counted = frames is None or (type(frames) is int and frames > 0)
     if not isinstance(value, str | bytes) or not value or not counted:
         forms = "a URL, a data URL, base64, bytes, a file, a Pillow image, an array or a tensor"
         raise RequestError(f"{FIELDS[kind]}: give {forms}; num_frames counts from 1.", field=FIELDS[kind])

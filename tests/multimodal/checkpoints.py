@@ -167,8 +167,25 @@ SPECS = {
         "Gemma4Config",
         "Gemma4Processor",
         "Gemma4ImageProcessorPil",
-        {"image_token_id": "<soft>", "boi_token_id": "<boi>", "eoi_token_id": "<eoi>"},
-        {"audio_config": None},
+        {
+            "image_token_id": "<soft>",
+            "boi_token_id": "<boi>",
+            "eoi_token_id": "<eoi>",
+            "audio_token_id": "<|AUDIO|>",
+            "boa_token_id": "<|audio_bos|>",
+            "eoa_token_index": "<|audio_eos|>",
+        },
+        {
+            "audio_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "output_proj_dims": 16,
+                "subsampling_conv_channels": (128, 4),
+                "attention_chunk_size": 4,
+                "attention_context_left": 5,
+            }
+        },
         {"patch_size": 4, "pooling_kernel_size": 3, "head_dim": 8, "num_key_value_heads": 2},
         {"patch_size": 4, "max_soft_tokens": 70},
         named={
@@ -230,6 +247,7 @@ SPECS = {
         place="[IMG]",
     ),
 }
+SPECS["glm4v_moe"] = msgspec.structs.replace(SPECS["glm4v"], config="Glm4vMoeConfig")
 SPECS["minicpmv4_6"] = Spec(
     "MiniCPMV4_6Config",
     "MiniCPMV4_6Processor",
@@ -365,6 +383,13 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"model_type": "qwen3_vl_text", "head_dim": 16, **MROPE},
     "qwen3_vl_moe": {"model_type": "qwen3_vl_moe_text", "head_dim": 16, **MROPE, **EXPERTS},
     "glm4v": {"model_type": "glm4v_text", **HALF_MROPE},
+    "glm4v_moe": {
+        "model_type": "glm4v_moe_text",
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        **HALF_MROPE,
+    },
     "glm_ocr": {"model_type": "glm_ocr_text", "head_dim": 16, **HALF_MROPE},
     "paddleocr_vl": {"model_type": "paddleocr_vl_text", "head_dim": 16, **MROPE},
     "qwen3_5": {
@@ -415,6 +440,7 @@ SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs besi
     "qwen3_5": {**QWEN_VISION, "hidden_size": 32},
     "qwen3_5_moe": {**QWEN_VISION, "hidden_size": 32},
     "glm4v": {**QWEN_VISION, "hidden_size": 32},
+    "glm4v_moe": {**QWEN_VISION, "hidden_size": 32},
     "glm_ocr": {**QWEN_VISION, "hidden_size": 32},
 }
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -114,9 +116,11 @@ def clip_of(frames: int, width: int, height: int, *, still: bool = False) -> byt
 
 
 QWENS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+GLMS = ("glm4v", "glm4v_moe")
+WATCHING = (*QWENS, *GLMS, "minicpmv4_6")
 
 
-@pytest.mark.parametrize("family", QWENS)
+@pytest.mark.parametrize("family", [*QWENS, *GLMS])
 def test_positions_are_those_of_get_rope_index(family: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
     worker, tokenizer = worker_of(tmp_path, video={"max_pixels": 32 * 32 * 20}), load_tokenizer(tmp_path)
@@ -125,14 +129,15 @@ def test_positions_are_those_of_get_rope_index(family: str, tmp_path: Path) -> N
     folder.mkdir()
     clips = prepare(worker, folder, [clip_of(60, 64, 90)], "video")
     place = SPECS[family].place
-    film = place.replace("image_pad", "video_pad")
+    film = place.replace("image_pad", "video_pad").replace("<image>", "<video>")
     text = f"Compare {place}{film} and\n{place}."
     items = [images[0], clips[0], images[1]]
     ids, media = expand(np.array(tokenizer.encode(text), dtype=np.int32), [*images, *clips], tokenizer)
     plain = restored(ids, media, items)
     kinds = np.zeros(len(plain), dtype=np.int64)
-    kinds[np.array(plain) == images[0].row] = 1
-    kinds[np.array(plain) == clips[0].row] = 2
+    for item in media.items:
+        for start, count in item.spans:
+            kinds[start : start + count] = 2 if item.kind == "video" else 1
     config = worker.config
     name = type(config).__name__.removesuffix("Config") + "Model"
     cls = getattr(transformers, name)
@@ -161,14 +166,14 @@ def patchified(frames: Any, step: int, patch: int, merge: int) -> Any:
     return frames.reshape(parts).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, channels * step * patch * patch)
 
 
-@pytest.mark.parametrize("family", QWENS)
+@pytest.mark.parametrize("family", [*QWENS, *GLMS])
 def test_each_frame_has_its_own_part_of_a_patch(family: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
     side = 64 if family.startswith("qwen3") else 56
     options = {
         "num_frames": 4,
         "min_pixels": side * side,
-        "max_pixels": side * side * (4 if family.startswith("qwen3") else 1),
+        "max_pixels": side * side * (4 if family.startswith(("qwen3", "glm")) else 1),
     }
     worker = worker_of(tmp_path, video=options)
     content = clip_of(4, side, side)
@@ -205,6 +210,55 @@ def test_qwen3_writes_the_time_of_each_pair_of_frames(tmp_path: Path) -> None:
     assert times == [f"{(a + b) / 48:.1f}" for a, b in zip(indices[::2], indices[1::2], strict=True)]
 
 
+def test_glm_writes_the_second_of_each_pair_of_frames(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "glm4v")
+    worker, tokenizer = worker_of(tmp_path, video={"max_pixels": 28 * 28 * 20}), load_tokenizer(tmp_path)
+    (clip,) = prepare(worker, tmp_path, [clip_of(108, 64, 64)], "video")  # four and a half seconds
+    assert tokenizer.token_text(clip.place) == "<video>" and tokenizer.token_text(clip.row) == "<image>"
+    text = tokenizer.decode(clip.ids.tolist(), skip_special_tokens=False)
+    assert re.sub("(<image>)+", "+", text) == "".join(
+        f"<|begin_of_image|>+<|end_of_image|>{second}" for second in (0, 1, 2, 3, 4)
+    )
+
+
+def test_frames_of_minicpm_are_those_of_transformers(tmp_path: Path) -> None:
+    """Its video processor resizes with torchvision; here with Pillow, as Bough does."""
+    from transformers.models.minicpmv4_6.video_processing_minicpmv4_6 import MiniCPMV4_6VideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    processor = write_checkpoint(tmp_path, "minicpmv4_6")
+    settings = {"patch_size": 7, "scale_resolution": 56, "max_slice_nums": 2, "slice_mode": True}
+    worker, tokenizer = worker_of(tmp_path, video=settings), load_tokenizer(tmp_path)
+    theirs = MiniCPMV4_6VideoProcessor.__new__(MiniCPMV4_6VideoProcessor)
+
+    def resize(video: torch.Tensor, size: Any, resample: Any) -> torch.Tensor:
+        flat = video.flatten(0, -4).permute(0, 2, 3, 1).numpy()
+        done = [Image.fromarray(each).resize((size.width, size.height), Image.Resampling.BICUBIC) for each in flat]
+        pixels = torch.from_numpy(np.stack([np.asarray(each) for each in done])).permute(0, 3, 1, 2)
+        return pixels.unflatten(0, video.shape[:-3])
+
+    theirs.resize = resize
+    theirs.rescale_and_normalize = lambda videos, *_: (videos / 255 - 0.5) / 0.5
+    processor.video_slice_mode = True
+    for number, (width, height) in enumerate(((56, 56), (150, 40), (33, 90))):
+        content = clip_of(60, width, height)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (clip,) = prepare(worker, folder, [content], "video")
+        chosen = np.load(io.BytesIO(content))[[0, 24, 48]]  # one a second
+        metadata = VideoMetadata(60, 24.0, duration=2.5)
+        more = {"stack_frames": 1, "max_num_frames": 128, "return_tensors": None, "video_metadata": [metadata]}
+        scale = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": 0, "image_std": 0}
+        frames = torch.from_numpy(chosen).permute(0, 3, 1, 2)
+        expected = theirs._preprocess([frames], True, None, **scale, **settings, **more)
+        found = read_features(clip)
+        np.testing.assert_array_equal(found["target_sizes_videos"], expected["target_sizes_videos"].numpy())
+        np.testing.assert_allclose(found["pixel_values_videos"], expected["pixel_values_videos"].numpy(), atol=1e-5)
+        text = processor.replace_video_token(expected, 0, video_token_divisor=16)
+        assert clip.ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
+        assert clip.before == "<image_id>{}</image_id>"
+
+
 @pytest.mark.parametrize(("total", "fps"), [(1, 24.0), (3, 30.0), (50, 10.0), (97, 29.97), (3000, 25.0), (10**5, 25.0)])
 def test_frames_are_sampled_as_in_transformers(total: int, fps: float, tmp_path: Path) -> None:
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
@@ -218,17 +272,25 @@ def test_frames_are_sampled_as_in_transformers(total: int, fps: float, tmp_path:
     chosen = worker_of(tmp_path / "older").choose_frames(total, fps, None)
     assert len(chosen) == max(min(max(total / fps * 2, 4), 768, total) // 2 * 2, 1)
     assert chosen == torch.arange(0, total, total / len(chosen), dtype=torch.float64).int().tolist()
+    metadata = VideoMetadata(total, fps, duration=total / fps)
+    for family, name in (("glm4v", "Glm4v"), ("minicpmv4_6", "MiniCPMV4_6")):
+        write_checkpoint(tmp_path / family, family)
+        module = importlib.import_module(f"transformers.models.{family}.video_processing_{family}")
+        cls = getattr(module, f"{name}VideoProcessor")
+        expected = [int(index) for index in cls.__new__(cls).sample_frames(metadata)]
+        assert worker_of(tmp_path / family).choose_frames(total, fps, None) == expected
+        assert len(worker_of(tmp_path / family).choose_frames(100, fps, 8)) == 8
 
 
 def test_frames_are_fitted_as_in_transformers(tmp_path: Path) -> None:
-    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
-
-    write_checkpoint(tmp_path, "qwen3_vl")
     low, high = 32 * 32 * 40, 32 * 32 * 900
-    worker = worker_of(tmp_path, video={"min_pixels": low, "max_pixels": high})
-    for count, height, width in itertools.product((1, 2, 5, 30, 768), (16, 64, 333, 1080), (17, 320, 1920)):
-        expected = smart_resize(max(count, 2), height, width, 2, 32, low, high)
-        assert worker.fit_frame(count, height, width) == expected
+    for family, factor in (("qwen3_vl", 32), ("glm4v", 28)):
+        module = importlib.import_module(f"transformers.models.{family}.video_processing_{family}")
+        write_checkpoint(tmp_path / family, family)
+        worker = worker_of(tmp_path / family, video={"min_pixels": low, "max_pixels": high})
+        for count, height, width in itertools.product((1, 2, 5, 30, 768), (16, 64, 333, 1080), (17, 320, 1920)):
+            expected = module.smart_resize(max(count, 2), height, width, 2, factor, low, high)
+            assert worker.fit_frame(count, height, width) == expected
 
 
 WITHOUT_TORCH = """
@@ -253,7 +315,7 @@ def test_workers_need_no_torch(tmp_path: Path) -> None:
     for family in SPECS:
         folder = tmp_path / family
         write_checkpoint(folder, family)
-        kinds = {"image": as_png(picture(90, 33)), **({"video": clip_of(30, 64, 90)} if family in QWENS else {})}
+        kinds = {"image": as_png(picture(90, 33)), **({"video": clip_of(30, 64, 90)} if family in WATCHING else {})}
         given |= {(folder, kind): content for kind, content in kinds.items()}
         for kind, content in kinds.items():
             (folder / f"given-{kind}").write_bytes(content)
@@ -265,10 +327,15 @@ def test_workers_need_no_torch(tmp_path: Path) -> None:
         assert (folder / f"bare-{kind}").read_bytes() == (folder / kind).read_bytes()
 
 
-def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
-    processor = write_hearing(tmp_path)
+@pytest.mark.parametrize("family", ["qwen2_audio", "gemma4"])
+def test_sound_has_the_tokens_that_transformers_gives_it(family: str, tmp_path: Path) -> None:
+    if family == "gemma4":
+        processor = write_checkpoint(tmp_path, family)
+        processor.feature_extractor = transformers.Gemma4AudioFeatureExtractor()
+    else:
+        processor = write_hearing(tmp_path)
     worker, own = worker_of(tmp_path), load_tokenizer(tmp_path)
-    text = "<|audio_bos|><|AUDIO|><|audio_eos|> What is said?"
+    text = "<|AUDIO|> What is said?" if family == "gemma4" else "<|audio_bos|><|AUDIO|><|audio_eos|> What is said?"
     for seconds in (0.5, 3.7, 30.0):
         samples = np.random.default_rng(0).normal(0, 0.1, int(16000 * seconds)).astype(np.float32)
         file = io.BytesIO()
@@ -285,6 +352,14 @@ def test_sound_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None
     np.save(file, np.zeros(16000 * 31, dtype=np.float32))
     with pytest.raises(RequestError, match="at most 30 s"):
         prepare(worker, tmp_path, [file.getvalue()], "audio")
+
+
+def test_a_checkpoint_without_ears_says_so(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "gemma4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "audio_config": None}))
+    with pytest.raises(RequestError, match="hears nothing"):
+        prepare(worker_of(tmp_path), tmp_path, [b"RIFF"], "audio")
 
 
 def test_numbers_do_not_match_is_said_with_the_counts(tmp_path: Path) -> None:

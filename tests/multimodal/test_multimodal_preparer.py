@@ -112,6 +112,14 @@ def test_how_it_is_prepared_is_part_of_what_it_is(tmp_path: Path) -> None:
     assert len(digests) == 4  # options for video change no image
 
 
+def test_what_changes_nothing_is_no_part_of_what_it_is(preparer: MediaPreparer) -> None:
+    plain = MediaSource("image", b"x")
+    forms = [plain, MediaSource("image", b"x", "auto"), MediaSource("image", b"x", "high")]
+    assert len({prepare(preparer, each).media.items[0].digest for each in forms}) == 1
+    assert len(preparer._pool.tasks) == 1  # type: ignore[attr-defined]
+    prepare(preparer, MediaSource("image", b"y", None, 10**30))  # which no message could carry
+
+
 def test_files_live_as_long_as_somebody_holds_them(tmp_path: Path) -> None:
     for preparer in make(tmp_path, mm_preprocess_cache_size_mb=1):
         first = prepare(preparer, b"one")

@@ -66,6 +66,11 @@ def test_lists_are_those_of_one_prompt_or_of_many() -> None:
     assert contents([["a", "b"], None], 2, True) == [["a", "b"], []]
     with pytest.raises(RequestError, match="image_data has 3 entries for 2 prompts"):
         contents(["a", "b", "c"], 2, True)
+    nested: Any = "a"
+    for _ in range(900):
+        nested = [nested]
+    with pytest.raises(RequestError, match="image_data has lists in more than 8 others"):
+        contents(nested, 1, False)
 
 
 def test_objects_of_the_caller() -> None:
@@ -79,7 +84,7 @@ def test_objects_of_the_caller() -> None:
         np.testing.assert_array_equal(np.asarray(decode_image(content, LIMITS, None)), pixels)
     source = as_source("video", {"path": "film.mp4", "num_frames": 4})
     assert source == MediaSource("video", "film.mp4", None, 4)
-    for wrong in (3, {}, {"path": "x", "num_frames": 0}, ""):
+    for wrong in (3, {}, {"path": "x", "num_frames": 0}, {"path": "x", "num_frames": True}, ""):
         with pytest.raises(RequestError, match="video_data"):
             as_source("video", wrong)
 
@@ -157,6 +162,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 PRIVATE = [
     "127.0.0.1", "[::1]", "169.254.169.254", "10.1.2.3", "192.168.0.1", "0.0.0.0", "[fe80::1]", "[fd00::1]",
     "100.64.0.1", "[::ffff:127.0.0.1]", "[64:ff9b::a9fe:a9fe]", "[2002:7f00:1::]", "224.0.0.1", "2130706433", "0x7f.1",
+    "[::127.0.0.1]", "[::ffff:0:127.0.0.1]", "[64:ff9b:1::7f00:1]", "[fec0::1]", "192.0.0.192", "168.63.129.16",
+    "[::ffff:168.63.129.16]",
 ]  # fmt: skip
 
 

@@ -51,10 +51,11 @@ class Image:
     arrays: dict[str, torch.Tensor]
     parts: int = 1
     kind: MediaKind = "image"
+    like_image: bool = False  # a clip whose rows have the token of images
 
     @property
     def token(self) -> int:
-        return IMAGE if self.kind == "image" else VIDEO
+        return IMAGE if self.kind == "image" or self.like_image else VIDEO
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,13 @@ def sound(frames: int, seed: int) -> Image:
     """A recording of so many frames, padded to as many as any may have."""
     mask = (torch.arange(40) < frames).long()
     return Image({"input_features": pixels(1, 16, 40, seed=seed), "feature_attention_mask": mask[None]}, 1, "audio")
+
+
+def spectrum(frames: int, seed: int) -> Image:
+    """A recording of so many frames, padded to as many as any may have."""
+    mask = torch.arange(48) < frames
+    values = pixels(1, 48, 128, seed=seed) * mask[:, None]
+    return Image({"input_features": values, "input_features_mask": mask[None]}, 1, "audio")
 
 
 def pooled(columns: int, rows: int, seed: int) -> Image:
@@ -174,6 +182,13 @@ CASES: dict[str, Case] = {
         {"text_config": HALF_MROPE, "vision_config": {**QWEN, **GLM, "image_size": 32}},
         *(GRIDS, "mm_token_type_ids", True, "glm4v_text"),
     ),
+    "glm4v_moe": Case(
+        {
+            "text_config": {**HALF_MROPE, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+            "vision_config": {**QWEN, **GLM, "image_size": 32},
+        },
+        *(GRIDS, "mm_token_type_ids", True, "glm4v_moe_text"),
+    ),
     "glm_ocr": Case(
         {"text_config": {**HALF_MROPE, "head_dim": 16}, "vision_config": {**QWEN, **GLM}},
         *(GRIDS, "mm_token_type_ids", True, "glm_ocr_text"),
@@ -229,6 +244,22 @@ CASES: dict[str, Case] = {
             "audio_config": None,
         },
         *([pooled(6, 6, seed=1), pooled(3, 9, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
+    ),
+    "gemma4-sound": Case(
+        {
+            "text_config": GEMMA4,
+            "vision_config": POOLED,
+            "audio_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "subsampling_conv_channels": [128, 4],
+                "attention_chunk_size": 4,
+                "attention_context_left": 5,
+                "output_proj_dims": 24,
+            },
+        },
+        *([spectrum(48, seed=1), spectrum(29, seed=2)], "mm_token_type_ids", False, "gemma4_text"),
     ),
     "idefics3": Case({"vision_config": {**CLIP, "model_type": "idefics3_vision"}}, CROPS),
     "smolvlm": Case({"vision_config": {**CLIP, "model_type": "smolvlm_vision"}}, CROPS),
@@ -335,18 +366,22 @@ class Model:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         for name in {name: None for image in images for name in image.arrays}:
             arrays = [image.arrays[name] for image in images if name in image.arrays]
-            if name == "pixel_values" and "target_sizes" in images[0].arrays:
+            if name.startswith("pixel_values") and "target_sizes" in images[0].arrays:
                 given[name] = torch.cat(arrays, dim=-1)
                 continue
             widest = np.max([array.shape[1:] for array in arrays], axis=0)
             given[name] = torch.cat([padded(array, widest.tolist()) for array in arrays])
         if self.case.kinds:
-            given[self.case.kinds] = (given["input_ids"] == IMAGE).int() + 2 * (given["input_ids"] == VIDEO).int()
+            films = torch.tensor([image.token for image in images if image.kind == "video"])
+            given[self.case.kinds] = (given["input_ids"] == IMAGE).int()
+            given[self.case.kinds][torch.isin(given["input_ids"], films)] = 2
         return given
 
     @torch.inference_mode()
     def rows(self, image: Image) -> int:
         if image.kind == "audio":
+            if "input_features_mask" in image.arrays:
+                return int(self.theirs.model.get_audio_features(**image.arrays, return_dict=True).attention_mask.sum())
             lengths = image.arrays["feature_attention_mask"].sum(-1)
             return int(self.theirs.model.audio_tower._get_feat_extract_output_lengths(lengths)[1])
         found = getattr(self.theirs, f"get_{image.kind}_features")(**image.arrays, return_dict=True).pooler_output
@@ -480,6 +515,13 @@ CLIPS = {
     "qwen3_5": clip(2, 4, 4, parts=2),
     "qwen3_vl_moe": clip(2, 4, 4, parts=2),
     "qwen3_vl": clip(2, 4, 4, parts=2),  # its frames stand apart, with their times between them
+    # Transformers takes no images beside a clip of theirs.
+    "glm4v": replace(clip(2, 4, 4, parts=2), like_image=True),
+    "glm4v_moe": replace(clip(2, 4, 4, parts=2), like_image=True),
+    "minicpmv4_6": Image(
+        {"pixel_values_videos": pixels(1, 3, 4, 4 * 64), "target_sizes_videos": torch.tensor([[4, 8], [4, 8]])},
+        *(2, "video"),
+    ),
     "llava_onevision": Image({"pixel_values_videos": pixels(1, 2, 3, 16, 16)}, 1, "video"),
 }
 
@@ -488,6 +530,7 @@ CLIPS = {
 @pytest.mark.parametrize("name", CLIPS)
 def test_clips_beside_images_give_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
     model, shown = make(name, tmp_path), [CASES[name].images[0], CLIPS[name]]
+    shown = shown[CLIPS[name].like_image :]
     ids, spans = model.prompt(text(9, 1), shown)
     tokens, media = model.media(tmp_path, ids, spans, shown)
     output, scores = model.continued(ids, shown)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import transformers
 
 from bough.multimodal.expansion import expand
 from bough.multimodal.preparer import KINDS
 from bough.tokenizer.load import load_tokenizer
 from tests.multimodal.checkpoints import HEARING, LANGUAGE, SPECS, write_model
-from tests.multimodal.test_multimodal_families import QWENS, as_png, picture, prepare, worker_of
+from tests.multimodal.test_multimodal_families import WATCHING, as_png, picture, prepare, worker_of
 from tests.parity.engines import LocalEngine
 from tests.parity.test_media import CASES, CLIPS, INTERPRETED
 
@@ -29,9 +30,9 @@ def test_the_page_says_what_is_compared() -> None:
     told = {row[0].strip("`"): [cell != "–" for cell in row[1:]] for row in rows}
     watching = {name for name, kinds in KINDS.items() if "video" in kinds}
     first, second = ({*each, *HEARING} for each in (SPECS, LANGUAGE))
-    compared = (first, second, CASES, watching & CLIPS.keys() & set(QWENS), INTERPRETED)
+    compared = (first, second, CASES, watching & CLIPS.keys() & set(WATCHING), INTERPRETED)
     assert told == {name: [name in each for each in compared] for name in KINDS}
-    assert watching == set(QWENS), "each that takes clips is compared"
+    assert watching == set(WATCHING), "each that takes clips is compared"
 
 
 @pytest.mark.slow
@@ -69,15 +70,22 @@ def as_wav(samples: np.ndarray) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", HEARING)
-def test_bytes_of_recordings_give_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [*HEARING, "gemma4"])
+def test_bytes_of_recordings_give_the_tokens_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_way = {**LANGUAGE["gemma4"], "use_bidirectional_attention": None}  # as those that hear are
+    monkeypatch.setitem(LANGUAGE, "gemma4", one_way)
     processor, model = write_model(tmp_path, family)
     worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
     engine = LocalEngine(tmp_path, new=NEW, dtype="float32", max_total_tokens=4096, cpu_threads=1, device="cpu")
     rng, prompts = np.random.default_rng(0), []
+    place = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    if family == "gemma4":
+        place, processor.feature_extractor = "<|AUDIO|>", transformers.Gemma4AudioFeatureExtractor()
     for count in (1, 2):
         sounds = [rng.normal(0, 0.1, int(16000 * seconds)).astype(np.float32) for seconds in (1.3, 2.9)[:count]]
-        text = "<|audio_bos|><|AUDIO|><|audio_eos|>\n" * count + "What is said?"
+        text = f"{place}\n" * count + "What is said?"
         given = processor(text=text, audio=sounds, sampling_rate=16000, return_tensors="pt")
         with torch.inference_mode():
             theirs = model.generate(**given, max_new_tokens=NEW, do_sample=False)[0, given["input_ids"].shape[1] :]

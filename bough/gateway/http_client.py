@@ -25,8 +25,6 @@ IDLE_S = 30.0  # our servers close idle connections later than that, so a reques
 CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these send the length of an empty body too
-MAX_ORIGINS = 4096
-JSON_WANTED = ((b"Accept", b"application/json"),)
 
 
 class StaleConnectionError(ConnectionError):
@@ -208,7 +206,7 @@ def _head(origin: Origin, method: str, target: bytes, headers: Sequence[tuple[by
     return head + b"\r\n"
 
 
-_origin = functools.lru_cache(MAX_ORIGINS)(Origin.of)
+_origin = functools.lru_cache(4096)(Origin.of)
 
 
 class Upstream(HttpClient):
@@ -237,7 +235,7 @@ class Upstream(HttpClient):
                 return response.status, await response.read()
 
     async def get(self, worker: Worker, target: str, timeout_s: float) -> tuple[int, bytes]:
-        return await self.ask(worker, "GET", target, timeout_s, JSON_WANTED)
+        return await self.ask(worker, "GET", target, timeout_s, ((b"Accept", b"application/json"),))
 
 
 def out_of_descriptors(error: BaseException) -> bool:

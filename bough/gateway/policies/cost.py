@@ -19,7 +19,8 @@ from bough.gateway.policies.plain import CHARS_PER_TOKEN
 
 NEAR_TOKENS = 32  # costs that differ by less are equal: a few tokens take as long as one
 NEAR_SPEED = 0.8  # speeds are measured, so this share of the mean, or its inverse, is no difference
-STEP_TOKENS = 256  # that a step computes beside its decodes in little more time
+STEP_TOKENS = 256  # that a step computes beside its decodes in little more time, at most
+STEP_S = 0.025  # that "little more" is: slow engines compute fewer in it
 OTHERS_WEIGHT = 0.5  # what others had there a second ago is partly gone, and all who read it avoid the same workers
 ALIKE = 0.9  # of the most that a worker holds of a prompt: who has that much holds it as well
 HOME_CHARS = 256  # of the beginning of a prompt, by which processes agree on a worker
@@ -47,13 +48,14 @@ class CostPolicy(TextTreePolicy):
         loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
         speeds = [worker.speed for worker in workers if worker.speed]
         mean_speed = sum(speeds) / max(1, len(speeds))
+        step = min(STEP_TOKENS, STEP_S * mean_speed) if speeds else STEP_TOKENS
         if idle := self._idle(workers, loads, cached):
             workers, loads = idle, [worker.load + OTHERS_WEIGHT * worker.other_load for worker in idle]
-        whole, each = self._weighed(tokens), self.request_tokens
+        whole, each = self._weighed(tokens, step), self.request_tokens
         costs = [whole + worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
         for place, worker in enumerate(workers) if held else ():
             if worker.id in held:
-                costs[place] += self._weighed(tokens * (1.0 - held[worker.id])) - whole
+                costs[place] += self._weighed(tokens * (1.0 - held[worker.id]), step) - whole
         for place, worker in enumerate(workers) if speeds else ():
             speed = worker.speed / mean_speed if worker.speed else 1.0
             costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
@@ -93,8 +95,8 @@ class CostPolicy(TextTreePolicy):
             return cached
         return {**cached, ranking(request.text[:HOME_CHARS], workers)[0].id: self.home_share}
 
-    def _weighed(self, left: float) -> float:
-        return left + (self.cache_weight - 1.0) * max(0.0, left - STEP_TOKENS)
+    def _weighed(self, left: float, step: float) -> float:
+        return left + (self.cache_weight - 1.0) * max(0.0, left - step)
 
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)

@@ -115,3 +115,10 @@ def test_a_worker_in_a_quiet_moment_gets_only_what_is_hot() -> None:
         policy.routed(name, request(f"shared {LONG}"))
     assert policy.choose(fleet(9, 9, 9, 0), request(f"shared {LONG}")).worker_id == "d"  # many hold it
     assert policy.choose(fleet(9, 9, 9, 0), request(f"new {LONG}")).worker_id == "d"  # nobody holds it
+
+
+@pytest.mark.parametrize(("speed", "taken"), [(20_000.0, "b"), (400.0, "a")])
+def test_a_prompt_that_slow_workers_compute_for_long_stays_longer(speed: float, taken: str) -> None:
+    """What a GPU computes in one step takes a CPU half a second."""
+    workers = [seen("a", load=4, speed=speed), seen("b", speed=speed)]
+    assert chosen(workers, LONG[:800]) == taken

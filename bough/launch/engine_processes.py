@@ -63,7 +63,7 @@ class EngineProcesses:
         if parallel.groups > 1 and (parallel.tp_size % parallel.groups or parallel.pp_size > 1):
             raise SettingsError(
                 f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks; use a number "
-                f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size."
+                f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size: groups run each step together."
             )
         memory = settings.memory
         if memory.enable_hierarchical_cache and memory.disable_radix_cache:

@@ -67,7 +67,8 @@ def check_nodes(parallel: ParallelSettings) -> None:
     if parallel.node_rank >= nodes:
         raise SettingsError(f"--node-rank {parallel.node_rank}: with --nnodes {nodes} they are 0 to {nodes - 1}.")
     if nodes > 1 and parallel.dp_size > 1:
-        raise SettingsError("--dp-size is for one host: run a server on each, behind `bough gateway`.")
+        why = "schedulers, also those of --enable-dp-attention, are only on the first"
+        raise SettingsError(f"--dp-size is for one host, because {why}: run a server on each, behind `bough gateway`.")
     if parallel.ranks % nodes:
         raise SettingsError(f"--nnodes {nodes}: --tp-size times --pp-size ({parallel.ranks}) cannot be spread evenly.")
     if parallel.on_ray and (nodes == 1 or parallel.node_rank or parallel.dist_init_addr):

@@ -255,6 +255,10 @@ def test_an_address_of_another_machine_is_refused(files: ModelFiles, cleanup: co
     [
         ({"node_rank": 1}, "--node-rank 1: with several hosts, say how many"),
         ({"nnodes": 2, "tp_size": 2, "dp_size": 2}, "--dp-size is for one host"),
+        (
+            {"nnodes": 2, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+            "schedulers, also those of --enable-dp-attention, are only on the first: run a server on each",
+        ),
         ({"nnodes": 2, "tp_size": 3}, "\\(3\\) cannot be spread evenly"),
         ({"nnodes": 2, "tp_size": 2}, "needs --dist-init-addr HOST:PORT"),
         ({"nnodes": 2, "tp_size": 2, "dist_init_addr": "localhost"}, "needs --dist-init-addr HOST:PORT"),

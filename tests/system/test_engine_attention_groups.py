@@ -17,6 +17,7 @@ from tests.system.test_engine_ranks import GREEDY, PATIENCE_S, PROMPTS, engine_o
 from tests.system.test_engine_replicas import SMALL, own_replicas
 
 A2A = {"moe_a2a_backend": "torch"}
+MOVING = {"enable_eplb": True, "eplb_rebalance_num_iterations": 16, "ep_num_redundant_experts": 2}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def one_by_one(engine: Engine, prompt: list[int], rank: int) -> list[int]:
         pytest.param("moe", 2, {}, marks=pytest.mark.long),
         ("latent", 2, {"ep_size": 2, **A2A}),
         ("latent", 4, {"check_ranks": True}),
+        pytest.param("latent", 2, {"ep_size": 2, **MOVING}, marks=pytest.mark.long),
     ],
 )
 def test_groups_give_the_tokens_of_one_rank_whichever_has_work(

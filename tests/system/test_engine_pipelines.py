@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,15 @@ from tests.system.test_engine_ranks import (  # noqa: F401 (fixtures)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tp_size", "ep_size"),
+    ("name", "tp_size", "ep_size", "flags"),
     [
-        ("llama", 1, 1),
-        ("moe", 2, 2),
-        pytest.param("llama", 2, 1, marks=LONG),
-        pytest.param("moe", 1, 1, marks=LONG),
-        pytest.param("latent", 1, 1, marks=LONG),
-        pytest.param("latent", 2, 1, marks=LONG),
+        ("llama", 1, 1, {}),
+        ("moe", 2, 2, {}),
+        pytest.param("llama", 2, 1, {}, marks=LONG),
+        pytest.param("moe", 1, 1, {}, marks=LONG),
+        pytest.param("latent", 1, 1, {}, marks=LONG),
+        pytest.param("latent", 2, 1, {}, marks=LONG),
+        pytest.param("moe", 2, 2, {"enable_eplb": True, "eplb_rebalance_num_iterations": 16}, marks=LONG),
     ],
 )
 def test_two_stages_give_the_tokens_of_one_and_leave_with_the_engine(
@@ -43,9 +45,10 @@ def test_two_stages_give_the_tokens_of_one_and_leave_with_the_engine(
     name: str,
     tp_size: int,
     ep_size: int,
+    flags: dict[str, Any],
 ) -> None:
-    expected = of_one_rank(folder / name)
-    with engine_of(folder / name, tp_size=tp_size, pp_size=2, ep_size=ep_size, **SMALL) as engine:
+    expected, flags = of_one_rank(folder / name), {**SMALL, **flags, "check_ranks": True}
+    with engine_of(folder / name, tp_size=tp_size, pp_size=2, ep_size=ep_size, **flags) as engine:
         processes = children()
         others = [(stage, rank) for stage in range(2) for rank in range(tp_size)][1:]
         assert {f"bough::executor PP{stage} TP{rank}" for stage, rank in others} < set(processes)

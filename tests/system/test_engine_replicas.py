@@ -76,6 +76,16 @@ def test_two_replicas_give_the_tokens_of_one_engine(
     wait_gone(processes)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["moe", "latent"])
+def test_replicas_of_two_ranks_share_experts_and_latents(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, 3, **MODELS[name])
+    with engine_of(tmp_path, dp_size=2, tp_size=2, check_ranks=True, **SMALL) as engine:
+        assert mixed_load(engine) == of_one_rank(tmp_path)
+        states = engine.get_server_info()["internal_states"]
+        assert [state["dp_rank"] for state in states] == [0, 1] and sum(each["num_retractions"] for each in states) > 0
+
+
 @pytest.mark.slow
 def test_a_killed_replica_leaves_the_other_serving_and_the_last_one_ends_the_engine(
     model: Path, expected: list[list[int]]
@@ -121,7 +131,14 @@ def test_a_request_that_waits_for_its_answer_is_moved(model: Path) -> None:
             return [load["num_reqs"] for load in httpx.get(f"{server.url}/get_load").json()]
 
         until(lambda: min(loads()) > 0, "both replicas have requests")
-        titled(server.process.pid)["scheduler DP1"].send_signal(signal.SIGKILL)
+        with httpx.stream(
+            "POST", f"{server.url}/generate", json={**body, "stream": True, "routed_dp_rank": 1}, timeout=PATIENCE_S
+        ) as begun:
+            lines = begun.iter_lines()
+            assert '"output_ids"' in next(lines)
+            titled(server.process.pid)["scheduler DP1"].send_signal(signal.SIGKILL)
+            last = [line for line in lines if line][-2:]  # the reason, and the end of the stream
+        assert "The scheduler DP1 process" in last[0] and "was killed by SIGKILL" in last[0] and "error" in last[0]
         for caller in callers:
             caller.join(PATIENCE_S)
         assert [answer.status_code for answer in answers] == [200] * 12

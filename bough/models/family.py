@@ -8,14 +8,14 @@ classes state them (`registry`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
-from bough.models.names import GGUF_SANDWICH, Names, gguf_names, interleaved
+from bough.models.names import GGUF_MODULES, Names, Piece, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -39,6 +39,15 @@ class Metadata(Protocol):
 
     def need(self, key: str) -> Any: ...
 
+    def each(self, key: str) -> list[Any]:
+        """What it is in each layer."""
+        ...
+
+    @property
+    def tensors(self) -> Collection[str]:
+        """Their names."""
+        ...
+
 
 class ModelFamily:
     """One family. Stateless: one instance serves all its models."""
@@ -50,6 +59,7 @@ class ModelFamily:
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
     stated_names: ClassVar[Names] = {}  # of modules in a safetensors checkpoint, to the model's
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
+    gguf_varying: tuple[str, ...] = ()  # keys of numbers that may differ between layers, of which the first is read
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
     activation_field = "hidden_act"
@@ -89,17 +99,18 @@ class ModelFamily:
         """Fields of a config.json that a GGUF file of this family states by its own keys."""
         return {}
 
-    def gguf_names(self, config: ModelConfig) -> Names:
+    def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
         """Where the tensors stand in a GGUF file."""
-        modules = {**self.gguf_modules, **(GGUF_SANDWICH if self.block_kind == "SandwichBlock" else {})}
+        of_kinds = (GGUF_MODULES.get(kind, {}) for kind in (self.block_kind, self.recurrent_kind))
+        modules = {name: module for table in (*of_kinds, self.gguf_modules) for name, module in table.items()}
         found = gguf_names(self.names(config), modules, config)
         if not self.gguf_interleaved:
             return found
         query, key = (f"model.layers.*.self_attn.{part}_proj" for part in "qk")
         return {
             **found,
-            "blk.*.attn_q": interleaved(query, config.num_heads, config.head_dim),
-            "blk.*.attn_k": interleaved(key, config.num_kv_heads, config.head_dim),
+            "blk.*.attn_q": [interleaved(query, config.num_heads, config.head_dim)],
+            "blk.*.attn_k": [interleaved(key, config.num_kv_heads, config.head_dim)],
         }
 
     def block(self, config: ModelConfig, layer: int, placement: Placement) -> Block:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bough.core.model_config import ModelConfig, RecurrentConfig
-from bough.models.family import ModelFamily, layers_of_type, read_moe
+from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
@@ -17,7 +18,7 @@ class Lfm2(ModelFamily):
         count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")
         recurs = tuple(attends is not None and layer not in attends for layer in range(count))
         if config.values.get("layer_types") is not None:
-            recurs = layers_of_type(config, {"conv": True, "full_attention": False})
+            recurs = layers_of_type(config, {"conv": True, "linear_attention": True, "full_attention": False})
         convolution = RecurrentConfig(
             layers=recurs,
             heads=config.integer("hidden_size"),
@@ -33,6 +34,9 @@ class Lfm2(ModelFamily):
             "qkv_bias": False,
             "output_bias": False,
         }
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"block_auto_adjust_ff_dim": False}  # the file has the result
 
     def names(self, config: ModelConfig) -> Names:
         parts = [f"model.layers.*.self_attn.{part}_proj" for part in "bcx"]

@@ -7,7 +7,7 @@ transposed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ class Piece:
     plane: int | None = None  # which place of the tensor's first dimension it has; the others are what is left
     place: int | None = None  # of its rows among those of the module; None: it has all of them
     straight: tuple[int, int] | None = None  # the shape in which it is not transposed after all
+    made: Callable[[Any], Any] | None = None  # what it is made of the tensor by, which is then read whole: a small one
 
 
 # From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
@@ -43,6 +44,7 @@ class Stored:
     transposed: bool = False
     plane: int | None = None
     straight: tuple[int, int] | None = None
+    made: Callable[[Any], Any] | None = None
     parts: tuple[Stored, ...] = ()  # those in whose rows it stands, in their order; `name` then means nothing
 
 
@@ -121,9 +123,9 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
         if pattern not in names:
             pattern, _, kind = pattern.rpartition(".")
         if pattern in names:
-            for piece in _pieces(names[pattern]):
+            for piece in pieces_of(names[pattern]):
                 target = ".".join(filter(None, (_numbered(piece.module, numbers), kind)))
-                at = Stored(name, piece.rows, piece.transposed, piece.plane, piece.straight)
+                at = Stored(name, piece.rows, piece.transposed, piece.plane, piece.straight, piece.made)
                 if piece.place is None:
                     found[target] = at
                 else:
@@ -139,7 +141,7 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
     return found
 
 
-def _pieces(given: str | Piece | Sequence[Piece]) -> Sequence[Piece]:
+def pieces_of(given: str | Piece | Sequence[Piece]) -> Sequence[Piece]:
     if isinstance(given, str):
         return (Piece(given),)
     return (given,) if isinstance(given, Piece) else given
@@ -168,20 +170,35 @@ def nested(names: Names) -> Names:
 
 
 GGUF_MODULES = table_beside(__file__, "gguf_modules.toml")  # llama.cpp's names of modules, and the model's
-# Of models with norms before and after attention and MLP, and of those whose gates stand in one matrix with the ups.
-GGUF_SANDWICH = {"blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm"}
-GGUF_FUSED_MLP = {"blk.*.ffn_up": "model.layers.*.mlp.gate_proj"}
+GGUF_FUSED_MLP = {"blk.*.ffn_up": "model.layers.*.mlp.gate_proj"}  # whose gates stand in one matrix with the ups
 
 
-def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> Names:
+def _flat(tensor: Any) -> Any:
+    return tensor.flatten()
+
+
+def _channels(tensor: Any) -> Any:
+    """Of a convolution, whose bias stays as it is."""
+    return tensor[:, None] if tensor.dim() == 2 else tensor
+
+
+def _logs(rates: Any) -> Any:
+    return rates.flatten().neg().log()
+
+
+# What the converter has changed: dimensions of one place, and rates of which other checkpoints have the logarithms.
+GGUF_MADE = {"ssm_a": _logs, "ssm_d": _flat, "ssm_norm": _flat, "ssm_conv1d": _channels, "shortconv.conv": _channels}
+
+
+def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> dict[str, Sequence[Piece]]:
     """Where the tensors stand in a GGUF file: what is fused or ordered otherwise in `names` is so there, too; `modules`
     are named otherwise than usual. Nothing is transposed, and matrices of one kind of all experts are in one tensor."""
-    stored = [_pieces(given) for given in names.values()]
+    stored = [pieces_of(given) for given in names.values()]
     pieces = {each[0].module: [replace(piece, transposed=False) for piece in each] for each in stored}
-    found: dict[str, str | Piece | Sequence[Piece]] = {}
+    found: dict[str, Sequence[Piece]] = {}
     for name, module in {**GGUF_MODULES["common"], **modules}.items():
-        at = pieces.get(module, [])
-        found[name] = module if any(piece.plane is not None for piece in at) else at or module
+        at = [piece for piece in pieces.get(module, []) if piece.plane is None] or [Piece(module)]
+        found[name] = [replace(piece, made=GGUF_MADE.get(name.removeprefix("blk.*."))) for piece in at]
     if config.moe is not None:
         experts, inner = config.moe.experts, config.moe.intermediate_size
         found |= {f"blk.*.ffn_{part}_exps": planes(f"{part}_proj", experts) for part in ("gate", "up", "down")}

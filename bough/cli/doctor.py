@@ -322,8 +322,8 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
 
 
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
-    """What fits with the settings as they are. Where that is not the whole context: with the first remedy that makes it
-    fit, or else a shorter one, with the settings as they are or the first remedy that leaves room for a usual request."""
+    """What fits with the settings as they are. Where that is not the whole context: what does with the first
+    remedy that helps, or else a part of it that is enough for a usual request, with as little change as possible."""
     from bough.executor.load_model import resolve_config
     from bough.loader.source import DummySource
 

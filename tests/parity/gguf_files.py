@@ -307,6 +307,8 @@ class GgufWriter:
         config, rope = self._config, self._config.get("rope_parameters") or {}
         found = {key: config[field] for field, key in self.METADATA.items() if config.get(field) is not None}
         found["block_count"] = self._layers
+        if self._architecture.startswith("lfm2"):
+            found["attention.layer_norm_rms_epsilon"] = found.pop("attention.layer_norm_epsilon")
         if self._architecture == "olmo":
             found["attention.layer_norm_epsilon"] = 1e-5
         windows = (*self.SAYS_WINDOW, *self.SAYS_PATTERN)
@@ -333,6 +335,8 @@ class GgufWriter:
             stated["attention.head_count_kv"] = [heads if kind == "full_attention" else 0 for kind in kinds]
         if "linear_value_head_dim" in config:
             stated["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        if self._architecture.startswith("qwen35"):
+            stated["rope.dimension_sections"] = [2, 1, 1, 0]
         if self._architecture == "granitehybrid":
             stated["ssm.inner_size"] = config["mamba_expand"] * self._hidden
             stated["rope.scaling.finetuned"] = config.get("position_embedding_type") == "rope"

@@ -36,6 +36,13 @@ def load(path: Path, group: RankGroup = ALONE) -> CausalLM:
     return model
 
 
+# Whose layers are of several kinds, or choose what they see.
+NEWER = (
+    "gemma4_text", "llama4_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h",
+    "lfm2", "lfm2_moe", "kimi_linear", "deepseek_v32", "glm_moe_dsa-shared", "glm4_moe_lite", "dots1", "solar_open",
+    "exaone_moe",
+)  # fmt: skip
+READ_TOO = ("lfm2", "qwen3_5_text", "qwen3_5_moe_text")
 QUICK = ("llama", "phi3-long", "gpt_neox", "mixtral", "deepseek_v3")
 
 
@@ -50,7 +57,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "qwen3_5_moe_text", "gemma4-experts", "granitemoehybrid"])
 def test_experts_on_two_ranks_are_read_from_the_file(name: str, tmp_path: Path) -> None:
     model, tokens = make_checkpoint(name, tmp_path), prompt(30, seed=9)
     path = write(name, tmp_path)
@@ -59,7 +66,9 @@ def test_experts_on_two_ranks_are_read_from_the_file(name: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "starcoder2", "gpt2", "stablelm", "nemotron", "minimax_m2"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "qwen2", "starcoder2", "gpt2", "stablelm", "nemotron", "minimax_m2", *READ_TOO]
+)
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0])
 def test_transformers_reads_the_same_from_the_file(name: str, kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     """Its own reader, of those architectures that it has."""
@@ -107,7 +116,7 @@ def compare_with_reader(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma2", "phi3", "glm4", "gpt2", "granitemoe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gemma2", "phi3", "glm4", "gpt2", "granitemoe", "deepseek_v3", *NEWER])
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model, tokens = make_checkpoint(name, tmp_path), prompt(20, seed=3)
     path = write(name, tmp_path)

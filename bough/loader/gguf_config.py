@@ -5,7 +5,7 @@ Keys that all architectures have are read here; the family adds its own (`ModelF
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
     }
     kinds = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in file.tensors}
     config |= {field: not kinds.isdisjoint(names) for field, names in KEYS["shown"].items()}
-    config |= _shape(meta) | _layers(meta) | {"rope_scaling": _rope_scaling(meta)}
+    config |= _shape(meta) | _layers(meta, config) | {"rope_scaling": _rope_scaling(meta)}
     factors = _floats(file, ROPE_FACTORS)
     config |= {
         "architectures": list(family.architectures),
@@ -53,7 +53,7 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         "eos_token_id": _eos_ids(meta),
         "rope_factors": factors,
     }
-    config |= family.gguf_fields(meta, config)
+    config |= family.gguf_fields(meta, config) | family.gguf_stated
     # Under their own names, too: the family has defaults for those.
     config |= {theirs: config[ours] for theirs, ours in family.renamed_fields.items() if ours in config}
     return config, factors
@@ -114,7 +114,7 @@ def _shape(meta: _Metadata) -> dict[str, Any]:
     }
 
 
-def _layers(meta: _Metadata) -> dict[str, Any]:
+def _layers(meta: _Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
     """The sliding window, 0 where there is none, and which layers have it, or each how many have not; or which layers
     have a state, and so no key-value heads."""
     windows: dict[str, Any] = {"sliding_window": meta.get(".attention.sliding_window", 0) or None}
@@ -123,6 +123,10 @@ def _layers(meta: _Metadata) -> dict[str, Any]:
         windows["layer_types"] = [f"{'sliding' if slides else 'full'}_attention" for slides in pattern.values()]
     elif pattern is not None:
         windows["sliding_window_pattern"] = pattern
+    if "mamba_n_heads" in given:
+        inner = meta.get(".ssm.inner_size", 0)
+        sizes = dict.fromkeys(("linear_value_head_dim", "mamba_head_dim"), inner // given["mamba_n_heads"])
+        windows |= {"mamba_expand": inner // meta.need(".embedding_length"), **sizes}
     heads = meta.each(".attention.head_count_kv")
     if any(heads) and not all(heads):
         windows["layer_types"] = [f"{'full' if count else 'linear'}_attention" for count in heads]

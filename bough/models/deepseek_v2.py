@@ -219,6 +219,10 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 class KimiLinear(DeepseekV3):
     recurrent_kind = "KimiDelta"
+    gguf_modules: ClassVar[Mapping[str, str]] = {
+        **GGUF_MODULES["latent"],
+        "blk.*.ssm_norm": "model.layers.*.self_attn.o_norm",
+    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")
@@ -232,10 +236,6 @@ class KimiLinear(DeepseekV3):
             width = nested.integer("short_conv_kernel_size", width)
         recurrent = RecurrentConfig(_recurs(config, nested), heads, size, width, key_heads=heads, key_dim=size)
         return {**found, "latent": replace(found["latent"], interleaved=False), "rope": NO_ROPE, "recurrent": recurrent}
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        heads = given["num_attention_heads"]
-        return {**super().gguf_fields(meta, given), "linear_num_heads": heads, "norm_topk_prob": True}
 
     def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
         rates = Piece("model.layers.*.self_attn.A_log", made=lambda stored: stored.neg().log().view(1, 1, -1, 1))

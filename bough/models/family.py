@@ -8,14 +8,14 @@ classes state them (`registry`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
-from bough.models.names import GGUF_MODULES, Names, Piece, gguf_names, interleaved
+from bough.models.names import GGUF_MODULES, GGUF_SANDWICH, Names, Piece, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -35,18 +35,13 @@ LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_atten
 class Metadata(Protocol):
     """The metadata of a GGUF file; keys that begin with a dot belong to the file's architecture."""
 
+    tensors: Mapping[str, Any]  # by their names
+
     def get(self, key: str, default: Any) -> Any: ...
 
     def need(self, key: str) -> Any: ...
 
-    def each(self, key: str) -> list[Any]:
-        """What it is in each layer."""
-        ...
-
-    @property
-    def tensors(self) -> Collection[str]:
-        """Their names."""
-        ...
+    def each(self, key: str) -> list[Any]: ...  # of every layer
 
 
 class ModelFamily:
@@ -59,6 +54,9 @@ class ModelFamily:
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
     stated_names: ClassVar[Names] = {}  # of modules in a safetensors checkpoint, to the model's
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
+    gguf_stated: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # fields of a config.json that no file states, as all models have them
     gguf_varying: tuple[str, ...] = ()  # keys of numbers that may differ between layers, of which the first is read
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
@@ -101,9 +99,9 @@ class ModelFamily:
 
     def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
         """Where the tensors stand in a GGUF file."""
-        of_kinds = (GGUF_MODULES.get(kind, {}) for kind in (self.block_kind, self.recurrent_kind))
-        modules = {name: module for table in (*of_kinds, self.gguf_modules) for name, module in table.items()}
-        found = gguf_names(self.names(config), modules, config)
+        modules = {**GGUF_MODULES["common"], **(GGUF_MODULES["recurrent"] if self.recurrent_kind else {})}
+        modules |= GGUF_SANDWICH if self.block_kind == "SandwichBlock" else {}
+        found = gguf_names(self.names(config), modules | dict(self.gguf_modules), config)
         if not self.gguf_interleaved:
             return found
         query, key = (f"model.layers.*.self_attn.{part}_proj" for part in "qk")

@@ -75,9 +75,7 @@ class GraniteMoeHybrid(Granite):
         return found if position == "rope" else {**found, "rope": NO_ROPE}
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        rotates = meta.get(".rope.scaling.finetuned", True)
-        expand = meta.need(".ssm.inner_size") // given["hidden_size"]
-        return {"mamba_expand": expand, "position_embedding_type": "rope" if rotates else "nope"}
+        return {"position_embedding_type": "rope" if meta.get(".rope.scaling.finetuned", True) else "nope"}
 
     def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
         """Gates stand apart from what they gate there."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from bough.core.model_config import ModelConfig, RecurrentConfig
-from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
+from bough.models.family import ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
@@ -34,9 +33,6 @@ class Lfm2(ModelFamily):
             "qkv_bias": False,
             "output_bias": False,
         }
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"block_auto_adjust_ff_dim": False}  # the file has the result
 
     def names(self, config: ModelConfig) -> Names:
         parts = [f"model.layers.*.self_attn.{part}_proj" for part in "bcx"]

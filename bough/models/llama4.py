@@ -16,7 +16,6 @@ from bough.models.fields import Fields
 from bough.models.llama import unrotated_layers
 from bough.models.names import Names, fused_experts, nested, projections_apart
 
-GGUF_CHUNK = 8192  # in which layers attend
 GGUF_UNNORMED = 128  # experts of the one whose heads have no norms
 PARTS = ("gate_proj", "up_proj", "down_proj")
 
@@ -44,7 +43,6 @@ class Llama4(ModelFamily):
         return {
             "intermediate_size_mlp": given["intermediate_size"],
             "intermediate_size": given["moe_intermediate_size"],
-            "sliding_window": GGUF_CHUNK,
             "use_qk_norm": given["num_local_experts"] != GGUF_UNNORMED,
         }
 

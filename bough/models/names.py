@@ -170,33 +170,25 @@ def nested(names: Names) -> Names:
 
 
 GGUF_MODULES = table_beside(__file__, "gguf_modules.toml")  # llama.cpp's names of modules, and the model's
-GGUF_FUSED_MLP = {"blk.*.ffn_up": "model.layers.*.mlp.gate_proj"}  # whose gates stand in one matrix with the ups
-
-
-def _flat(tensor: Any) -> Any:
-    return tensor.flatten()
-
-
-def _channels(tensor: Any) -> Any:
-    """Of a convolution, whose bias stays as it is."""
-    return tensor[:, None] if tensor.dim() == 2 else tensor
-
-
-def _logs(rates: Any) -> Any:
-    return rates.flatten().neg().log()
-
-
-# What the converter has changed: dimensions of one place, and rates of which other checkpoints have the logarithms.
-GGUF_MADE = {"ssm_a": _logs, "ssm_d": _flat, "ssm_norm": _flat, "ssm_conv1d": _channels, "shortconv.conv": _channels}
+# Of models with norms before and after attention and MLP, and of those whose gates stand in one matrix with the ups.
+GGUF_SANDWICH = {"blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm"}
+GGUF_FUSED_MLP = {"blk.*.ffn_up": "model.layers.*.mlp.gate_proj"}
+# What the converter has changed: rates of which other checkpoints have the logarithms, and dimensions of one place, but
+# for those of biases.
+GGUF_MADE: Mapping[str, Callable[[Any], Any]] = {
+    "ssm_a": lambda rates: rates.flatten().neg().log(),
+    **dict.fromkeys(("ssm_d", "ssm_norm"), lambda tensor: tensor.flatten()),
+    **dict.fromkeys(("ssm_conv1d", "shortconv.conv"), lambda conv: conv[:, None] if conv.dim() == 2 else conv),
+}
 
 
 def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> dict[str, Sequence[Piece]]:
-    """Where the tensors stand in a GGUF file: what is fused or ordered otherwise in `names` is so there, too; `modules`
-    are named otherwise than usual. Nothing is transposed, and matrices of one kind of all experts are in one tensor."""
+    """Where the `modules` stand in a GGUF file: what is fused or ordered otherwise in `names` is so there, too. Nothing
+    is transposed, and matrices of one kind of all experts are in one tensor."""
     stored = [pieces_of(given) for given in names.values()]
     pieces = {each[0].module: [replace(piece, transposed=False) for piece in each] for each in stored}
     found: dict[str, Sequence[Piece]] = {}
-    for name, module in {**GGUF_MODULES["common"], **modules}.items():
+    for name, module in modules.items():
         at = [piece for piece in pieces.get(module, []) if piece.plane is None] or [Piece(module)]
         found[name] = [replace(piece, made=GGUF_MADE.get(name.removeprefix("blk.*."))) for piece in at]
     if config.moe is not None:

@@ -16,7 +16,7 @@ from bough.models.names import GGUF_MODULES, Names
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
-USUAL = {**GGUF_MODULES["common"], **GGUF_MODULES["Mamba2"]}
+USUAL = {**GGUF_MODULES["common"], **GGUF_MODULES["recurrent"]}
 
 
 class NemotronH(ModelFamily):
@@ -49,13 +49,9 @@ class NemotronH(ModelFamily):
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """A layer with a width is an MLP. What a file says of rotation means nothing."""
-        widths, heads = meta.each(".feed_forward_length"), given["mamba_n_heads"]
-        kinds = ["mlp" if width else kind for width, kind in zip(widths, given["layer_types"], strict=True)]
-        return {
-            "layer_types": kinds,
-            "mamba_head_dim": meta.need(".ssm.inner_size") // heads,
-            "partial_rotary_factor": 1.0,
-        }
+        widths, kinds = meta.each(".feed_forward_length"), given["layer_types"]
+        kinds = ["mlp" if width else kind for width, kind in zip(widths, kinds, strict=True)]
+        return {"layer_types": kinds, "partial_rotary_factor": 1.0}
 
     def names(self, config: ModelConfig) -> Names:
         mixer = "model.layers.*.mixer"

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RecurrentConfig
-from bough.models.family import Metadata, ModelFamily, layers_of_type
+from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused, fused_experts, nested, pairs_apart, pieces_of
 from bough.models.qwen2 import shared_experts, shared_names
@@ -24,13 +24,10 @@ KINDS = {"linear_attention": True, "full_attention": False}
 class Qwen3Next(ModelFamily):
     partial_rotation = pairs_apart = True
     recurrent_kind = "GatedDeltaNet"
+    gguf_modules: ClassVar[Mapping[str, str]] = {"blk.*.ssm_conv1d": f"{ATTENTION}.q_conv1d"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        size = meta.need(".ssm.inner_size") // given["linear_num_value_heads"]
-        return {"linear_value_head_dim": size, "norm_topk_prob": True}  # which no key says
 
     def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
         """Attention has its queries and gates as it has them elsewhere, and a net its projections side by side."""

@@ -57,16 +57,16 @@ def _built_in(model_type: str) -> ModelFamily:
         defaults=_usual(model_type, stated) | stated["defaults"],
         renamed_fields=stated["renamed_fields"],
         stated_names=stated["names"],
+        gguf_stated=stated.get("gguf_stated", {}),
         **{name: stated[name] for name in ("encoder", "whole_items", "text") if name in stated},
     )
 
 
 def _usual(model_type: str, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What Transformers assumes, but for sizes, which a file must state unless they are in its `text_config`; without
-    a number of key-value heads there are as many as query heads."""
+    """What Transformers assumes, but for sizes, which a file must state unless they are in its `text_config`."""
     if "text" in stated:  # the family of the language model knows
         return {}
-    needed = () if f"{model_type}_text" in stated.get("also", ()) else (*SIZES, "num_key_value_heads")
+    needed = () if f"{model_type}_text" in stated.get("also", ()) else SIZES
     usual, renamed = usual_fields(model_type), stated["renamed_fields"]
     return {name: value for name, value in usual.items() if renamed.get(name, name) not in needed}
 

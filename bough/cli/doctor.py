@@ -24,7 +24,7 @@ import psutil
 
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_with_model
-from bough.core.errors import ModelError, ResourceError, SettingsError
+from bough.core.errors import BoughError, ModelError, ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
 from bough.distributed.cost_model import Cluster
@@ -332,7 +332,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
     fit, error = _try(name, files, settings, config, shapes, torch)
     whole, fitting = config.context_length, {"": fit} if error is None else {}
     if (fit.kv_tokens or 0) < whole:
-        for remedy in _remedies(config, settings, torch):
+        for remedy in _remedies(whole, settings, torch):
             changed = Settings.from_flat({**settings.to_flat(), **remedy})
             other, still = _try(name, files, changed, config, shapes, torch)
             if still is None:
@@ -349,34 +349,24 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
             note, context = f"only with {typed}: {other.note}", min(tokens, whole)
             told = msgspec.structs.replace(other, note=note, flags=typed, context_length=context)
             return told, [Finding(error is not None, what, f"add {typed}")]
-    if error is None:
-        return fit, []
-    return fit, [Finding(True, str(error), "choose a smaller model, or free some memory")]
+    return fit, [] if error is None else [Finding(True, str(error), "choose a smaller model, or free some memory")]
 
 
-def _remedies(config: ModelConfig, settings: Settings, torch: Any) -> Iterator[dict[str, Any]]:
+def _remedies(context: int, settings: Settings, torch: Any) -> list[dict[str, Any]]:
     """What could be changed about the settings: first more memory, then what costs precision."""
-    from bough.executor.load_model import check_split
-
-    device = _device(settings.model, torch)
-    if device == "cpu":
-        page = settings.memory.page_size
-        yield {"max_total_tokens": -(-config.context_length // page) * page}  # an engine takes less by itself
-    for size in (size for size in (2, 4, 8) if device == "cuda" and size <= torch.cuda.device_count()):
-        try:
-            check_split(config, size)
-        except SettingsError:  # its heads cannot be shared so
-            continue
-        yield {"tp_size": size}
-    yield from REMEDIES[device]
+    if _device(settings.model, torch) == "cuda":
+        more = [{"tp_size": size} for size in (2, 4, 8) if size <= torch.cuda.device_count()]
+        return [*more, *REMEDIES["cuda"]]
+    page = settings.memory.page_size  # an engine takes less than all memory by itself
+    return [{"max_total_tokens": -(-context // page) * page}, *REMEDIES["cpu"]]
 
 
 def _try(
     name: str, files: ModelFiles, settings: Settings, config: ModelConfig, shapes: DummySource, torch: Any
-) -> tuple[Fit, ResourceError | None]:
+) -> tuple[Fit, BoughError | None]:
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
-    from bough.executor.load_model import resolve_chunk
+    from bough.executor.load_model import check_split, resolve_chunk
     from bough.executor.native_tapes import why_not_recorded
     from bough.executor.splits import weight_bytes_of
     from bough.loader.load import open_source, packed_size
@@ -396,6 +386,10 @@ def _try(
         weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
     ranks = Topology(tp_size=settings.parallel.tp_size)  # one of which is looked at
     weight_bytes //= ranks.tp_size
+    try:
+        check_split(config, ranks.tp_size)
+    except SettingsError as error:
+        return Fit(name, "does not fit"), error
     of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), ranks)
     fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups))
     free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)

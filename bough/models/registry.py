@@ -53,7 +53,7 @@ def _built_in(model_type: str) -> ModelFamily:
     return family(
         architectures=tuple(stated["architectures"]),
         model_types=(model_type, *stated.get("also", ())),
-        gguf_architecture=stated.get("gguf"),
+        gguf_architecture=_gguf_name(model_type),
         defaults=_usual(model_type, stated) | stated["defaults"],
         renamed_fields=stated["renamed_fields"],
         stated_names=stated["names"],
@@ -111,14 +111,21 @@ def runs_transformers(config: ModelConfig) -> bool:
 
 def find_gguf_family(name: str, where: str = "") -> ModelFamily:
     """The family of a GGUF file's architecture."""
-    for model_type, stated in FAMILIES.items():
-        if name == stated.get("gguf"):
+    known = {model_type: stored for model_type in FAMILIES if (stored := _gguf_name(model_type))}
+    for model_type, stored in known.items():
+        if name == stored:
             return _built_in(model_type)
     for family in _registered():
         if name == family.gguf_architecture:
             return family
-    known = dict.fromkeys(stated["gguf"] for stated in FAMILIES.values() if "gguf" in stated)
-    raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {', '.join(known)}.")
+    names = ", ".join(dict.fromkeys(known.values()))
+    raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {names}.")
+
+
+def _gguf_name(model_type: str) -> str:
+    """Empty where a checkpoint is more than text, too."""
+    stated = FAMILIES[model_type]
+    return str(stated.get("gguf", "" if "text" in stated else model_type))
 
 
 def build_model(

@@ -83,7 +83,7 @@ def test_splitting_loses_nothing(rule: Any, text: str) -> None:
         ("hunyuan-dense", "1234.com", ["123", "4", ".com"]),
         ("glm4", "WE'LL 1234", ["WE", "'LL", "Ġ", "123", "4"]),
         ("seed-coder", "x 12;\n\ny", ["x", "Ġ", "1", "2", ";", "ĊĊ", "y"]),
-        ("exaone-moe", "ab cd 12/\n", ["ab cd", "Ġ", "1", "2", "/Ċ"]),
+        ("exaone-moe", "ab cd 12/\n", ["abĠcd", "Ġ", "1", "2", "/Ċ"]),
         ("deepseek-coder", "ab 12", ["ab", "Ġ", "1", "2"]),
         ("default", "a, 1234", ["a", ",", "Ġ", "123", "4"]),
     ],

@@ -53,7 +53,7 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         "eos_token_id": _eos_ids(meta),
         "rope_factors": factors,
     }
-    config |= family.gguf_fields(meta, config) | family.gguf_stated
+    config |= {**family.gguf_fields(meta, config), **family.gguf_stated}
     # Under their own names, too: the family has defaults for those.
     config |= {theirs: config[ours] for theirs, ours in family.renamed_fields.items() if ours in config}
     return config, factors

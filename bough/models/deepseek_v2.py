@@ -5,7 +5,7 @@ delta attention in most layers, latent attention without positions in the others
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from bough.core.model_config import NO_ROPE, IndexConfig, LatentConfig, ModelCon
 from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.mistral import block_sparse_names
-from bough.models.names import GGUF_MODULES, Names, Piece, interleaved_rows
+from bough.models.names import GGUF_MODULES, GgufNames, Names, Piece, interleaved_rows
 from bough.models.qwen3_next import KINDS
 from bough.models.rope_config import score_factor
 
@@ -88,7 +88,7 @@ class DeepseekV2(ModelFamily):
                 found |= {"n_group": 1, "topk_group": 1}
         return found
 
-    def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """In most files the two halves of `kv_b_proj` stand apart, one of them transposed: a plane for each head."""
         heads, whole = range(config.num_heads), "model.layers.*.self_attn.kv_b_proj"
         return {
@@ -237,7 +237,7 @@ class KimiLinear(DeepseekV3):
         recurrent = RecurrentConfig(_recurs(config, nested), heads, size, width, key_heads=heads, key_dim=size)
         return {**found, "latent": replace(found["latent"], interleaved=False), "rope": NO_ROPE, "recurrent": recurrent}
 
-    def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         rates = Piece("model.layers.*.self_attn.A_log", made=lambda stored: stored.neg().log().view(1, 1, -1, 1))
         return {**super().gguf_names(config), "blk.*.ssm_a": [rates]}
 

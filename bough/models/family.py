@@ -8,14 +8,14 @@ classes state them (`registry`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
-from bough.models.names import GGUF_MODULES, GGUF_SANDWICH, Names, Piece, gguf_names, interleaved
+from bough.models.names import GGUF_MODULES, GGUF_SANDWICH, GgufNames, Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ModelFamily:
         """Fields of a config.json that a GGUF file of this family states by its own keys."""
         return {}
 
-    def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """Where the tensors stand in a GGUF file."""
         modules = {**GGUF_MODULES["common"], **(GGUF_MODULES["recurrent"] if self.recurrent_kind else {})}
         modules |= GGUF_SANDWICH if self.block_kind == "SandwichBlock" else {}

@@ -3,14 +3,14 @@ of experts instead of the MLP. Granite 4 has Mamba 2 in most layers, a shared ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
 from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused, planes
+from bough.models.names import GgufNames, Names, Piece, fused, planes
 
 
 class Granite(ModelFamily):
@@ -77,7 +77,7 @@ class GraniteMoeHybrid(Granite):
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"position_embedding_type": "rope" if meta.get(".rope.scaling.finetuned", True) else "nope"}
 
-    def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """Gates stand apart from what they gate there."""
         gates = {"ffn_gate": "mlp", "ffn_gate_shexp": "mlp.shared_experts"}
         apart = {f"blk.*.{name}": [Piece(f"model.layers.*.{ours}.gate_proj")] for name, ours in gates.items()}

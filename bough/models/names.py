@@ -33,6 +33,7 @@ class Piece:
 # From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
 # such. `*` stands for a number, the same on both sides. A name that ends in a dot is the beginning of many.
 Names = Mapping[str, str | Piece | Sequence[Piece]]
+GgufNames = dict[str, Sequence[Piece]]  # of a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +183,12 @@ GGUF_MADE: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> dict[str, Sequence[Piece]]:
+def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> GgufNames:
     """Where the `modules` stand in a GGUF file: what is fused or ordered otherwise in `names` is so there, too. Nothing
     is transposed, and matrices of one kind of all experts are in one tensor."""
     stored = [pieces_of(given) for given in names.values()]
     pieces = {each[0].module: [replace(piece, transposed=False) for piece in each] for each in stored}
-    found: dict[str, Sequence[Piece]] = {}
+    found: GgufNames = {}
     for name, module in modules.items():
         at = [piece for piece in pieces.get(module, []) if piece.plane is None] or [Piece(module)]
         found[name] = [replace(piece, made=GGUF_MADE.get(name.removeprefix("blk.*."))) for piece in at]

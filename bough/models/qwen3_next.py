@@ -4,7 +4,7 @@ by time, height and width of a token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused, fused_experts, nested, pairs_apart, pieces_of
+from bough.models.names import GgufNames, Names, Piece, fused, fused_experts, nested, pairs_apart, pieces_of
 from bough.models.qwen2 import shared_experts, shared_names
 from bough.models.vision import Sectioned
 
@@ -29,7 +29,7 @@ class Qwen3Next(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}
 
-    def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """Attention has its queries and gates as it has them elsewhere, and a net its projections side by side."""
         query = pieces_of(attention_names(config)[f"{ATTENTION}.q_proj"])
         return {**super().gguf_names(config), "blk.*.attn_q": query, "blk.*.attn_qkv": net_projections(config)}
@@ -105,7 +105,7 @@ class Qwen35(Sectioned, Qwen3Next):
     alternating = (11, 11, 10)
     gguf_values = ("attn_qkv", "ssm_conv1d", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt.bias")
 
-    def gguf_names(self, config: ModelConfig) -> dict[str, Sequence[Piece]]:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """Value heads stand in another order there: the first of each key, the second of each, and so on."""
         found, net = super().gguf_names(config), config.recurrent
         assert net is not None

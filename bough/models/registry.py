@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
 
-FAMILIES = table_beside(__file__, "families.toml")  # of this package, by their first model type
+FAMILIES = {  # of this package, by their first model type
+    model_type: {"architectures": [f"{stated['family'].partition('.')[2]}ForCausalLM"], **stated}
+    for model_type, stated in table_beside(__file__, "families.toml").items()
+}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 GROUP = "bough.models"
 MULTIMODAL = "ForConditionalGeneration"  # how Transformers' classes end that have encoders

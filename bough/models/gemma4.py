@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bough import layers
-from bough.core.model_config import MediaConfig, ModelConfig, MoEConfig
-from bough.models.family import Metadata, ModelFamily, window_fields
+from bough.core.model_config import MediaConfig, ModelConfig
+from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import GGUF_MODULES, NESTED, Names, fused_experts, nested
 from bough.models.rope_config import read_local_rope
@@ -66,7 +66,7 @@ class Gemma4(ModelFamily):
             "embedding_scale": config.integer("hidden_size") ** 0.5,
             "layer_inputs": config.count("hidden_size_per_layer_input"),
             "layer_scales": True,
-            "moe": _experts(config) if config.boolean("enable_moe_block") else None,
+            "moe": read_moe(config, beside_mlp=True) if config.boolean("enable_moe_block") else None,
         }
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,12 +108,3 @@ def _full_heads(config: Fields, sliding: tuple[bool, ...], one_projection: bool)
         }
     fewer = config.optional_integer("num_global_key_value_heads") if one_projection else None
     return {"full_kv_heads": fewer, "full_head_dim": config.integer("global_head_dim")}
-
-
-def _experts(config: Fields) -> MoEConfig:
-    return MoEConfig(
-        experts=config.integer("num_experts"),
-        per_token=config.integer("top_k_experts"),
-        intermediate_size=config.integer("moe_intermediate_size"),
-        beside_mlp=True,
-    )

@@ -24,7 +24,7 @@ import psutil
 
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_with_model
-from bough.core.errors import ModelError, ResourceError, SettingsError
+from bough.core.errors import BoughError, ModelError, ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
 from bough.distributed.cost_model import Cluster
@@ -37,15 +37,16 @@ from bough.version import __version__
 
 if TYPE_CHECKING:
     from bough.executor.splits import Outlook
+    from bough.loader.source import DummySource
 
 USUAL_TOKENS = 2048  # prompt and answer of a request
-# --quantization and --kv-cache-dtype with which a model fits that does not as it was asked for, the least loss first.
+# Flags with which a model or its context fits that does not as it was asked for, the least loss first.
+SMALL_CACHE = {"kv_cache_dtype": "fp8_e4m3"}
 REMEDIES = {
     "cpu": ({"quantization": "int8"}, {"quantization": "int4"}),
     "cuda": (
-        {"kv_cache_dtype": "fp8_e4m3"},
-        {"quantization": "fp8"},
-        {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"},
+        SMALL_CACHE,
+        *({"quantization": width, **more} for width in ("fp8", "int4") for more in ({}, SMALL_CACHE)),
     ),
 }
 SHOWN_SPLITS = 8
@@ -321,47 +322,75 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
 
 
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
-    """What fits with the settings as they are, or else with the first remedy that helps."""
+    """What fits with the settings as they are. Where that is not the whole context: what does with the first
+    remedy that helps, or else a part of it that is enough for a usual request, with as little change as possible."""
     from bough.executor.load_model import resolve_config
+    from bough.loader.source import DummySource
 
-    config, device = resolve_config(files, settings), _device(settings.model, torch)
-    fit, error = _try(name, files, settings, config, torch)
-    if error is None:
-        return fit, []
-    for remedy in REMEDIES[device]:
-        changed = Settings.from_flat({**settings.to_flat(), **remedy})
-        other, still = _try(name, files, changed, config, torch)
-        if still is None and (other.kv_tokens or 0) >= min(config.context_length, USUAL_TOKENS):
-            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in remedy.items())
-            missing = Finding(True, str(error), f"add {flags}")
-            return msgspec.structs.replace(other, note=f"only with {flags}: {other.note}", flags=flags), [missing]
-    return fit, [Finding(True, str(error), "choose a smaller model, or free some memory")]
+    config = resolve_config(files, settings)
+    shapes = DummySource(config, getattr(torch, _dtype_name(settings, torch)))
+    fit, error = _try(name, files, settings, config, shapes, torch)
+    whole, fitting = config.context_length, {"": fit} if error is None else {}
+    if (fit.kv_tokens or 0) < whole:
+        for remedy in _remedies(whole, settings, torch):
+            changed = Settings.from_flat({**settings.to_flat(), **remedy})
+            other, still = _try(name, files, changed, config, shapes, torch)
+            if still is None:
+                fitting[" ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in remedy.items())] = other
+    for enough in (whole, min(whole, USUAL_TOKENS)):
+        for flags, other in fitting.items():
+            tokens = other.kv_tokens or 0
+            if tokens < enough:
+                continue
+            typed = flags if tokens >= whole else f"{flags} --context-length {tokens}".strip()
+            if not typed:
+                return other, []
+            what = str(error or f"The context of {whole:,} tokens does not fit: there is room for {fit.kv_tokens:,}.")
+            note, context = f"only with {typed}: {other.note}", min(tokens, whole)
+            told = msgspec.structs.replace(other, note=note, flags=typed, context_length=context)
+            return told, [Finding(error is not None, what, f"add {typed}")]
+    return fit, [] if error is None else [Finding(True, str(error), "choose a smaller model, or free some memory")]
+
+
+def _remedies(context: int, settings: Settings, torch: Any) -> list[dict[str, Any]]:
+    """What could be changed about the settings: first more memory, then what costs precision."""
+    if _device(settings.model, torch) == "cuda":
+        more = [{"tp_size": size} for size in (2, 4, 8) if size <= torch.cuda.device_count()]
+        return [*more, *REMEDIES["cuda"]]
+    page = settings.memory.page_size  # an engine takes less than all memory by itself
+    return [{"max_total_tokens": -(-context // page) * page}, *REMEDIES["cpu"]]
 
 
 def _try(
-    name: str, files: ModelFiles, settings: Settings, config: ModelConfig, torch: Any
-) -> tuple[Fit, ResourceError | None]:
+    name: str, files: ModelFiles, settings: Settings, config: ModelConfig, shapes: DummySource, torch: Any
+) -> tuple[Fit, BoughError | None]:
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
-    from bough.executor.load_model import resolve_chunk
+    from bough.executor.load_model import check_split, resolve_chunk
     from bough.executor.native_tapes import why_not_recorded
+    from bough.executor.splits import weight_bytes_of
     from bough.loader.load import open_source, packed_size
-    from bough.loader.source import DummySource
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
     on_gpu = _device(settings.model, torch) == "cuda"
     dtype = getattr(torch, _dtype_name(settings, torch))
-    shapes = DummySource(config, dtype)
     weight_bytes, cache_like = shapes.nbytes(), dtype
-    if on_gpu and settings.model.quantization == "fp8":
+    if on_gpu and (numbers := weight_bytes_of(files, settings)) < torch.bfloat16.itemsize:
         tables = 2 * config.vocab_size * config.hidden_size * dtype.itemsize
-        weight_bytes = min(weight_bytes, tables) + max(0, weight_bytes - tables) // dtype.itemsize
+        rest = max(0, weight_bytes - tables) // dtype.itemsize
+        weight_bytes = min(weight_bytes, tables) + int(rest * numbers)
     on_disk, fewer_bits = files.gguf or files.safetensors, settings.model.quantization in ("int8", "int4")
     packs = not on_gpu and dtype == torch.float32 and _attention_backend(settings.model) == "native"
     if packs and (on_disk or fewer_bits) and why_not_recorded(config) is None:
         packed = packed_size(open_source(files, config) if on_disk else shapes, settings.model.quantization)
         weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
-    of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), Topology())
+    ranks = Topology(tp_size=settings.parallel.tp_size)  # one of which is looked at
+    weight_bytes //= ranks.tp_size
+    try:
+        check_split(config, ranks.tp_size)
+    except SettingsError as error:
+        return Fit(name, "does not fit"), error
+    of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), ranks)
     fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups))
     free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)
     share = sizing.GPU_FRACTION if on_gpu else sizing.CPU_POOL_SHARE

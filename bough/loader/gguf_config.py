@@ -5,6 +5,7 @@ Keys that all architectures have are read here; the family adds its own (`ModelF
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilo
 def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | None]:
     """A config.json's content, and the divisors of the rope frequencies where the file stores them (Llama 3.1 on)."""
     file = GgufFile.open(path)
-    meta = _Metadata(file)
-    family = find_gguf_family(meta.name, f"{path}: ")
+    family = find_gguf_family(str(file.metadata.get("general.architecture")), f"{path}: ")
+    meta = _Metadata(file, family.gguf_varying)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{path} holds no token_embd.weight: it is not a whole model.")
@@ -39,8 +40,10 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         if (value := meta.get(key, None)) is not None
         for field in fields
     }
-    config |= {field: any(name in file.tensors for name in names) for field, names in KEYS["shown"].items()}
-    config |= _shape(meta) | _windows(meta) | {"rope_scaling": _rope_scaling(meta)}
+    kinds = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in file.tensors}
+    config |= {field: not kinds.isdisjoint(names) for field, names in KEYS["shown"].items()}
+    config |= _shape(meta) | _layers(meta, config) | {"rope_scaling": _rope_scaling(meta)}
+    factors = _floats(file, ROPE_FACTORS)
     config |= {
         "architectures": list(family.architectures),
         "vocab_size": embedding.shape[0],
@@ -48,18 +51,19 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         "dtype": DTYPES.get(meta.get("general.file_type", None), "bfloat16"),
         "bos_token_id": meta.get("tokenizer.ggml.bos_token_id", None),
         "eos_token_id": _eos_ids(meta),
+        "rope_factors": factors,
     }
-    config |= family.gguf_fields(meta, config)
+    config |= {**family.gguf_fields(meta, config), **family.gguf_stated}
     # Under their own names, too: the family has defaults for those.
     config |= {theirs: config[ours] for theirs, ours in family.renamed_fields.items() if ours in config}
-    return config, _floats(file, ROPE_FACTORS)
+    return config, factors
 
 
 class _Metadata:
     """The metadata by name; names that begin with a dot belong to the architecture (`llama.block_count`)."""
 
-    def __init__(self, file: GgufFile) -> None:
-        self.file, self.path = file, file.path
+    def __init__(self, file: GgufFile, varying: Collection[str]) -> None:
+        self.file, self.path, self.tensors, self.varying = file, file.path, file.tensors, varying
         self.values = file.metadata
         self.name = str(self.values.get("general.architecture"))
 
@@ -77,12 +81,17 @@ class _Metadata:
             raise ModelError(f"{self.path}: the metadata lack {self.name}{key}.")
         return value
 
+    def each(self, key: str) -> list[Any]:
+        value = self.raw(key, 0)
+        return list(value.values()) if isinstance(value, GgufArray) else [value] * self.need(".block_count")
+
     def _uniform(self, key: str, array: GgufArray) -> Any:
-        """Some numbers may be given for each layer; models whose layers differ are not supported."""
-        distinct = set(array.values())
-        if len(distinct) != 1:
+        """Some numbers may be given for each layer, zero for those that have none of the kind; models whose layers
+        differ otherwise are not supported."""
+        distinct = list(dict.fromkeys(value for value in array.values() if value)) or [0]
+        if len(distinct) > 1 and key not in self.varying:
             raise ModelError(f"{self.path}: {self.name}{key} differs between layers, which is not supported.")
-        return distinct.pop()
+        return distinct[0]
 
 
 def _shape(meta: _Metadata) -> dict[str, Any]:
@@ -93,7 +102,7 @@ def _shape(meta: _Metadata) -> dict[str, Any]:
     drafting = meta.get(".nextn_predict_layers", 0)  # the file's last layers, which guess tokens ahead
     return {
         "hidden_size": meta.need(".embedding_length"),
-        "intermediate_size": meta.need(".feed_forward_length"),
+        "intermediate_size": meta.get(".feed_forward_length", 0) or meta.need(".expert_feed_forward_length"),
         "num_hidden_layers": meta.need(".block_count") - drafting,
         "num_attention_heads": heads,
         "num_key_value_heads": meta.get(".attention.head_count_kv", heads),
@@ -105,14 +114,22 @@ def _shape(meta: _Metadata) -> dict[str, Any]:
     }
 
 
-def _windows(meta: _Metadata) -> dict[str, Any]:
-    """The sliding window, 0 where there is none, and which layers have it, or each how many have not."""
+def _layers(meta: _Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sliding window, 0 where there is none, and which layers have it, or each how many have not; or which layers
+    have a state, and so no key-value heads."""
     windows: dict[str, Any] = {"sliding_window": meta.get(".attention.sliding_window", 0) or None}
     pattern = meta.raw(".attention.sliding_window_pattern", None)
     if isinstance(pattern, GgufArray):
         windows["layer_types"] = [f"{'sliding' if slides else 'full'}_attention" for slides in pattern.values()]
     elif pattern is not None:
         windows["sliding_window_pattern"] = pattern
+    if "mamba_n_heads" in given:
+        inner = meta.get(".ssm.inner_size", 0)
+        sizes = dict.fromkeys(("linear_value_head_dim", "mamba_head_dim"), inner // given["mamba_n_heads"])
+        windows |= {"mamba_expand": inner // meta.need(".embedding_length"), **sizes}
+    heads = meta.each(".attention.head_count_kv")
+    if any(heads) and not all(heads):
+        windows["layer_types"] = [f"{'full' if count else 'linear'}_attention" for count in heads]
     return windows
 
 

@@ -230,7 +230,7 @@ class NamedSource(WeightSource):
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
         at = self._tensors[name]
-        return GGMLQuantizationType.F32 if at.parts else self._source.stored_type(at.name)
+        return GGMLQuantizationType.F32 if at.parts or at.made else self._source.stored_type(at.name)
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         at = self._tensors[name]
@@ -251,7 +251,7 @@ class NamedSource(WeightSource):
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
         at = self._tensors[name]
-        if at.parts or self._is_flipped(at):
+        if at.parts or at.made or self._is_flipped(at):
             return float_rows(self.read(name, index))
         place, order = self._place(at, index)
         rows, kind = self._source.read_stored(at.name, self._with_plane(at, place))
@@ -261,7 +261,7 @@ class NamedSource(WeightSource):
     def form(self, name: str) -> Form | None:
         at = self._tensors[name]
         form, plain = self._source.form(at.name), not at.transposed and at.plane is None
-        return form if form is not None and plain == (form.kind != "fp4") and not at.parts else None
+        return form if form is not None and plain == (form.kind != "fp4") and not (at.parts or at.made) else None
 
     def read_kept(self, name: str, index: Index = (), plane: int | None = None) -> KeptRows:
         at = self._tensors[name]
@@ -270,6 +270,9 @@ class NamedSource(WeightSource):
         return kept if order is None else type(kept)(*(part[torch.from_numpy(order)] for part in kept))
 
     def _read(self, at: Stored, index: Index) -> torch.Tensor:
+        if at.made is not None:
+            whole: torch.Tensor = at.made(self._source.read(at.name))
+            return whole[index]
         part = self._source.read(at.name, self._with_plane(at, index))
         return part if at.plane is None else part[0]
 
@@ -284,6 +287,8 @@ class NamedSource(WeightSource):
 
     def _shape(self, at: Stored) -> tuple[int, ...]:
         shape = self._source.shape(at.name)
+        if at.made is not None:
+            return tuple(at.made(torch.empty(shape, device="meta")).shape)
         return shape if at.plane is None else shape[1:]
 
     def _is_flipped(self, at: Stored) -> bool:

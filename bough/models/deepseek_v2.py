@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, IndexConfig, LatentConfig, ModelConfig, MoEConfig, RecurrentConfig
 from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.mistral import block_sparse_names
-from bough.models.names import GGUF_MODULES, Names, Piece, interleaved_rows
+from bough.models.names import GGUF_MODULES, GgufNames, Names, Piece, interleaved_rows
 from bough.models.qwen3_next import KINDS
 from bough.models.rope_config import score_factor
 
@@ -81,13 +81,14 @@ class DeepseekV2(ModelFamily):
         sharper = meta.get(".rope.scaling.yarn_log_multiplier", None)
         if sharper and given["rope_scaling"]:
             found["rope_scaling"] = {**given["rope_scaling"], "mscale": 10 * sharper, "mscale_all_dim": 10 * sharper}
-        if meta.get(".expert_gating_func", None) == GGUF_SIGMOID:
-            found |= {"architectures": ["DeepseekV3ForCausalLM"], "norm_topk_prob": given.get("norm_topk_prob", False)}
+        if meta.get(".expert_gating_func", None) == GGUF_SIGMOID or given["use_expert_bias"]:
+            named = given["architectures"] if isinstance(self, DeepseekV3) else ["DeepseekV3ForCausalLM"]
+            found |= {"architectures": named, "norm_topk_prob": given.get("norm_topk_prob", False)}
             if "n_group" not in given and given["n_routed_experts"] != GGUF_V3_EXPERTS:
                 found |= {"n_group": 1, "topk_group": 1}
         return found
 
-    def gguf_names(self, config: ModelConfig) -> Names:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """In most files the two halves of `kv_b_proj` stand apart, one of them transposed: a plane for each head."""
         heads, whole = range(config.num_heads), "model.layers.*.self_attn.kv_b_proj"
         return {
@@ -156,6 +157,8 @@ class DeepseekV3(DeepseekV2):
 
 
 class DeepseekV32(DeepseekV3):
+    gguf_modules: ClassVar[Mapping[str, str]] = {**GGUF_MODULES["latent"], **GGUF_MODULES["index"]}
+
     def fields(self, config: Fields) -> dict[str, Any]:
         fields = super().fields(config)
         if fields["latent"].query_rank is None:
@@ -179,6 +182,12 @@ INDEXERS = {"full": True, "F": True, "shared": False, "S": False}
 
 
 class GlmMoeDsa(DeepseekV32):
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Layers without an index share the choice of those before."""
+        chooses = (f"blk.{layer}.indexer.proj.weight" in meta.tensors for layer in range(given["num_hidden_layers"]))
+        kinds = ["full" if own else "shared" for own in chooses]
+        return {**super().gguf_fields(meta, given), "indexer_types": kinds}
+
     def choosing_layers(self, config: Fields) -> tuple[bool, ...]:
         layers, kinds = config.integer("num_hidden_layers"), config.values.get("indexer_types")
         kinds = config.values.get("index_topk_pattern") if kinds is None else kinds
@@ -210,6 +219,10 @@ MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 class KimiLinear(DeepseekV3):
     recurrent_kind = "KimiDelta"
+    gguf_modules: ClassVar[Mapping[str, str]] = {
+        **GGUF_MODULES["latent"],
+        "blk.*.ssm_norm": "model.layers.*.self_attn.o_norm",
+    }
 
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")
@@ -223,6 +236,10 @@ class KimiLinear(DeepseekV3):
             width = nested.integer("short_conv_kernel_size", width)
         recurrent = RecurrentConfig(_recurs(config, nested), heads, size, width, key_heads=heads, key_dim=size)
         return {**found, "latent": replace(found["latent"], interleaved=False), "rope": NO_ROPE, "recurrent": recurrent}
+
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
+        rates = Piece("model.layers.*.self_attn.A_log", made=lambda stored: stored.neg().log().view(1, 1, -1, 1))
+        return {**super().gguf_names(config), "blk.*.ssm_a": [rates]}
 
     def names(self, config: ModelConfig) -> Names:
         theirs, ours = "model.layers.*.block_sparse_moe", "model.layers.*.mlp"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
-from bough.models.names import GGUF_SANDWICH, Names, gguf_names, interleaved
+from bough.models.names import GGUF_MODULES, GGUF_SANDWICH, GgufNames, Names, gguf_names, interleaved
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -35,9 +35,13 @@ LAYER_TYPES = {"sliding_attention": True, "chunked_attention": True, "full_atten
 class Metadata(Protocol):
     """The metadata of a GGUF file; keys that begin with a dot belong to the file's architecture."""
 
+    tensors: Mapping[str, Any]  # by their names
+
     def get(self, key: str, default: Any) -> Any: ...
 
     def need(self, key: str) -> Any: ...
+
+    def each(self, key: str) -> list[Any]: ...  # of every layer
 
 
 class ModelFamily:
@@ -50,6 +54,10 @@ class ModelFamily:
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
     stated_names: ClassVar[Names] = {}  # of modules in a safetensors checkpoint, to the model's
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
+    gguf_stated: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # fields of a config.json that no file states, as all models have them
+    gguf_varying: tuple[str, ...] = ()  # keys of numbers that may differ between layers, of which the first is read
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
     activation_field = "hidden_act"
@@ -89,17 +97,18 @@ class ModelFamily:
         """Fields of a config.json that a GGUF file of this family states by its own keys."""
         return {}
 
-    def gguf_names(self, config: ModelConfig) -> Names:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """Where the tensors stand in a GGUF file."""
-        modules = {**self.gguf_modules, **(GGUF_SANDWICH if self.block_kind == "SandwichBlock" else {})}
-        found = gguf_names(self.names(config), modules, config)
+        modules = {**GGUF_MODULES["common"], **(GGUF_MODULES["recurrent"] if self.recurrent_kind else {})}
+        modules |= GGUF_SANDWICH if self.block_kind == "SandwichBlock" else {}
+        found = gguf_names(self.names(config), modules | dict(self.gguf_modules), config)
         if not self.gguf_interleaved:
             return found
         query, key = (f"model.layers.*.self_attn.{part}_proj" for part in "qk")
         return {
             **found,
-            "blk.*.attn_q": interleaved(query, config.num_heads, config.head_dim),
-            "blk.*.attn_k": interleaved(key, config.num_kv_heads, config.head_dim),
+            "blk.*.attn_q": [interleaved(query, config.num_heads, config.head_dim)],
+            "blk.*.attn_k": [interleaved(key, config.num_kv_heads, config.head_dim)],
         }
 
     def block(self, config: ModelConfig, layer: int, placement: Placement) -> Block:

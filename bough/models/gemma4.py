@@ -7,14 +7,15 @@ token; in large models they see each other both ways where a window slides.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bough import layers
-from bough.core.model_config import MediaConfig, ModelConfig, MoEConfig
-from bough.models.family import ModelFamily, window_fields
+from bough.core.model_config import MediaConfig, ModelConfig
+from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
-from bough.models.names import NESTED, Names, fused_experts, nested
+from bough.models.names import GGUF_MODULES, NESTED, Names, fused_experts, nested
 from bough.models.rope_config import read_local_rope
 
 MOVED = {
@@ -34,7 +35,9 @@ class Gemma4Config(ModelConfig):
 
 class Gemma4(ModelFamily):
     config_type = Gemma4Config
-    activation_field = "hidden_activation"
+    activation_field, block_kind = "hidden_activation", "SandwichBlock"
+    gguf_modules = GGUF_MODULES["gemma4"]
+    gguf_varying = (".attention.head_count_kv", ".feed_forward_length")
     partial_rotation = pairs_apart = True
 
     def read_media(self, config: Fields) -> MediaConfig | None:
@@ -63,7 +66,23 @@ class Gemma4(ModelFamily):
             "embedding_scale": config.integer("hidden_size") ** 0.5,
             "layer_inputs": config.count("hidden_size_per_layer_input"),
             "layer_scales": True,
-            "moe": _experts(config) if config.boolean("enable_moe_block") else None,
+            "moe": read_moe(config, beside_mlp=True) if config.boolean("enable_moe_block") else None,
+        }
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The first of the layers that see everything tells of the others, which have wider heads; of these, a part
+        does not rotate, and its frequencies are divided by what makes them zero."""
+        full, heads = given["layer_types"].index("full_attention"), meta.each(".attention.head_count_kv")
+        factors, theta = given["rope_factors"], given["rope_theta"]
+        turned = sum(factor == 1.0 for factor in factors) / len(factors)
+        whole = {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": turned}
+        return {
+            "head_dim": meta.need(".attention.key_length_swa"),
+            "per_layer_config": {str(full): {"head_dim": given["head_dim"], "num_key_value_heads": heads[full]}},
+            "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in meta.tensors,
+            "use_double_wide_mlp": len(set(meta.each(".feed_forward_length"))) > 1,
+            "enable_moe_block": bool(given.get("num_experts")),
+            "rope_parameters": {"full_attention": whole, "sliding_attention": {}},
         }
 
     def names(self, config: ModelConfig) -> Names:
@@ -89,12 +108,3 @@ def _full_heads(config: Fields, sliding: tuple[bool, ...], one_projection: bool)
         }
     fewer = config.optional_integer("num_global_key_value_heads") if one_projection else None
     return {"full_kv_heads": fewer, "full_head_dim": config.integer("global_head_dim")}
-
-
-def _experts(config: Fields) -> MoEConfig:
-    return MoEConfig(
-        experts=config.integer("num_experts"),
-        per_token=config.integer("top_k_experts"),
-        intermediate_size=config.integer("moe_intermediate_size"),
-        beside_mlp=True,
-    )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.deepseek_v2 import dense_layers, expert_groups
-from bough.models.family import ModelFamily, read_moe, window_fields
+from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import GGUF_FUSED_MLP, Names, Piece, fused_gate_up, pairs_apart, projections_apart
 from bough.models.vision import Sectioned
@@ -50,6 +50,10 @@ HEAD_PARTS = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 class Glm4Moe(ModelFamily):
     partial_rotation = pairs_apart = True
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Solar Open, which llama.cpp does not tell apart, may have no dense layers and then does not say so."""
+        return {"first_k_dense_replace": given.get("first_k_dense_replace", 0)}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": corrected_experts(config), "qk_norm": config.boolean("use_qk_norm"), "output_bias": False}

@@ -11,7 +11,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, fused_qkv, pairs_apart, projections_apart
+from bough.models.names import GgufNames, Names, fused, fused_qkv, pairs_apart, projections_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class GptNeoX(ModelFamily):
         joined = [*pairs_apart(query, key, config), value]
         return {"gpt_neox.layers.*.attention.query_key_value": joined, **self.stated_names}
 
-    def gguf_names(self, config: ModelConfig) -> Names:
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
         """There the rows of all queries stand before those of all keys."""
         return {**super().gguf_names(config), "blk.*.attn_qkv": fused_qkv(config)}
 

@@ -10,7 +10,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
 from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
-from bough.models.names import Names, fused, planes
+from bough.models.names import GgufNames, Names, Piece, fused, planes
 
 
 class Granite(ModelFamily):
@@ -73,6 +73,15 @@ class GraniteMoeHybrid(Granite):
         else:
             found["intermediate_size"] = shared
         return found if position == "rope" else {**found, "rope": NO_ROPE}
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {"position_embedding_type": "rope" if meta.get(".rope.scaling.finetuned", True) else "nope"}
+
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
+        """Gates stand apart from what they gate there."""
+        gates = {"ffn_gate": "mlp", "ffn_gate_shexp": "mlp.shared_experts"}
+        apart = {f"blk.*.{name}": [Piece(f"model.layers.*.{ours}.gate_proj")] for name, ours in gates.items()}
+        return {**super().gguf_names(config), **apart}
 
     def names(self, config: ModelConfig) -> Names:
         theirs, shared = "model.layers.*", "model.layers.*.mlp.shared_experts"

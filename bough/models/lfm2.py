@@ -17,7 +17,7 @@ class Lfm2(ModelFamily):
         count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")
         recurs = tuple(attends is not None and layer not in attends for layer in range(count))
         if config.values.get("layer_types") is not None:
-            recurs = layers_of_type(config, {"conv": True, "full_attention": False})
+            recurs = layers_of_type(config, {"conv": True, "linear_attention": True, "full_attention": False})
         convolution = RecurrentConfig(
             layers=recurs,
             heads=config.integer("hidden_size"),

@@ -6,15 +6,17 @@ Multimodal checkpoints hold the same text model, one level deeper; here it answe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import MIXTRAL_SIZES, ModelFamily, read_moe, window_fields
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.llama import unrotated_layers
 from bough.models.names import Names, fused_experts, nested, projections_apart
 
+GGUF_UNNORMED = 128  # experts of the one whose heads have no norms
 PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -34,6 +36,14 @@ class Llama4(ModelFamily):
             "unrotated_layers": unrotated,
             "chunked": True,
             **window_fields(config, lambda layer: not unrotated[layer]),
+        }
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The file has other names for the widths, and no word of what the published models have."""
+        return {
+            "intermediate_size_mlp": given["intermediate_size"],
+            "intermediate_size": given["moe_intermediate_size"],
+            "use_qk_norm": given["num_local_experts"] != GGUF_UNNORMED,
         }
 
     def names(self, config: ModelConfig) -> Names:

@@ -7,7 +7,7 @@ transposed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,11 +27,13 @@ class Piece:
     plane: int | None = None  # which place of the tensor's first dimension it has; the others are what is left
     place: int | None = None  # of its rows among those of the module; None: it has all of them
     straight: tuple[int, int] | None = None  # the shape in which it is not transposed after all
+    made: Callable[[Any], Any] | None = None  # what it is made of the tensor by, which is then read whole: a small one
 
 
 # From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
 # such. `*` stands for a number, the same on both sides. A name that ends in a dot is the beginning of many.
 Names = Mapping[str, str | Piece | Sequence[Piece]]
+GgufNames = dict[str, Sequence[Piece]]  # of a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Stored:
     transposed: bool = False
     plane: int | None = None
     straight: tuple[int, int] | None = None
+    made: Callable[[Any], Any] | None = None
     parts: tuple[Stored, ...] = ()  # those in whose rows it stands, in their order; `name` then means nothing
 
 
@@ -121,9 +124,9 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
         if pattern not in names:
             pattern, _, kind = pattern.rpartition(".")
         if pattern in names:
-            for piece in _pieces(names[pattern]):
+            for piece in pieces_of(names[pattern]):
                 target = ".".join(filter(None, (_numbered(piece.module, numbers), kind)))
-                at = Stored(name, piece.rows, piece.transposed, piece.plane, piece.straight)
+                at = Stored(name, piece.rows, piece.transposed, piece.plane, piece.straight, piece.made)
                 if piece.place is None:
                     found[target] = at
                 else:
@@ -139,7 +142,7 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
     return found
 
 
-def _pieces(given: str | Piece | Sequence[Piece]) -> Sequence[Piece]:
+def pieces_of(given: str | Piece | Sequence[Piece]) -> Sequence[Piece]:
     if isinstance(given, str):
         return (Piece(given),)
     return (given,) if isinstance(given, Piece) else given
@@ -171,17 +174,24 @@ GGUF_MODULES = table_beside(__file__, "gguf_modules.toml")  # llama.cpp's names 
 # Of models with norms before and after attention and MLP, and of those whose gates stand in one matrix with the ups.
 GGUF_SANDWICH = {"blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm"}
 GGUF_FUSED_MLP = {"blk.*.ffn_up": "model.layers.*.mlp.gate_proj"}
+# What the converter has changed: rates of which other checkpoints have the logarithms, and dimensions of one place, but
+# for those of biases.
+GGUF_MADE: Mapping[str, Callable[[Any], Any]] = {
+    "ssm_a": lambda rates: rates.flatten().neg().log(),
+    **dict.fromkeys(("ssm_d", "ssm_norm"), lambda tensor: tensor.flatten()),
+    **dict.fromkeys(("ssm_conv1d", "shortconv.conv"), lambda conv: conv[:, None] if conv.dim() == 2 else conv),
+}
 
 
-def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> Names:
-    """Where the tensors stand in a GGUF file: what is fused or ordered otherwise in `names` is so there, too; `modules`
-    are named otherwise than usual. Nothing is transposed, and matrices of one kind of all experts are in one tensor."""
-    stored = [_pieces(given) for given in names.values()]
+def gguf_names(names: Names, modules: Mapping[str, str], config: ModelConfig) -> GgufNames:
+    """Where the `modules` stand in a GGUF file: what is fused or ordered otherwise in `names` is so there, too. Nothing
+    is transposed, and matrices of one kind of all experts are in one tensor."""
+    stored = [pieces_of(given) for given in names.values()]
     pieces = {each[0].module: [replace(piece, transposed=False) for piece in each] for each in stored}
-    found: dict[str, str | Piece | Sequence[Piece]] = {}
-    for name, module in {**GGUF_MODULES["common"], **modules}.items():
-        at = pieces.get(module, [])
-        found[name] = module if any(piece.plane is not None for piece in at) else at or module
+    found: GgufNames = {}
+    for name, module in modules.items():
+        at = [piece for piece in pieces.get(module, []) if piece.plane is None] or [Piece(module)]
+        found[name] = [replace(piece, made=GGUF_MADE.get(name.removeprefix("blk.*."))) for piece in at]
     if config.moe is not None:
         experts, inner = config.moe.experts, config.moe.intermediate_size
         found |= {f"blk.*.ffn_{part}_exps": planes(f"{part}_proj", experts) for part in ("gate", "up", "down")}

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import PLAIN, ModelFamily, layers_of_type
+from bough.models.family import PLAIN, Metadata, ModelFamily, layers_of_type
 from bough.models.fields import Fields
 from bough.models.granite import mamba, mamba_names
-from bough.models.names import Names
+from bough.models.names import GGUF_MODULES, Names
 
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+
+USUAL = {**GGUF_MODULES["common"], **GGUF_MODULES["recurrent"]}
 
 
 class NemotronH(ModelFamily):
     activations = PLAIN
     activation_field = "mlp_hidden_act"
     block_kind, recurrent_kind = "SingleBlock", "Mamba2"
+    gguf_modules: ClassVar[Mapping[str, str]] = {
+        **{name: re.sub("self_attn|mlp", "mixer", ours) for name, ours in USUAL.items()},
+        "blk.*.attn_norm": "model.layers.*.norm",
+    }
 
     def read_config(self, config: Fields) -> ModelConfig:
         kinds = _kinds(config.renamed(self.renamed_fields))
@@ -38,6 +46,12 @@ class NemotronH(ModelFamily):
             "mlp": "plain",
             "mlp_bias": config.boolean("mlp_bias"),
         }
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A layer with a width is an MLP. What a file says of rotation means nothing."""
+        widths, kinds = meta.each(".feed_forward_length"), given["layer_types"]
+        kinds = ["mlp" if width else kind for width, kind in zip(widths, kinds, strict=True)]
+        return {"layer_types": kinds, "partial_rotary_factor": 1.0}
 
     def names(self, config: ModelConfig) -> Names:
         mixer = "model.layers.*.mixer"

@@ -4,12 +4,11 @@ result a gate of its own scales."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
+from bough.models.family import ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 
@@ -72,6 +71,3 @@ class Qwen3Moe(Qwen3):
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))
         return {**super().fields(config), "moe": moe}
-
-    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"norm_topk_prob": True}  # which no key says

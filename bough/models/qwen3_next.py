@@ -4,14 +4,15 @@ by time, height and width of a token."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, RecurrentConfig
 from bough.models.family import ModelFamily, layers_of_type
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused, fused_experts, nested, pairs_apart
+from bough.models.names import GgufNames, Names, Piece, fused, fused_experts, nested, pairs_apart, pieces_of
 from bough.models.qwen2 import shared_experts, shared_names
 from bough.models.vision import Sectioned
 
@@ -23,9 +24,15 @@ KINDS = {"linear_attention": True, "full_attention": False}
 class Qwen3Next(ModelFamily):
     partial_rotation = pairs_apart = True
     recurrent_kind = "GatedDeltaNet"
+    gguf_modules: ClassVar[Mapping[str, str]] = {"blk.*.ssm_conv1d": f"{ATTENTION}.q_conv1d"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**net_fields(config), "moe": shared_experts(config)}
+
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
+        """Attention has its queries and gates as it has them elsewhere, and a net its projections side by side."""
+        query = pieces_of(attention_names(config)[f"{ATTENTION}.q_proj"])
+        return {**super().gguf_names(config), "blk.*.attn_q": query, "blk.*.attn_qkv": net_projections(config)}
 
     def names(self, config: ModelConfig) -> Names:
         net = config.recurrent
@@ -87,8 +94,31 @@ def projections(parts: str) -> list[str]:
     return [f"{ATTENTION}.{part}_proj" for part in parts]
 
 
+def net_projections(config: ModelConfig) -> list[Piece]:
+    """Queries, keys and values, of which all heads stand behind each other."""
+    net = config.recurrent
+    assert net is not None
+    return fused(projections("qkv"), (*[net.key_heads * net.key_dim] * 2, net.heads * net.value_dim))
+
+
 class Qwen35(Sectioned, Qwen3Next):
     alternating = (11, 11, 10)
+    gguf_values = ("attn_qkv", "ssm_conv1d", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt.bias")
+
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
+        """Value heads stand in another order there: the first of each key, the second of each, and so on."""
+        found, net = super().gguf_names(config), config.recurrent
+        assert net is not None
+        keys, dim = net.key_heads, net.value_dim
+        order = [turn * keys + key for key in range(keys) for turn in range(net.heads // keys)]
+        wide = [head * dim + at for head in order for at in range(dim)]
+        for name in (f"blk.*.{part}" for part in self.gguf_values):
+            *others, values = found[name]
+            start = values.rows.start if isinstance(values.rows, slice) else 0
+            rows = tuple(start + row for row in (wide if name.endswith(("qkv", "conv1d", "gate")) else order))
+            found[name] = [*others, replace(values, rows=rows)]
+        found["blk.*.ssm_out"] = [Piece(f"{ATTENTION}.out_proj", made=lambda matrix: matrix[:, wide])]
+        return found
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return net_fields(config)
@@ -96,12 +126,11 @@ class Qwen35(Sectioned, Qwen3Next):
     def names(self, config: ModelConfig) -> Names:
         net = config.recurrent
         assert net is not None
-        keys = net.key_heads * net.key_dim
         return nested(
             {
                 **attention_names(config),
                 **net_names(net),
-                f"{NET}.in_proj_qkv": fused(projections("qkv"), (keys, keys, net.heads * net.value_dim)),
+                f"{NET}.in_proj_qkv": net_projections(config),
                 **dict(zip((f"{NET}.in_proj_{part}" for part in "zba"), projections("zba"), strict=True)),
             }
         )

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
 
-FAMILIES = table_beside(__file__, "families.toml")  # of this package, by their first model type
+FAMILIES = {  # of this package, by their first model type
+    model_type: {"architectures": [f"{stated['family'].partition('.')[2]}ForCausalLM"], **stated}
+    for model_type, stated in table_beside(__file__, "families.toml").items()
+}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 GROUP = "bough.models"
 MULTIMODAL = "ForConditionalGeneration"  # how Transformers' classes end that have encoders
@@ -53,20 +56,20 @@ def _built_in(model_type: str) -> ModelFamily:
     return family(
         architectures=tuple(stated["architectures"]),
         model_types=(model_type, *stated.get("also", ())),
-        gguf_architecture=stated.get("gguf"),
+        gguf_architecture=_gguf_name(model_type),
         defaults=_usual(model_type, stated) | stated["defaults"],
         renamed_fields=stated["renamed_fields"],
         stated_names=stated["names"],
+        gguf_stated=stated.get("gguf_stated", {}),
         **{name: stated[name] for name in ("encoder", "whole_items", "text") if name in stated},
     )
 
 
 def _usual(model_type: str, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What Transformers assumes, but for sizes, which a file must state unless they are in its `text_config`; without
-    a number of key-value heads there are as many as query heads."""
+    """What Transformers assumes, but for sizes, which a file must state unless they are in its `text_config`."""
     if "text" in stated:  # the family of the language model knows
         return {}
-    needed = () if f"{model_type}_text" in stated.get("also", ()) else (*SIZES, "num_key_value_heads")
+    needed = () if f"{model_type}_text" in stated.get("also", ()) else SIZES
     usual, renamed = usual_fields(model_type), stated["renamed_fields"]
     return {name: value for name, value in usual.items() if renamed.get(name, name) not in needed}
 
@@ -111,14 +114,21 @@ def runs_transformers(config: ModelConfig) -> bool:
 
 def find_gguf_family(name: str, where: str = "") -> ModelFamily:
     """The family of a GGUF file's architecture."""
-    for model_type, stated in FAMILIES.items():
-        if name == stated.get("gguf"):
+    known = {model_type: stored for model_type in FAMILIES if (stored := _gguf_name(model_type))}
+    for model_type, stored in known.items():
+        if name == stored:
             return _built_in(model_type)
     for family in _registered():
         if name == family.gguf_architecture:
             return family
-    known = dict.fromkeys(stated["gguf"] for stated in FAMILIES.values() if "gguf" in stated)
-    raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {', '.join(known)}.")
+    names = ", ".join(dict.fromkeys(known.values()))
+    raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {names}.")
+
+
+def _gguf_name(model_type: str) -> str:
+    """Empty where a checkpoint is more than text, too."""
+    stated = FAMILIES[model_type]
+    return str(stated.get("gguf", "" if "text" in stated else model_type))
 
 
 def build_model(

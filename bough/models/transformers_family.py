@@ -54,8 +54,10 @@ class TransformersFamily(ModelFamily):
         try:
             shape = probe(given)
         except ModelError as error:
-            text = f"{config.where}: the model cannot run through transformers' modules (--model-impl transformers)"
-            raise ModelError(f"{text}: {error}.") from error
+            named = (config.values.get("architectures") or ["the model"])[0]
+            text = f"{config.where}: {named} cannot run through transformers' modules (--model-impl transformers)"
+            would = "take a model of an architecture that `bough models --supported` lists"
+            raise ModelError(f"{text}, because {error}; {would}.") from error
         layers = shape.layers
         windows = {layer.window for layer in layers} - {None}
         if len(windows) > 1 or len({layer._replace(window=None) for layer in layers}) > 1:

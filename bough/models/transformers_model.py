@@ -200,7 +200,8 @@ def probe(fields: str) -> Shape:
         raise
     except Exception as error:  # whatever the model's own code may raise
         told = (str(error).splitlines() or [""])[0].rstrip(".:")
-        raise ModelError(f"its modules do not run with another attention ({type(error).__name__}: {told})") from error
+        cause = "" if told == repr(NAME) else f" ({type(error).__name__}: {told})"  # of a model with its own list
+        raise ModelError(f"its modules do not run with another attention than their own{cause}") from error
 
 
 def _probe(fields: str) -> Shape:
@@ -239,7 +240,8 @@ def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read(fields: str) -> PreTrainedConfig:
-    given = json.loads(fields)
+    # Transformers writes what JSON has no number for as an object.
+    given = json.loads(fields, object_hook=lambda part: float(part["__float__"]) if "__float__" in part else part)
     kind = given.pop("model_type", None)
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"transformers does not know the model type {kind!r}")

@@ -67,11 +67,11 @@ def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
     match kind:
         case "gpt2":
             backend, adds_bos = _byte_level_bpe(metadata, tokens)
-        case "llama" | "t5":
-            backend, adds_bos = _sentencepiece(metadata, tokens, unigram=kind == "t5"), kind == "llama"
+        case "llama" | "t5" | "gemma4":
+            backend, adds_bos = _sentencepiece(metadata, tokens, unigram=kind == "t5"), kind != "t5"
         case _:
             raise ModelError(
-                f"The GGUF file has a {kind!r} vocabulary; gpt2, llama and t5 are served. "
+                f"The GGUF file has a {kind!r} vocabulary; gpt2, llama, t5 and gemma4 are served. "
                 "Use a Hugging Face folder with a tokenizer.json instead."
             )
     _add_tokens(backend, metadata, tokens)
@@ -105,9 +105,12 @@ def chat_templates(metadata: Metadata) -> dict[str, str]:
 
 def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str]) -> tuple[tokenizers.Tokenizer, bool]:
     rule = find_split_rule(metadata.get("tokenizer.ggml.pre", "default"))
-    given = _required(metadata, "tokenizer.ggml.merges")
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in given)]
+    merges = _merges(_required(metadata, "tokenizer.ggml.merges"))
     return byte_level_backend({token: i for i, token in enumerate(tokens)}, merges, rule), rule.adds_bos
+
+
+def _merges(given: Sequence[str]) -> list[tuple[str, str]]:
+    return [(left, right) for left, _, right in (merge.partition(" ") for merge in given)]
 
 
 def byte_level_backend(
@@ -132,10 +135,11 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], *, unigram: bool) 
         backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=True))
     else:
         best_first = sorted(range(len(tokens)), key=scores.__getitem__, reverse=True)
+        stated = _merges(metadata.get("tokenizer.ggml.merges", ()))  # by Gemma 4, whose scores mean nothing
         backend = tokenizers.Tokenizer(
             models.BPE(
                 {token: i for i, token in enumerate(tokens)},
-                find_merges([tokens[i] for i in best_first if types[i] == NORMAL]),
+                stated or find_merges([tokens[i] for i in best_first if types[i] == NORMAL]),
                 unk_token=None if unknown is None else tokens[unknown],
                 fuse_unk=True,
                 byte_fallback=True,

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +130,56 @@ def test_what_fits_with_fewer_bits_is_said_with_its_flags(
     assert report["missing"][-1]["fix"] == "add --quantization int8"
     fitting = examine(capsys, str(tmp_path), "--quantization", "int8")
     assert fitting["fit"]["flags"] == "" and fitting["fit"]["kv_tokens"] == report["fit"]["kv_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("room", "flags"),
+    [
+        (4 * 16_384, ""),
+        (17_000, "--max-total-tokens 16384"),
+        (10_000, "--context-length 2500"),
+        (4 * 16_000, "--max-total-tokens 16384"),
+    ],
+)
+def test_flags_with_which_the_context_fits_are_said_and_work(
+    room: int, flags: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for so many tokens, of which an engine on a CPU takes a quarter by itself."""
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "max_position_embeddings": 16_384}))
+    fit = examine(capsys, str(tmp_path))["fit"]
+    free = fit["weight_bytes"] + room * fit["kv_bytes_per_token"]
+    monkeypatch.setattr(doctor, "free_memory_bytes", lambda: free)
+    report = examine(capsys, str(tmp_path))
+    assert report["fit"]["flags"] == flags
+    if flags:
+        assert report["missing"][-1] == {
+            "needed": False,
+            "what": f"The context of 16,384 tokens does not fit: there is room for {room // 4:,}.",
+            "fix": f"add {flags}",
+        }
+    with_flags = examine(capsys, str(tmp_path), *flags.split())["fit"]
+    assert with_flags["flags"] == "" and with_flags["kv_tokens"] >= with_flags["context_length"]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "devices", "flags", "code"),
+    [(68, 1, "--kv-cache-dtype fp8_e4m3", 0), (66, 1, "--quantization fp8", 0), (40, 2, "--tp-size 2", 1)],
+)
+def test_a_gpu_is_given_the_flags_that_cost_least(
+    free_gib: int, devices: int, flags: str, code: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-30B-A3B takes 57 GiB, and its context 4 GiB more."""
+    import torch
+
+    shape = Path(doctor.__file__).parents[1] / "loader" / "shapes" / "qwen3-30b-a3b" / "config.json"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda each: SimpleNamespace(name="GPU", total_memory=0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
+    report = examine(capsys, str(shape), code=code)
+    assert report["fit"]["flags"] == flags
+    with_flags = examine(capsys, str(shape), *flags.split())["fit"]
+    assert with_flags["flags"] == "" and with_flags["kv_tokens"] >= with_flags["context_length"]
 
 
 @pytest.mark.parametrize(("free_gib", "flags"), [(140, ""), (64, "--quantization fp8"), (20, None)])

@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 
-import bough
 from bough.core.errors import SettingsError
 from bough.core.model_config import ModelConfig
 from bough.distributed.group import ALONE, RankGroup
@@ -576,16 +575,6 @@ def test_tokens_are_those_of_transformers(model: Model, backend: str) -> None:
     torch.testing.assert_close(
         scores, expected.gather(1, torch.tensor(output)[:, None])[:, 0], atol=TOLERANCE, rtol=TOLERANCE
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("glm4", marks=pytest.mark.long)])
-def test_an_engine_serves_the_folder(tmp_path: Path, name: str) -> None:
-    model, tokens = make(name, tmp_path), prompt(20, seed=6)
-    with bough.Engine(model_path=str(tmp_path), skip_tokenizer_init=True, dtype="float32") as engine:
-        sampling = {"temperature": 0.0, "max_new_tokens": NEW, "ignore_eos": True}
-        answer = engine.generate(input_ids=tokens, sampling_params=sampling)
-    assert answer["output_ids"] == model.continued(tokens)
 
 
 def test_the_page_tells_what_was_compared() -> None:

@@ -133,6 +133,11 @@ def refusal(folder: Path, fields: dict[str, Any]) -> str:
         (transformers.DeepseekV3Config(num_hidden_layers=1), "differ in their number or width"),
         (transformers.BertConfig(**NO_HEAD_DIM), "neither causal nor a sliding window"),
         (transformers.BloomConfig(n_layer=1, hidden_size=64), "do not run with another attention"),
+        (
+            transformers.FalconConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=4),
+            "another attention than",
+        ),
+        (transformers.FalconH1Config(num_hidden_layers=1), "keep a state"),
         (transformers.DiffLlamaConfig(**NO_HEAD_DIM), "more than once"),
         (
             transformers.LlamaConfig(
@@ -146,8 +151,10 @@ def test_what_needs_more_than_attention_is_refused(
     config: transformers.PreTrainedConfig, why: str, tmp_path: Path
 ) -> None:
     message = refusal(tmp_path, config.to_dict() | {"architectures": ["AnyForCausalLM"]})
-    assert why in message
-    assert message.startswith(str(tmp_path / "config.json"))
+    where, _, sentence = message.partition(": ")
+    assert where == str(tmp_path / "config.json")
+    assert sentence.startswith(("AnyForCausalLM cannot run", "the model cannot run")) and why in sentence
+    assert sentence.endswith("; take a model of an architecture that `bough models --supported` lists.")
 
 
 def test_a_model_type_that_transformers_do_not_know_is_refused(tmp_path: Path) -> None:

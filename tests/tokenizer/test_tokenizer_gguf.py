@@ -83,6 +83,7 @@ def test_splitting_loses_nothing(rule: Any, text: str) -> None:
         ("hunyuan-dense", "1234.com", ["123", "4", ".com"]),
         ("glm4", "WE'LL 1234", ["WE", "'LL", "Ġ", "123", "4"]),
         ("seed-coder", "x 12;\n\ny", ["x", "Ġ", "1", "2", ";", "ĊĊ", "y"]),
+        ("exaone-moe", "ab cd 12/\n", ["abĠcd", "Ġ", "1", "2", "/Ċ"]),
         ("deepseek-coder", "ab 12", ["ab", "Ġ", "1", "2"]),
         ("default", "a, 1234", ["a", ",", "Ġ", "123", "4"]),
     ],
@@ -139,3 +140,12 @@ def test_sentencepiece_without_space_prefix(spm_metadata: dict[str, Any]) -> Non
 @given(text=st.text(alphabet=st.sampled_from("thelowrdé日 😀x\n"), max_size=40))
 def test_sentencepiece_gives_every_text_back(spm: Tokenizer, text: str) -> None:
     assert spm.decode(spm.encode(text)) == text
+
+
+def test_gemma_4_states_its_merges(spm_metadata: dict[str, Any]) -> None:
+    """Its scores are those of no merges: what is made of what, and in which order, is said."""
+    stated = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": ["▁ t", "l l", "h e"]}
+    scores = [0.0] * len(spm_metadata["tokenizer.ggml.tokens"])
+    metadata = {**spm_metadata, **stated, "tokenizer.ggml.scores": scores, "tokenizer.ggml.add_space_prefix": False}
+    tokenizer = load_tokenizer(Path("x"), metadata=metadata)
+    assert spelt(tokenizer, "the hell the") == ["<s>", "t", "he", "▁", "he", "ll", "▁t", "he"]

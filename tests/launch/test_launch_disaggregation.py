@@ -51,4 +51,4 @@ def test_on_one_host_the_api_key_takes_the_place_of_a_missing_key(mode: str, mon
 
 def test_transports_that_are_not_built_are_refused_with_the_way_out() -> None:
     with pytest.raises(SettingsError, match="no such transport; auto takes shm or tcp"):
-        Settings.from_flat({"disaggregation_transfer_backend": "mooncake"})
+        Settings.from_flat({"disaggregation_transfer_backend": "mori"})

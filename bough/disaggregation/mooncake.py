@@ -21,11 +21,9 @@ class Mooncake:
         if code := self._engine.initialize(self._host, "P2PHANDSHAKE", "rdma", ""):
             raise OSError(f"Mooncake's transfer engine does not start (error {code})")
 
-    def register(self, memory: Buffer) -> None:
+    def register(self, memory: Buffer) -> bytes:
         if code := self._engine.register_memory(memory.ctypes.data, memory.size):
             raise OSError(f"Mooncake does not register memory (error {code})")
-
-    def place_of(self, memory: Buffer) -> bytes:
         return msgspec.msgpack.encode((f"{self._host}:{self._engine.get_rpc_port()}", memory.ctypes.data))
 
     def read(self, place: bytes, into: Buffer) -> None:

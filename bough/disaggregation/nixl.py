@@ -20,17 +20,12 @@ class Nixl:
     def __init__(self) -> None:
         config = nixl_agent_config(backends=["UCX"], sync_mode=nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
         self._agent = nixl_agent(uuid.uuid4().hex, config)
-        self._places: dict[int, bytes] = {}  # by address
         self._lock, self._peers = threading.Lock(), dict[bytes, Any]()  # by what they said of some memory
 
-    def register(self, memory: Buffer) -> None:
-        address = memory.ctypes.data
-        held = self._agent.register_memory([(address, memory.size, 0, "")], KIND)
+    def register(self, memory: Buffer) -> bytes:
+        held = self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], KIND)
         about = self._agent.get_partial_agent_metadata(held, True, ["UCX"])
-        self._places[address] = msgspec.msgpack.encode((about, address))
-
-    def place_of(self, memory: Buffer) -> bytes:
-        return self._places[memory.ctypes.data]
+        return msgspec.msgpack.encode((about, memory.ctypes.data))
 
     def read(self, place: bytes, into: Buffer) -> None:
         about, address = msgspec.msgpack.decode(place, type=tuple[bytes, int])
@@ -55,8 +50,6 @@ class Nixl:
     def _forget(self, peer: Any) -> None:
         """A connection that broke is not used again; the next read makes another."""
         with self._lock:
-            known = [about for about, name in self._peers.items() if name == peer]
-            for about in known:
-                del self._peers[about]
-            if known:
+            if peer in self._peers.values():
+                self._peers = {about: name for about, name in self._peers.items() if name != peer}
                 self._agent.remove_remote_agent(peer)

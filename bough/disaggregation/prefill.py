@@ -221,8 +221,7 @@ class PrefillSide(Side):
 
     def _pack(self, room: Room, found: Sequence[tuple[Part, IntArray]]) -> None:
         size = sum(part.count * self._limits.copied_bytes(part.group) for part, _ in found)
-        loan = self._transport.lend(size) if room.lent else None
-        buffer, place = (np.empty(size, dtype=np.uint8), b"") if loan is None else loan
+        buffer, place = self._transport.lend(size) if room.lent else (np.empty(size, dtype=np.uint8), b"")
         tickets, at = [], 0
         for part, pages in found:
             width = self._limits.copied_bytes(part.group)

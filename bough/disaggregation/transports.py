@@ -25,13 +25,12 @@ from bough.disaggregation.wire import Buffer
 
 LIBRARIES = ("nixl", "mooncake")
 LATE = "the memory has got another use"
-MOST_BYTES = 4 << 30  # that are registered for lending
 STAMP = 8  # bytes
 
 
 class Transport(Protocol):
-    def lend(self, size: int) -> tuple[Buffer, bytes] | None:
-        """Memory, and where another engine finds it. None: there is no room."""
+    def lend(self, size: int) -> tuple[Buffer, bytes]:
+        """Memory, and where another engine finds it."""
 
     def read(self, place: bytes, size: int) -> Future[Buffer]:
         """What another engine has lent."""
@@ -49,8 +48,7 @@ def open_transport(backend: str) -> Transport:
 
         return Remote(Mooncake())
     except (ImportError, OSError, RuntimeError) as error:
-        hint = f"; `pip install 'bough[{backend}]'`" if isinstance(error, ImportError) else ""
-        raise SettingsError(f"--disaggregation-transfer-backend {backend}: {error}{hint}.") from None
+        raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None
 
 
 class Shared:
@@ -80,10 +78,8 @@ class Shared:
 class Agent(Protocol):
     """A library that copies memory between processes, on any number of threads."""
 
-    def register(self, memory: Buffer) -> None:
-        """It is used as long as the process lives."""
-
-    def place_of(self, memory: Buffer) -> bytes: ...
+    def register(self, memory: Buffer) -> bytes:
+        """Where others find it, as long as this process lives."""
 
     def read(self, place: bytes, into: Buffer) -> None:
         """Returns, or raises, once nothing writes there any more."""
@@ -94,16 +90,14 @@ class Remote:
     Behind the pages stands a stamp, which goes before they do."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent, self._registered = agent, 0
+        self._agent = agent
+        self._places: dict[int, bytes] = {}  # by address
         self._free: defaultdict[int, list[Buffer]] = defaultdict(list)  # by size
 
-    def lend(self, size: int) -> tuple[Buffer, bytes] | None:
-        memory = self._take(size, MOST_BYTES)
-        if memory is None:
-            return None
-        stamp = secrets.token_bytes(STAMP)
+    def lend(self, size: int) -> tuple[Buffer, bytes]:
+        memory, stamp = self._take(size), secrets.token_bytes(STAMP)
         memory[size : size + STAMP] = np.frombuffer(stamp, dtype=np.uint8)
-        return self._lease(memory, size), msgspec.msgpack.encode((self._agent.place_of(memory), stamp))
+        return self._lease(memory, size), msgspec.msgpack.encode((self._places[memory.ctypes.data], stamp))
 
     def read(self, place: bytes, size: int) -> Future[Buffer]:
         found: Future[Buffer] = Future()
@@ -114,7 +108,6 @@ class Remote:
         try:
             where, stamp = msgspec.msgpack.decode(place, type=tuple[bytes, bytes])
             memory = self._take(size)
-            assert memory is not None
             lease = self._lease(memory, size)
             self._agent.read(where, memory[: size + STAMP])
             if memory[size : size + STAMP].tobytes() != stamp:
@@ -123,16 +116,13 @@ class Remote:
         except Exception as error:  # noqa: BLE001  (the reader gets it; each library has its own)
             found.set_exception(error)
 
-    def _take(self, size: int, most: int | None = None) -> Buffer | None:
+    def _take(self, size: int) -> Buffer:
         """Of few sizes, so that what was given back fits the next."""
         width = (1 << (size - 1).bit_length()) + STAMP
         with contextlib.suppress(IndexError):
             return self._free[width].pop()
-        if most is not None and self._registered + width > most:
-            return None
         memory: Buffer = np.empty(width, dtype=np.uint8)
-        self._agent.register(memory)
-        self._registered += width
+        self._places[memory.ctypes.data] = self._agent.register(memory)
         return memory
 
     def _lease(self, memory: Buffer, size: int) -> Buffer:

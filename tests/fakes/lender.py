@@ -13,12 +13,9 @@ def lend(connection: Any, backend: str) -> None:
     while (order := connection.recv()) is not None:
         number, size = order
         if size:
-            loan = transport.lend(size)
-            assert loan is not None
-            lent[number] = loan[0]
+            lent[number], place = transport.lend(size)
             lent[number][:] = number
-            connection.send(loan[1])
-            del loan
+            connection.send(place)
         else:
             del lent[number]
             connection.send(b"")

@@ -30,6 +30,16 @@ def test_what_cannot_work_is_refused(flags: dict[str, Any], words: str, monkeypa
         check_disaggregation(Settings.from_flat(flags))
 
 
+@pytest.mark.parametrize("backend", ["nixl", "mooncake"])
+def test_a_library_that_is_not_installed_is_named(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.from_flat({"disaggregation_mode": "decode", "disaggregation_transfer_backend": backend})
+    monkeypatch.setattr("bough.launch.disaggregation.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=rf"backend {backend} needs `pip install 'bough\[{backend}\]'`"):
+        check_disaggregation(settings)
+    monkeypatch.setattr("bough.launch.disaggregation.find_spec", lambda name: object())
+    check_disaggregation(settings)
+
+
 def test_what_can_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOUGH_CLUSTER_KEY", "k" * 32)
     check_disaggregation(Settings.from_flat({"disaggregation_mode": "prefill", "host": "0.0.0.0"}))

@@ -27,7 +27,7 @@ GREEDY = {"temperature": 0, "max_new_tokens": 12}
 TEXT = "Once upon a time there was a small town by the sea. " * 5
 LOAD = "There was a small town by the sea, and every morning the boats went out. " * 10
 STREAMS = 32
-LONG = {**GREEDY, "max_new_tokens": 60, "ignore_eos": True}
+LONG = {**GREEDY, "max_new_tokens": 40, "ignore_eos": True}
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 
 
@@ -35,6 +35,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}},
 def engines(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     shallow = ("--json-model-override-args", '{"num_hidden_layers": 2}')
     flags = ("--max-total-tokens", "12000", "--dtype", "float32", "--quantization", "none", "--cpu-threads", "1")
+    slowly = ("--chunked-prefill-size", "64")  # so that prompts are under way when one is done
     transports: dict[str, Any] = {}
     if request.param != "shm and tcp":
         try:
@@ -42,7 +43,7 @@ def engines(request: pytest.FixtureRequest) -> Iterator[Fleet]:
         except ImportError as error:
             pytest.skip(f"{request.param} is not installed, or lacks a library: {error}")
         transports = {"backends": (request.param,) * 2, "decode": request.param}
-    with fleet(*flags, *shallow, **transports) as started:
+    with fleet(*flags, *shallow, *slowly, **transports) as started:
         yield started
 
 
@@ -111,8 +112,10 @@ def test_a_router_that_sends_requests_to_both(engines: Fleet) -> None:
 
 
 def last_event(url: str, body: dict[str, Any], begun: list[str]) -> Any:
-    """Of a stream; `begun` gets the first as soon as it is there."""
+    """Of a stream, or the error in its place; `begun` gets the first as soon as it is there."""
     with httpx.stream("POST", f"{url}/generate", json=body | {"stream": True}, timeout=PATIENCE_S) as answer:
+        if answer.status_code != 200:
+            return json.loads(answer.read())
         last = ""
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -166,7 +169,7 @@ def failovers(engines: Fleet) -> float:
     return sum(float(line.split()[-1]) for line in lines)
 
 
-FEW, MOST = STREAMS // 8, STREAMS - STREAMS // 8
+FEW, MOST = 1, STREAMS - 4
 
 
 @pytest.mark.long

@@ -30,8 +30,8 @@ class Fleet:
         return "\n".join(each.log() for each in (*self.prefills, *self.decodes, self.gateway))
 
 
-# A worker that does not answer is soon noticed, and soon tried again.
-WATCHFUL = ("--health-check-interval-secs", "1", "--health-failure-threshold", "2", "--cb-timeout-duration-secs", "1")
+# A worker that does not answer is soon noticed, and asked again as soon as it does.
+WATCHFUL = ("--health-check-interval-secs", "1", "--health-failure-threshold", "2", "--cb-failure-threshold", "1000")
 
 
 @contextlib.contextmanager

@@ -174,10 +174,10 @@ FEW, MOST = 1, STREAMS - 4
 
 @pytest.mark.long
 def test_engines_that_stand_still_lose_no_stream(engines: Fleet) -> None:
-    """A prefill engine in the middle of prompts, then a decode engine in the middle of answers. They go on later."""
+    """A prefill engine to which prompts come, then a decode engine in the middle of answers. They go on later."""
     everyone = *engines.prefills, *engines.decodes
     before = counted(engines, "failed_transfers")
-    for server, enough in ((engines.prefills[1], FEW), (engines.decodes[0], MOST)):
+    for server, enough in ((engines.prefills[1], 0), (engines.decodes[0], MOST)):
         disturb = partial(tell, server, signal.SIGSTOP)
         try:
             events = streams_over(engines, f"Stop {enough}", enough, disturb)
@@ -194,7 +194,13 @@ def test_kills_under_load(engines: Fleet) -> None:
     """One engine after the other."""
     prefills, decodes = engines.prefills, engines.decodes
     failed, moved = counted(engines, "failed_transfers"), failovers(engines)
-    events = streams_over(engines, "Prefill", FEW, partial(kill, prefills[1]))
+    tell(prefills[1], signal.SIGSTOP)  # until other streams have begun, so that it has prompts to lose
+
+    def kill_at_work() -> None:
+        tell(prefills[1], signal.SIGCONT)
+        kill(prefills[1])
+
+    events = streams_over(engines, "Prefill", FEW, kill_at_work)
     assert counted(engines, "failed_transfers") > failed
     events += streams_over(engines, "Decode", MOST, partial(kill, decodes[0]))
     assert failovers(engines) > moved

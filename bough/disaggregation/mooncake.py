@@ -12,7 +12,6 @@ from bough.disaggregation.wire import Buffer
 
 POLL_S = 0.001
 DONE, FAILED = 1, -1
-NO_BATCH = (0, 2**64 - 1)
 
 
 class Mooncake:
@@ -29,7 +28,7 @@ class Mooncake:
     def read(self, place: bytes, into: Buffer) -> None:
         peer, address = msgspec.msgpack.decode(place, type=tuple[str, int])
         batch = self._engine.batch_transfer_async_read(peer, [into.ctypes.data], [address], [into.size])
-        state = FAILED if batch in NO_BATCH else self._engine.transfer_check_status(batch)
+        state = FAILED if batch in (0, 2**64 - 1) else self._engine.transfer_check_status(batch)
         while state not in (DONE, FAILED):
             time.sleep(POLL_S)
             state = self._engine.transfer_check_status(batch)

@@ -13,7 +13,6 @@ from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
 from bough.disaggregation.wire import Buffer
 
 POLL_S = 0.001
-KIND = "DRAM"
 
 
 class Nixl:
@@ -23,7 +22,7 @@ class Nixl:
         self._lock, self._peers = threading.Lock(), dict[bytes, Any]()  # by what they said of some memory
 
     def register(self, memory: Buffer) -> bytes:
-        held = self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], KIND)
+        held = self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM")
         about = self._agent.get_partial_agent_metadata(held, True, ["UCX"])
         return msgspec.msgpack.encode((about, memory.ctypes.data))
 
@@ -33,7 +32,7 @@ class Nixl:
             if about not in self._peers:
                 self._peers[about] = self._agent.add_remote_agent(about)
             peer = self._peers[about]
-        here, there = (self._agent.get_xfer_descs([(at, into.size, 0)], KIND) for at in (into.ctypes.data, address))
+        here, there = (self._agent.get_xfer_descs([(at, into.size, 0)], "DRAM") for at in (into.ctypes.data, address))
         try:
             handle = self._agent.initialize_xfer("READ", here, there, peer)
             state = self._agent.transfer(handle)

@@ -102,11 +102,13 @@ class DisaggregationSettings:
     )
     disaggregation_transfer_backend: str = setting(
         "auto",
-        "how pages travel: shm between engines of one user on one host, tcp between hosts; auto takes shm where it can",
-        choices=("auto", "shm", "tcp"),
-        instead=dict.fromkeys(
-            ("mooncake", "nixl", "mori", "ascend", "cuda_ipc"), "Bough has no such transport; auto takes shm or tcp."
-        ),
+        "how pages travel: shm between engines of one user on one host, tcp between hosts; auto takes shm where it can;"
+        " nixl or mooncake, on both engines: by that library",
+        choices=("auto", "shm", "tcp", "nixl", "mooncake"),
+        instead={
+            **dict.fromkeys(("mori", "ascend", "cuda_ipc"), "Bough has no such transport; auto takes shm or tcp."),
+            "mooncake_tcp": "Set MC_FORCE_TCP=1 and use mooncake.",
+        },
     )
     disaggregation_bootstrap_port: int = setting(
         8998, "port where a prefill engine meets decode engines; of --prefill-url, the port there", low=1, high=65535

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -36,7 +38,8 @@ class Receiving:
     request: Request
     peer: str
     own_choice: bool  # nobody named the prefill engine, so the prompt may be computed here as well
-    heard_s: float | None = None  # when the prefill engine last said something of it
+    heard_s: float | None = None  # when the prefill engine last said something of it that could be taken
+    arrived: deque[tuple[Any, Future[Buffer] | None]] = field(default_factory=deque)
 
 
 class DecodeSide(Side):
@@ -47,6 +50,10 @@ class DecodeSide(Side):
         self._home = home
         self._rooms: dict[int, Receiving] = {}
         self._copies: list[tuple[Ticket, Buffer]] = []  # whose memory is still read
+
+    @property
+    def busy(self) -> bool:
+        return any(known.arrived for known in self._rooms.values())
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -99,13 +106,29 @@ class DecodeSide(Side):
         known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
-        known.heard_s = now
-        if isinstance(message, Pages):
-            self._take_pages(known, message, payload)
-        elif isinstance(message, Failed):
-            self._fail(message.room, message)
-        elif isinstance(message, Done):
-            self._take_answer(known.request, message)
+        pages: Future[Buffer] | None = None
+        if payload is not None:
+            pages = Future()
+            pages.set_result(payload)
+        elif isinstance(message, Pages):
+            pages = self._transport.read(message.place, message.size)
+        known.arrived.append((message, pages))
+        self._take(message.room, known, now)
+
+    def _take(self, room: int, known: Receiving, now: float) -> None:
+        """What has arrived, in order, up to pages that are still being read."""
+        while known.arrived and self._rooms.get(room) is known:
+            message, pages = known.arrived[0]
+            if pages is not None and not pages.done():
+                return
+            known.arrived.popleft()
+            known.heard_s = now
+            if isinstance(message, Pages) and pages is not None:
+                self._take_pages(known, message, pages)
+            elif isinstance(message, Failed):
+                self._fail(message.room, message)
+            elif isinstance(message, Done):
+                self._take_answer(known.request, message)
 
     def lost(self, peer: str) -> None:
         for room in [room for room, known in self._rooms.items() if known.peer == peer]:
@@ -115,9 +138,10 @@ class DecodeSide(Side):
         self._copies = [copy for copy in self._copies if not copy[0].ready()]
         patience_s = self._settings.disaggregation_transfer_timeout_s
         for room, known in list(self._rooms.items()):
+            self._take(room, known, now)
             if known.heard_s is None:
                 known.heard_s = now
-            elif now - known.heard_s > patience_s:
+            elif room in self._rooms and now - known.heard_s > patience_s:
                 self._link.send(known.peer, wire.Cancel(room))
                 self._fail(room, Failed(room, "The transfer has stalled (--disaggregation-transfer-timeout-s)."))
 
@@ -164,20 +188,19 @@ class DecodeSide(Side):
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
-    def _take_pages(self, known: Receiving, pages: Pages, payload: Buffer | None) -> None:
-        if pages.fd >= 0:
-            try:
-                payload = wire.open_shared(pages)
-            except OSError as error:
-                self._link.send(known.peer, wire.Cancel(pages.room))
-                self._fail(pages.room, Failed(pages.room, f"Shared memory cannot be read ({error}); use tcp."))
-                return
-            self._link.send(known.peer, wire.Mapped(pages.fd))
-        if payload is None or pages.weight_version != self.weight_version:
+    def _take_pages(self, known: Receiving, message: Pages, pages: Future[Buffer]) -> None:
+        if error := pages.exception():
+            self._link.send(known.peer, wire.Cancel(message.room))
+            self._fail(message.room, Failed(message.room, f"Shared memory cannot be read ({error}); use tcp."))
+            return
+        payload = pages.result()
+        if message.place:
+            self._link.send(known.peer, wire.Mapped(message.number))
+        if message.weight_version != self.weight_version:
             return  # computed with other weights
         self.counts["transferred_bytes"] += len(payload)
         request, at = known.request, 0
-        for part in pages.parts:
+        for part in message.parts:
             width = self._limits.copied_bytes(part.group)
             content = payload[at : at + part.count * width].reshape(part.count, width)
             at += content.size

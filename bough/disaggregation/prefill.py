@@ -7,7 +7,7 @@ the detokenizer, which does not hear of requests that decode engines have brough
 
 from __future__ import annotations
 
-import os
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from bough.core.finish import FinishAbort, FinishLength
 from bough.core.plan import IntArray
 from bough.disaggregation import wire
 from bough.disaggregation.link import TICK_S, Side
+from bough.disaggregation.transports import LIBRARIES
 from bough.disaggregation.wire import Buffer, Claim, Done, Failed, Pages, Part
 from bough.messages.channels import client_of, first_handle
 from bough.messages.outputs import Ended, Open, StepOutput
@@ -42,7 +43,7 @@ class Room:
     until_s: float  # when claim and request must have met
     claim: Claim | None = None
     peer: Any = None
-    shared: bool = False  # pages go through shared memory
+    lent: bool = False  # the decode engine reads pages from memory
     request: Request | None = None
     next_page: int = 0  # the first that has not been sent
     tokens: int = 0  # that the decode engine knows of; forced ones behind them may be computed here too
@@ -68,14 +69,15 @@ class PrefillSide(Side):
         self._of: dict[int, Room] = {}  # by handle
         self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
         self._parcels: deque[Parcel] = deque()
-        self._shared: dict[int, tuple[float, wire.SharedMemory]] = {}  # until when decode engines may open it
+        self._lent: dict[int, tuple[float, Buffer]] = {}  # until when decode engines may read it
+        self._loans = itertools.count(1)
 
     @property
     def busy(self) -> bool:
         return bool(self._parcels)
 
     def waits(self) -> bool:
-        return bool(self._rooms or self._shared)
+        return bool(self._rooms or self._lent)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -128,13 +130,13 @@ class PrefillSide(Side):
         elif isinstance(message, wire.Cancel):
             self._let_go(self._rooms.get(message.room), "The decode engine does not wait for it any more.")
         else:
-            self._close_shared([message.fd])
+            self._lent.pop(message.number, None)
 
     def tick(self, now: float) -> None:
         if now - self._ticked_s < TICK_S:
             return
         self._ticked_s = now
-        self._close_shared([fd for fd, (until, _) in self._shared.items() if now > until])
+        self._lent = {number: loan for number, loan in self._lent.items() if now <= loan[0]}
         for room in list(self._rooms.values()):
             if room.claim is not None and not self._link.send(room.peer, wire.Beat(room.number)):
                 self._let_go(room, "The decode engine is gone.")
@@ -145,17 +147,20 @@ class PrefillSide(Side):
 
     def _claim(self, peer: Any, claim: Claim) -> None:
         objection = self._identity.objection(claim.identity)
-        choices = {self._settings.disaggregation_transfer_backend, claim.backend} - {"auto"}
-        shared = choices != {"tcp"} and claim.neighbours == wire.neighbours()
-        if len(choices) > 1:
-            objection = "The two engines were told to use different --disaggregation-transfer-backend."
-        elif "shm" in choices and not shared:
+        chosen = [self._settings.disaggregation_transfer_backend, claim.backend]
+        backend = max(chosen, key=lambda each: each != "auto")
+        library, near = backend in LIBRARIES, claim.neighbours == wire.neighbours()
+        if chosen[0] != chosen[1] and (library or "auto" not in chosen):
+            words = "The two engines were told to use different --disaggregation-transfer-backend"
+            objection = f"{words} ({chosen[0]} and {chosen[1]})."
+        elif backend == "shm" and not near:
             objection = "The two engines cannot share memory (another host or user); use the transfer backend tcp."
         if objection:
             self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
             return
         room = self._room(claim.room)
-        room.claim, room.peer, room.shared = msgspec.structs.replace(claim, request=None), peer, shared
+        room.claim, room.peer = msgspec.structs.replace(claim, request=None), peer
+        room.lent = library or (backend != "tcp" and near)
         if claim.request is not None:
             self._handle += 1
             self._of[self._handle] = room
@@ -175,16 +180,15 @@ class PrefillSide(Side):
         room, message = parcel.room, parcel.message
         if self._rooms.get(room.number) is not room:
             return
+        content = parcel.content
+        if isinstance(message, Pages) and message.place and content is not None:
+            until_s = self._clock() + self._settings.disaggregation_transfer_timeout_s
+            self._lent[message.number], content = (until_s, content), None
         if room.claim is not None:  # else nobody waits for it yet
-            self._link.send(room.peer, message, parcel.content)
+            self._link.send(room.peer, message, content)
         if isinstance(message, Failed) or (isinstance(message, Done) and not message.more):
             del self._rooms[room.number]
             self.counts["failed_transfers" if isinstance(message, Failed) else "transfers"] += 1
-
-    def _close_shared(self, descriptors: Sequence[int]) -> None:
-        for fd in descriptors:
-            if self._shared.pop(fd, None) is not None:
-                os.close(fd)
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
@@ -217,20 +221,16 @@ class PrefillSide(Side):
 
     def _pack(self, room: Room, found: Sequence[tuple[Part, IntArray]]) -> None:
         size = sum(part.count * self._limits.copied_bytes(part.group) for part, _ in found)
-        memory = wire.SharedMemory(size) if room.shared else None
-        buffer: Buffer = np.empty(size, dtype=np.uint8) if memory is None else memory.array
+        buffer, place = self._transport.lend(size) if room.lent else (np.empty(size, dtype=np.uint8), b"")
         tickets, at = [], 0
         for part, pages in found:
             width = self._limits.copied_bytes(part.group)
             view = buffer[at : at + part.count * width].reshape(part.count, width)
             tickets.append(self._executor.control(CopyPagesOut(pages, view, part.group)))
             at += view.size
-        place: tuple[int, ...] = ()
-        if memory is not None:
-            place = os.getpid(), memory.fd, size
-            self._shared[memory.fd] = self._clock() + self._settings.disaggregation_transfer_timeout_s, memory
-        message = Pages(room.number, [part for part, _ in found], self.weight_version, *place)
-        self._parcels.append(Parcel(room, message, tuple(tickets), buffer if memory is None else None))
+        parts = [part for part, _ in found]
+        message = Pages(room.number, parts, self.weight_version, place, next(self._loans), size)
+        self._parcels.append(Parcel(room, message, tuple(tickets), buffer))
         self.counts["transferred_bytes"] += size
 
     # -- answers -------------------------------------------------------------------------------------------------------

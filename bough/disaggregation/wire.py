@@ -1,4 +1,4 @@
-"""What a decode engine and a prefill engine say to each other, and the memory in which pages travel.
+"""What a decode engine and a prefill engine say to each other.
 
 The decode engine claims a room: one prompt. It says which tokens it has already, and usually brings the request itself;
 where a router has sent that to both, the room's number brings the two together. The prefill engine sends pages as
@@ -8,7 +8,6 @@ chunks are computed, then what else the request is. Each room ends with `Done` o
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from pathlib import Path
 
@@ -58,9 +57,9 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Mapped(msgspec.Struct, frozen=True, tag=True):
-    """The memory of some pages is in use, and needs no name any more."""
+    """The decode engine has the pages of some memory, which need not be lent any more."""
 
-    fd: int
+    number: int
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -76,13 +75,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):
-    """The parts stand back to back in the second frame, or in shared memory."""
+    """The parts stand back to back in the second frame, or in memory that is lent (`transports`)."""
 
     room: int
     parts: list[Part]
     weight_version: str
-    pid: int = 0
-    fd: int = -1
+    place: bytes = b""
+    number: int = 0  # of the loan
     size: int = 0
 
 
@@ -109,21 +108,6 @@ ToDecode = Beat | Pages | Done | Failed
 
 def digest_of(tokens: IntArray, namespace: str) -> bytes:
     return hashlib.blake2b(tokens.tobytes() + namespace.encode(), digest_size=16).digest()
-
-
-class SharedMemory:
-    """Memory without a name in any file system, so a process that dies leaves none behind."""
-
-    def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("bough-pages")
-        os.ftruncate(self.fd, size)
-        self.array: Buffer = np.frombuffer(mmap.mmap(self.fd, size), dtype=np.uint8)
-
-
-def open_shared(pages: Pages) -> Buffer:
-    """The memory that another process has filled. It lives until the array is dropped."""
-    with open(f"/proc/{pages.pid}/fd/{pages.fd}", "r+b") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), pages.size), dtype=np.uint8)
 
 
 def neighbours() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -43,6 +44,9 @@ def check_disaggregation(settings: Settings) -> None:
         )
     if mode != "prefill" and settings.memory.disable_radix_cache:
         raise SettingsError(f"--disaggregation-mode {mode} keeps what arrives in the radix cache; leave it on.")
+    backend = chosen.disaggregation_transfer_backend
+    if backend in ("nixl", "mooncake") and find_spec(backend) is None:
+        raise SettingsError(f"--disaggregation-transfer-backend {backend} needs `pip install 'bough[{backend}]'`.")
     home_of(settings)
     key_of(settings)
 

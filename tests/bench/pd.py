@@ -4,8 +4,8 @@
 the one engine are halved between the two of the pair. Requests arrive by Poisson; every eighth prompt is long. What
 counts is the p99 of the gaps between the tokens of all streams. Figures of both sides come from one run, and each is
 that of the better round. Then the transfer alone: a long prompt that the prefill engine has cached goes to a decode
-engine that has not, and the time to its first token, less that of the prefill engine itself, is the transfer's. The
-limit beside it is how fast this machine copies as many bytes in memory.
+engine that has not, and the time to its first token, less that of the prefill engine itself, is the transfer's, unless
+other load of the machine has hidden it. The limit beside it is how fast this machine copies as many bytes in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.bench.curves import add_plot_flag, check_plot, plot
 from tests.system.pairs import free_port
 
 COUNTS = ("requests", "long_len", "long_every", "output_len", "vocab", "repeat")
-TRANSFERS = 5  # of which the median counts
+TRANSFERS = 5  # of which the fastest counts: what else runs can only add to it
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +158,7 @@ def transfer(prefill: bough.Engine, decode: bough.Engine, args: argparse.Namespa
         paired += asyncio.run(play(decode, [(0.0, prompt, True)], 1))
         nbytes = decode.get_server_info()["internal_states"][0]["transferred_bytes"] - before
         alone += asyncio.run(play(prefill, [(0.0, prompt, True)], 1))
-    seconds = float(np.median([each.first_s for each in paired]) - np.median([each.first_s for each in alone]))
+    seconds = min(each.first_s for each in paired) - min(each.first_s for each in alone)
     source = np.ones(max(nbytes, 1), dtype=np.uint8)
     copies = []
     for _ in range(TRANSFERS):
@@ -168,8 +168,8 @@ def transfer(prefill: bough.Engine, decode: bough.Engine, args: argparse.Namespa
     return {
         "transferred_bytes": nbytes,
         "transfer_s": seconds,
-        "transfer_gb_s": nbytes / max(seconds, 1e-6) / 1e9,
-        "memory_gb_s": nbytes / float(np.median(copies)) / 1e9,
+        "transfer_gb_s": nbytes / seconds / 1e9 if seconds > 0 else None,
+        "memory_gb_s": nbytes / min(copies) / 1e9,
     }
 
 
@@ -185,7 +185,7 @@ def as_text(name: str, figures: dict[str, Any]) -> str:
 
 
 def as_transfer(link: dict[str, Any]) -> str:
-    size, rates = link["transferred_bytes"] / 1e6, (link["transfer_gb_s"], link["memory_gb_s"])
-    return (
-        f"transfer: {size:.1f} MB in {1e3 * link['transfer_s']:.1f} ms, {rates[0]:.2f} GB/s; memory {rates[1]:.2f} GB/s"
-    )
+    rate, size = link["transfer_gb_s"], f"transfer: {link['transferred_bytes'] / 1e6:.1f} MB"
+    if rate is None:
+        return f"{size}, in less time than first tokens vary by; memory {link['memory_gb_s']:.2f} GB/s"
+    return f"{size} in {1e3 * link['transfer_s']:.1f} ms, {rate:.2f} GB/s; memory {link['memory_gb_s']:.2f} GB/s"

@@ -50,6 +50,9 @@ def test_pages_come_chunk_by_chunk_and_only_those_that_are_missing() -> None:
     pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8))
     prompt = prompt_of(1, 40)
     pair.ask(1, prompt, max_new_tokens=2)
+    while not pair.decode.scheduler._cache.tree.total_pages:
+        pair.turn()
+    assert pair.prefill.executor.computed_tokens < 40, "the first pages are there before the prompt is computed"
     pair.run()
     assert pair.to_decode.sent == 4 * 40
     assert pair.prefill.executor.order.count("CopyPagesOut") == 5

@@ -86,11 +86,12 @@ class EnginePair:
         settings: DisaggregationSettings | None = None,
         home: Bootstrap | None = None,
         shared: bool = False,
+        backend: str | None = None,
         unlike: dict[str, Any] | None = None,
         memory: MemorySettings | None = None,
         **scheduler: Any,
     ) -> None:
-        """`unlike`: in what the decode engine's pages differ."""
+        """`backend`: the decode engine's, in the place of auto or tcp; `unlike`: in what its pages differ."""
         self.now, settings = 0.0, settings or DisaggregationSettings()
         self.to_prefill, self.to_decode = Wire(ToPrefill, deque()), Wire(ToDecode, deque())
         self.prefill_link, self.decode_link = FakeLink(self.to_decode), FakeLink(self.to_prefill)
@@ -103,7 +104,7 @@ class EnginePair:
         def decode_side(executor: Executor, outbox: Outbox) -> tuple[DecodeSide, Outbox]:
             link: Any = self.decode_link
             identity = msgspec.structs.replace(identity_of(executor), **(unlike or {}))
-            own = replace(settings, disaggregation_transfer_backend="auto" if shared else "tcp")
+            own = replace(settings, disaggregation_transfer_backend=backend or ("auto" if shared else "tcp"))
             return DecodeSide(executor, outbox, link, identity, own, home=home), outbox
 
         self.prefill = Bench(make(), handover=prefill_side, **scheduler)

@@ -30,6 +30,16 @@ def test_what_cannot_work_is_refused(flags: dict[str, Any], words: str, monkeypa
         check_disaggregation(Settings.from_flat(flags))
 
 
+@pytest.mark.parametrize("backend", ["nixl", "mooncake"])
+def test_a_library_that_is_not_installed_is_named(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.from_flat({"disaggregation_mode": "decode", "disaggregation_transfer_backend": backend})
+    monkeypatch.setattr("bough.launch.disaggregation.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=rf"backend {backend} needs `pip install 'bough\[{backend}\]'`"):
+        check_disaggregation(settings)
+    monkeypatch.setattr("bough.launch.disaggregation.find_spec", lambda name: object())
+    check_disaggregation(settings)
+
+
 def test_what_can_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOUGH_CLUSTER_KEY", "k" * 32)
     check_disaggregation(Settings.from_flat({"disaggregation_mode": "prefill", "host": "0.0.0.0"}))
@@ -51,4 +61,4 @@ def test_on_one_host_the_api_key_takes_the_place_of_a_missing_key(mode: str, mon
 
 def test_transports_that_are_not_built_are_refused_with_the_way_out() -> None:
     with pytest.raises(SettingsError, match="no such transport; auto takes shm or tcp"):
-        Settings.from_flat({"disaggregation_transfer_backend": "mooncake"})
+        Settings.from_flat({"disaggregation_transfer_backend": "mori"})

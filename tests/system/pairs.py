@@ -30,10 +30,14 @@ class Fleet:
         return "\n".join(each.log() for each in (*self.prefills, *self.decodes, self.gateway))
 
 
+# A worker that does not answer is soon noticed, and asked again as soon as it does.
+WATCHFUL = ("--health-check-interval-secs", "1", "--health-failure-threshold", "2", "--cb-failure-threshold", "1000")
+
+
 @contextlib.contextmanager
-def fleet(*flags: str, backends: tuple[str, ...] = ("shm", "tcp")) -> Iterator[Fleet]:
-    """A prefill engine for each transport, and two decode engines that take any; the first prefill engine is that of
-    the second one's own choice."""
+def fleet(*flags: str, backends: tuple[str, ...] = ("shm", "tcp"), decode: str = "auto") -> Iterator[Fleet]:
+    """A prefill engine for each transport, and two decode engines, which take any with `auto`; the first prefill engine
+    is that of the second one's own choice."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as cleanup:
         folder, ports = Path(name), [free_port() for _ in backends]
 
@@ -47,10 +51,11 @@ def fleet(*flags: str, backends: tuple[str, ...] = ("shm", "tcp")) -> Iterator[F
             start("prefill", backend_flag, backend, port_flag, str(port))
             for backend, port in zip(backends, ports, strict=True)
         ]
-        decodes = [start("decode"), start("decode", "--prefill-url", "http://127.0.0.1:1", port_flag, str(ports[0]))]
+        home = "--prefill-url", "http://127.0.0.1:1", port_flag, str(ports[0])
+        decodes = [start("decode", backend_flag, decode, *more) for more in ((), home)]
         for server in (*prefills, *decodes):
             server.wait_ready()
-        words = ["--pd-disaggregation", "--prefill-policy", "round_robin", "--decode-policy", "round_robin"]
+        words = [*WATCHFUL, "--pd-disaggregation", "--prefill-policy", "round_robin", "--decode-policy", "round_robin"]
         for server, port in zip(prefills, ports, strict=True):
             words += ["--prefill", server.url, str(port)]
         for server in decodes:

@@ -1,14 +1,17 @@
-"""Prefill and decode engines as real processes, behind a gateway: answers are those of one engine, and a kill loses
-none. A prefill engine that is asked directly answers by itself: that is the engine to compare with. All tests share
-the engines, of which the last ones kill some."""
+"""Prefill and decode engines as real processes, behind a gateway: answers are those of one engine, and none is lost
+when engines are stopped or killed. A prefill engine that is asked directly answers by itself: that is the engine to
+compare with. All tests of a transport share the engines, of which the last one kills some."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -22,16 +25,25 @@ pytestmark = pytest.mark.slow
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 TEXT = "Once upon a time there was a small town by the sea. " * 5
-STREAMS = 3
-LONG = {**GREEDY, "max_new_tokens": 60, "ignore_eos": True}
+LOAD = "There was a small town by the sea, and every morning the boats went out. " * 10
+STREAMS = 32
+LONG = {**GREEDY, "max_new_tokens": 40, "ignore_eos": True}
 SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[Fleet]:
+@pytest.fixture(scope="module", params=["shm and tcp", "nixl", "mooncake"])
+def engines(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     shallow = ("--json-model-override-args", '{"num_hidden_layers": 2}')
-    flags = ("--max-total-tokens", "6000", "--dtype", "float32", "--quantization", "none", "--cpu-threads", "1")
-    with fleet(*flags, *shallow) as started:
+    flags = ("--max-total-tokens", "12000", "--dtype", "float32", "--quantization", "none", "--cpu-threads", "1")
+    slowly = ("--chunked-prefill-size", "64")  # so that prompts are under way when one is done
+    transports: dict[str, Any] = {}
+    if request.param != "shm and tcp":
+        try:
+            importlib.import_module({"nixl": "nixl._api", "mooncake": "mooncake.engine"}[request.param])
+        except ImportError as error:
+            pytest.skip(f"{request.param} is not installed, or lacks a library: {error}")
+        transports = {"backends": (request.param,) * 2, "decode": request.param}
+    with fleet(*flags, *shallow, *slowly, **transports) as started:
         yield started
 
 
@@ -47,8 +59,10 @@ def figures(url: str) -> dict[str, float]:
     return {name.partition("{")[0]: float(value) for name, _, value in lines}
 
 
-def transfers(engines: Fleet) -> float:
-    return sum(figures(server.url)["bough:disaggregation_transfers_total"] for server in engines.decodes)
+def counted(engines: Fleet, name: str = "transfers") -> float:
+    """Over the decode engines that live."""
+    alive = [server for server in engines.decodes if server.process.poll() is None]
+    return sum(figures(server.url)[f"bough:disaggregation_{name}_total"] for server in alive)
 
 
 CASES = {
@@ -65,9 +79,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_answers_are_those_of_one_engine(engines: Fleet, case: str) -> None:
     body = {"text": f"{case}. {TEXT}", **CASES[case]}
-    before = transfers(engines)
+    before = counted(engines)
     paired = ask(engines.gateway.url, body)
-    assert transfers(engines) > before
+    assert counted(engines) > before
     alone = ask(engines.prefills[0].url, body)
     for one, other in zip(
         *(answer if isinstance(answer, list) else [answer] for answer in (paired, alone)), strict=True
@@ -81,9 +95,9 @@ def test_answers_are_those_of_one_engine(engines: Fleet, case: str) -> None:
 
 def test_an_engine_with_a_prefill_engine_of_its_own(engines: Fleet) -> None:
     prefill, decode = engines.prefills[0], engines.decodes[1]
-    body, before = {"text": f"Its own. {TEXT}", "sampling_params": GREEDY}, transfers(engines)
+    body, before = {"text": f"Its own. {TEXT}", "sampling_params": GREEDY}, counted(engines)
     assert ask(decode.url, body)["text"] == ask(prefill.url, body)["text"]
-    assert transfers(engines) == before + 1
+    assert counted(engines) == before + 1
 
 
 def test_a_router_that_sends_requests_to_both(engines: Fleet) -> None:
@@ -98,8 +112,10 @@ def test_a_router_that_sends_requests_to_both(engines: Fleet) -> None:
 
 
 def last_event(url: str, body: dict[str, Any], begun: list[str]) -> Any:
-    """Of a stream; `begun` gets the first as soon as it is there."""
+    """Of a stream, or the error in its place; `begun` gets the first as soon as it is there."""
     with httpx.stream("POST", f"{url}/generate", json=body | {"stream": True}, timeout=PATIENCE_S) as answer:
+        if answer.status_code != 200:
+            return json.loads(answer.read())
         last = ""
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -108,19 +124,15 @@ def last_event(url: str, body: dict[str, Any], begun: list[str]) -> Any:
     return json.loads(last[6:])
 
 
-def streams_over_a_kill(engines: Fleet, server: Server, word: str) -> list[Any]:
-    """How streams end whose engine is killed when all have begun."""
+def streams_over(engines: Fleet, word: str, enough: int, disturb: Callable[[], None]) -> list[Any]:
+    """How streams end during which something happens, once so many have begun. They end right, or with an error."""
     begun: list[str] = []
-    bodies = [{"text": f"{word} {i} {TEXT}", "sampling_params": LONG} for i in range(STREAMS)]
-    victims = [server.process, *server.children()]
-    with ThreadPoolExecutor() as pool:
+    bodies = [{"text": f"{word} {i}. {LOAD}", "sampling_params": LONG} for i in range(STREAMS)]
+    with ThreadPoolExecutor(STREAMS) as pool:
         streams = [pool.submit(last_event, engines.gateway.url, body, begun) for body in bodies]
-        while len(begun) < STREAMS and not all(stream.done() for stream in streams):
+        while len(begun) < enough and not all(stream.done() for stream in streams):
             time.sleep(0.001)
-        for victim in victims:  # at once, because the streams are short
-            with contextlib.suppress(psutil.NoSuchProcess):
-                victim.kill()
-        server.end()
+        disturb()
         events = [stream.result() for stream in streams]
     alone = ask(engines.prefills[0].url, {"text": [body["text"] for body in bodies], "sampling_params": LONG})
     for one, event in zip(alone, events, strict=True):
@@ -128,22 +140,73 @@ def streams_over_a_kill(engines: Fleet, server: Server, word: str) -> list[Any]:
     return events
 
 
-def at_rest(*servers: Server) -> None:
-    for server in servers:
-        load = load_of(server.url)
-        assert load["num_used_tokens"] == load["num_running_reqs"] == load["num_waiting_reqs"] == 0
-    time.sleep(1.5)  # engines at rest audit their pages
+def tell(server: Server, number: signal.Signals) -> None:
+    for process in (server.process, *server.children()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def kill(server: Server) -> None:
+    tell(server, signal.SIGKILL)
+    server.end()
+
+
+def at_rest(engines: Fleet, *servers: Server) -> None:
+    """Nothing is held for requests any more, and the pages add up: engines at rest audit them."""
+    deadline, held = time.monotonic() + PATIENCE_S, [1]
+    while any(held):
+        assert time.monotonic() < deadline, held
+        loads = [load_of(server.url) for server in servers]
+        held = [load[f"num_{what}"] for load in loads for what in ("used_tokens", "running_reqs", "waiting_reqs")]
+        time.sleep(0.1)
+    time.sleep(1.5)
+    assert "do not add up" not in engines.logs()
+
+
+def failovers(engines: Fleet) -> float:
+    page = httpx.get(f"{engines.gateway.url}/metrics", timeout=PATIENCE_S).text
+    lines = [line for line in page.splitlines() if "stream_failovers_total" in line and not line.startswith("#")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+FEW, MOST = 1, STREAMS - 4
+
+
+@pytest.mark.long
+def test_engines_that_stand_still_lose_no_stream(engines: Fleet) -> None:
+    """A prefill engine to which prompts come, then a decode engine in the middle of answers. They go on later."""
+    everyone = *engines.prefills, *engines.decodes
+    before = counted(engines, "failed_transfers")
+    for server, enough in ((engines.prefills[1], 0), (engines.decodes[0], MOST)):
+        disturb = partial(tell, server, signal.SIGSTOP)
+        try:
+            events = streams_over(engines, f"Stop {enough}", enough, disturb)
+        finally:
+            tell(server, signal.SIGCONT)
+        assert not any("error" in event for event in events), events
+        engines.gateway.wait_for(len(everyone))
+        at_rest(engines, *everyone)
+    assert counted(engines, "failed_transfers") > before
+    assert failovers(engines) > 0
 
 
 def test_kills_under_load(engines: Fleet) -> None:
     """One engine after the other."""
-    events = streams_over_a_kill(engines, engines.prefills[1], "Prefill")
-    events += streams_over_a_kill(engines, engines.decodes[0], "Decode")
-    assert not any("error" in event for event in events)
-    page = httpx.get(f"{engines.gateway.url}/metrics", timeout=PATIENCE_S).text
-    assert any("stream_failovers_total" in line and not line.endswith(" 0.0") for line in page.splitlines())
-    at_rest(engines.prefills[0], engines.decodes[1])
-    assert "do not add up" not in engines.logs()
+    prefills, decodes = engines.prefills, engines.decodes
+    failed, moved = counted(engines, "failed_transfers"), failovers(engines)
+    tell(prefills[1], signal.SIGSTOP)  # until other streams have begun, so that it has prompts to lose
 
-    events = streams_over_a_kill(engines, engines.decodes[1], "Last")
+    def kill_at_work() -> None:
+        tell(prefills[1], signal.SIGCONT)
+        kill(prefills[1])
+
+    events = streams_over(engines, "Prefill", FEW, kill_at_work)
+    assert counted(engines, "failed_transfers") > failed
+    events += streams_over(engines, "Decode", MOST, partial(kill, decodes[0]))
+    assert failovers(engines) > moved
+    assert not any("error" in event for event in events), events
+    at_rest(engines, prefills[0], decodes[1])
+
+    events = streams_over(engines, "Last", FEW, partial(kill, decodes[1]))
     assert all("error" in event for event in events), events
+    at_rest(engines, prefills[0])

@@ -1,0 +1,135 @@
+"""Pages that another engine reads from memory which this one lends; over the connection they go where there is none.
+
+Memory is lent as long as its array lives. A reader that comes too late, say after its process was stopped for a minute,
+gets an error and never what the memory holds by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import threading
+import weakref
+from collections import defaultdict
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from bough.core.errors import SettingsError
+from bough.disaggregation.wire import Buffer
+
+LIBRARIES = ("nixl", "mooncake")
+LATE = "the memory has got another use"
+STAMP = 8  # bytes
+
+
+class Transport(Protocol):
+    def lend(self, size: int) -> tuple[Buffer, bytes]:
+        """Memory, and where another engine finds it."""
+
+    def read(self, place: bytes, size: int) -> Future[Buffer]:
+        """What another engine has lent."""
+
+
+def open_transport(backend: str) -> Transport:
+    if backend not in LIBRARIES:
+        return Shared()
+    try:
+        if backend == "nixl":
+            from bough.disaggregation.nixl import Nixl
+
+            return Remote(Nixl())
+        from bough.disaggregation.mooncake import Mooncake
+
+        return Remote(Mooncake())
+    except (ImportError, OSError, RuntimeError) as error:
+        raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None
+
+
+class Shared:
+    """Memory without a name in any file system, so a process that dies leaves none behind."""
+
+    def lend(self, size: int) -> tuple[Buffer, bytes]:
+        name = secrets.token_hex(8)
+        fd = os.memfd_create(name)
+        os.ftruncate(fd, size)
+        array: Buffer = np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
+        weakref.finalize(array, os.close, fd)
+        return array, msgspec.msgpack.encode((os.getpid(), fd, name))
+
+    def read(self, place: bytes, size: int) -> Future[Buffer]:
+        found: Future[Buffer] = Future()
+        try:
+            pid, fd, name = msgspec.msgpack.decode(place, type=tuple[int, int, str])
+            with open(f"/proc/{pid}/fd/{fd}", "r+b") as file:
+                if name not in str(Path(f"/proc/self/fd/{file.fileno()}").readlink()):
+                    raise OSError(LATE)
+                found.set_result(np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.uint8))
+        except (OSError, ValueError) as error:
+            found.set_exception(error)
+        return found
+
+
+class Agent(Protocol):
+    """A library that copies memory between processes, on any number of threads."""
+
+    def register(self, memory: Buffer) -> bytes:
+        """Where others find it, as long as this process lives."""
+
+    def read(self, place: bytes, into: Buffer) -> None:
+        """Returns, or raises, once nothing writes there any more."""
+
+
+class Remote:
+    """Through a library. Its memory is used again: to register some takes time, and a late read must find it mapped.
+    Behind the pages stands a stamp, which goes before they do."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._places: dict[int, bytes] = {}  # by address
+        self._free: defaultdict[int, list[Buffer]] = defaultdict(list)  # by size
+
+    def lend(self, size: int) -> tuple[Buffer, bytes]:
+        memory, stamp = self._take(size), secrets.token_bytes(STAMP)
+        memory[size : size + STAMP] = np.frombuffer(stamp, dtype=np.uint8)
+        return self._lease(memory, size), msgspec.msgpack.encode((self._places[memory.ctypes.data], stamp))
+
+    def read(self, place: bytes, size: int) -> Future[Buffer]:
+        found: Future[Buffer] = Future()
+        threading.Thread(target=self._read, args=(found, place, size), name="transfer", daemon=True).start()
+        return found
+
+    def _read(self, found: Future[Buffer], place: bytes, size: int) -> None:
+        try:
+            where, stamp = msgspec.msgpack.decode(place, type=tuple[bytes, bytes])
+            memory = self._take(size)
+            lease = self._lease(memory, size)
+            self._agent.read(where, memory[: size + STAMP])
+            if memory[size : size + STAMP].tobytes() != stamp:
+                raise OSError(LATE)
+            found.set_result(lease)
+        except Exception as error:  # noqa: BLE001  (the reader gets it; each library has its own)
+            found.set_exception(error)
+
+    def _take(self, size: int) -> Buffer:
+        """Of few sizes, so that what was given back fits the next."""
+        width = (1 << (size - 1).bit_length()) + STAMP
+        with contextlib.suppress(IndexError):
+            return self._free[width].pop()
+        memory: Buffer = np.empty(width, dtype=np.uint8)
+        self._places[memory.ctypes.data] = self._agent.register(memory)
+        return memory
+
+    def _lease(self, memory: Buffer, size: int) -> Buffer:
+        array: Buffer = np.frombuffer(memory.data[:size], dtype=np.uint8)
+        weakref.finalize(array, self._give_back, memory, size)
+        return array
+
+    def _give_back(self, memory: Buffer, size: int) -> None:
+        memory[size : size + STAMP] = 0
+        self._free[memory.size].append(memory)

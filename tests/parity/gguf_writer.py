@@ -1,4 +1,4 @@
-"""Writes a checkpoint of transformers as a GGUF file, as llama.cpp's converter does, with the `gguf` package's names."""
+"""Writes a checkpoint of transformers as a GGUF file: as llama.cpp's converter does, with the package's own names."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ from tests.fakes.forward import CPU, Forward
 from tests.fakes.native_forward import NativeForward
 from tests.fakes.ranks import on_ranks
 from tests.parity.engines import LocalEngine
-from tests.parity.gguf_files import FILES, GgufWriter, make_checkpoint, write
+from tests.parity.gguf_files import FILES, make_checkpoint, write
+from tests.parity.gguf_writer import GgufWriter
 from tests.parity.test_families import NEW, TOLERANCE, Case, make, prompt
 
 

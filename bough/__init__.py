@@ -4,8 +4,6 @@ Names are loaded when they are first used, so that importing the package costs n
 """
 # ruff: noqa: F403, F405  # `bough.lang` lists the names of the language; the type checker finds them there
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from bough.version import __version__

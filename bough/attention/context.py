@@ -1,7 +1,5 @@
 """What a forward pass needs beside weights and tokens. It is passed as an argument: nothing is global."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

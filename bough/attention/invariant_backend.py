@@ -5,8 +5,6 @@ of the sequence (see `kernels.invariant_attention`). Owns the list of items of t
 partial results, one for each window and shape of heads that the layers have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -10,8 +10,6 @@ whose pages have one token, so a token of a prompt is a row like a decode. Layer
 of the current step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Pure functions from a batch to `Reads`, and the masks that go with them. Padding
 written: the pool's memory is never cleared, and a stray NaN survives any mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

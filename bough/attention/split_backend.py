@@ -3,8 +3,6 @@
 Owns nothing but the two. Each sees its part of the step as a step of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

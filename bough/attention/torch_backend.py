@@ -6,8 +6,6 @@ the masks, and the scratch memory of gathers. It relies on exact host arrays, so
 graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat

@@ -6,8 +6,6 @@ Rows that compute more go through one that reads their cached prefix from pages 
 decode plan and its scratch memory, one for each window and shape of heads that the layers have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Readers use the server's own token counts where it gives them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

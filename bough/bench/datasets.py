@@ -4,8 +4,6 @@ Random text is made of common English words, nearly all of them one token, so no
 prompts have the exact number of tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import io

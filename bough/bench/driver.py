@@ -3,8 +3,6 @@
 All processes of a run use one start on the monotonic clock, so their records join.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

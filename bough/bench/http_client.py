@@ -1,7 +1,5 @@
 """HTTP for load generators: the gateway's client for one server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping

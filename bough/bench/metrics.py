@@ -4,8 +4,6 @@ TTFT: time to first token. TPOT: mean time per further token of a request. ITL: 
 whole request.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools

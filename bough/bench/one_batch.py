@@ -1,7 +1,5 @@
 """`bough bench one-batch`: one batch straight through the executor, without processes, queues or text."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

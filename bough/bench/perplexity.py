@@ -4,8 +4,6 @@ With `--golden`, a file of prompts with reference continuations, it also shows h
 reference's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -3,8 +3,6 @@
 A fork needs a process without threads, so progress bars are made after it. It also hands over what cannot be pickled.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Flags and figures have the names of SGLang's tool.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -3,8 +3,6 @@
 A benchmark is a module with `add_flags(parser)` and `main(args)`, or `main(args, settings)` if it runs an engine.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any

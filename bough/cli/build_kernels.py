@@ -1,7 +1,5 @@
 """`bough build-kernels`: compiles the CPU kernels in place, for where the installation could not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bough.cli.commands import Parser

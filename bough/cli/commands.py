@@ -1,8 +1,6 @@
 """Sub-commands and their flags. `Menu` picks a command by its first word and imports nothing of it; `Parser` reads its
 flags: no abbreviations, one line for a mistake, a suggestion for a misspelt flag."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import re

@@ -4,8 +4,6 @@ Flags win over variables, those over the file of `--config`. Values are converte
 setting's own check. What the user did not give is absent: defaults stand in the settings alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -3,8 +3,6 @@
 Flags are derived from `GatewaySettings`; what stands behind `--` are flags of the engines that `--launch` starts.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ architectures can be served.
 Only the catalogue is asked; no model is opened, so the list appears at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bough.cli.commands import Parser, did_you_mean

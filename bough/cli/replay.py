@@ -1,7 +1,5 @@
 """`bough replay`: sends the requests of a crash dump (`--crash-dump-folder`) to a running server, at their old pace."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Each answer is written as it comes, so a run that was interrupted goes on where 
 in the output file are not sent again, except those that failed for the server's sake.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

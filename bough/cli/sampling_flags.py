@@ -3,8 +3,6 @@
 What is not given is left out, so that the values that a model's makers recommend can take effect.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import types

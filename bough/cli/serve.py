@@ -1,7 +1,5 @@
 """`bough serve`: puts an engine behind HTTP. Keeps no state; the server itself is `bough.launch.service`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bough.cli.commands import Parser

@@ -1,7 +1,5 @@
 """`bough store`: the server of `--hicache-storage-backend memory`."""
 
-from __future__ import annotations
-
 from bough.cli.commands import Parser
 from bough.observability.logs import set_up_logging
 from bough.storage.memory import MemoryServer

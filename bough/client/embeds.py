@@ -1,7 +1,5 @@
 """Vectors in the place of a prompt's tokens (`input_embeds`): they travel like an image that was encoded already."""
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from typing import Any

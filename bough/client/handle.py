@@ -1,7 +1,5 @@
 """The client's side of an engine: sends requests, and brings each delta to its answer. Lives on one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

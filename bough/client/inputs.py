@@ -3,8 +3,6 @@
 Pure apart from the tokenizer, and safe to call from any thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import secrets

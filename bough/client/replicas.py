@@ -4,8 +4,6 @@ With one there is nothing to choose. With several (`--dp-size`) a policy of the 
 this client alone: of several HTTP processes each places by its own view.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

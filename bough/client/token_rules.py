@@ -4,8 +4,6 @@ A bias comes before the penalties, and a repetition penalty divides what it made
 logits are not given together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import msgspec

@@ -4,8 +4,6 @@ Three kinds of models score a text: classifiers, whose answer is a number for ea
 classifiers of pairs; and models that generate, by how likely they go on with chosen tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any

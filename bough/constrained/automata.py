@@ -4,8 +4,6 @@ Clients write the patterns, so nothing backtracks, and every automaton has a lim
 positions (Glushkov's construction); a state is the set of positions that may be read next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

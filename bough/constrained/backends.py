@@ -1,7 +1,5 @@
 """The back ends by name, and what is asked of one. A library is imported when its back end is first chosen."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Protocol

@@ -3,8 +3,6 @@
 Surrogates are in no set: they have no UTF-8, so no token can write them.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable
 

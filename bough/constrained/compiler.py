@@ -4,8 +4,6 @@ A process prepares a spec, because Python's work would hold the engine's interpr
 grammar; a second kind of process compiles a large one, because a process can be killed. Refusals are cached too.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -5,8 +5,6 @@ With a vocabulary in the hello it compiles, without one it prepares. Each spec h
 what was loaded stays. `CompilerPool` starts processes and hands them out.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

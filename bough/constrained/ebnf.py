@@ -7,8 +7,6 @@ Reading it here gives one dialect and errors with a line number; it also shows w
 is not becomes one regular expression, which every back end knows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

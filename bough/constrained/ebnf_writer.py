@@ -5,8 +5,6 @@ automaton, a rule for each state, each with what follows such a token in JSON (`
 (Written as one expression, strings with a `maxLength` of 40 have masks that take a hundred times as long.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from bough.constrained import charsets

@@ -4,8 +4,6 @@ A request carries a `GrammarSpec`. The scheduler hands it to a compiler and poll
 same spec share the `Compiled` grammar; each has a `Matcher` of its own.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Its lexer reads the longest text that any lexeme matches. Where a grammar says w
 these are the lexemes; elsewhere each character is one, so that no lexeme swallows what another rule should read.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How large a grammar may be. What passes these limits and is still too much ends at the time limit, in its process."""
 
-from __future__ import annotations
-
 from bough.core.errors import RequestError
 
 MAX_TEXT_CHARS = 256 * 1024

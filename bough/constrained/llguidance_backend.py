@@ -4,8 +4,6 @@ Compiles take milliseconds and a mask tens to hundreds of microseconds; the libr
 limit while generating is refused there, for its request alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import llguidance

@@ -3,8 +3,6 @@
 A schema that names properties and says nothing of others means these alone; `additionalProperties` says otherwise.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from bough.constrained import charsets

@@ -4,8 +4,6 @@ It knows regular expressions only; `prepare` gives the rest to llguidance. A com
 process that can be ended. A state's mask is made once and shared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from os.path import commonprefix

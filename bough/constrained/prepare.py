@@ -4,8 +4,6 @@ A spec comes out in the language of the back end that follows it: the one asked 
 weak or too slow. With it come the gaps of a spec that is not strict, and whether a thread may compile it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

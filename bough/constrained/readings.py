@@ -4,8 +4,6 @@ Where one character does not decide what comes next, inside of something that re
 something that is counted (`.*a{1,20}`), readings grow with the text, and the time for a mask with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 

@@ -5,8 +5,6 @@ back references) is refused. Classes are ASCII, as in ECMAScript. A `regex` matc
 any part of it unless it is anchored.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The libraries read schemas themselves, but not to the letter: xgrammar ignores k
 allows excluded bounds. Each name, string, number and mark of JSON is a `Token`, for back ends with a lexer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

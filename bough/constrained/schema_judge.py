@@ -4,8 +4,6 @@ References are followed inside the schema only, patterns are matched in linear t
 searched, and steps are limited. Forms of earlier drafts are read as `schema_source` reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any

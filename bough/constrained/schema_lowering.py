@@ -5,8 +5,6 @@ branch of each `anyOf`. Lowering writes one plain schema for such a set: an `any
 meets itself becomes a definition. Keywords that cannot be enforced become gaps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from typing import Any

@@ -4,8 +4,6 @@ Only references inside the document are followed; nothing is ever fetched. A tab
 because a validator over the meta-schema takes milliseconds for each subschema. Forms of earlier drafts pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit

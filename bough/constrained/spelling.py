@@ -4,8 +4,6 @@ In front, the text may join with the token that stands last. Behind, its last to
 they are held back, and the model samples them itself under the grammar's mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from os.path import commonprefix
 

@@ -4,8 +4,6 @@ The short form, `{type, structures: [{begin, schema, end}], triggers}`, becomes 
 by name and field, with its schemas and grammars lowered to rules.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import replace

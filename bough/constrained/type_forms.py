@@ -4,8 +4,6 @@ Each function takes the parts that hold at one place (`schema_lowering`) and giv
 None where no value of that type satisfies them all.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from abc import ABC, abstractmethod

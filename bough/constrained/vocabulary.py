@@ -1,7 +1,5 @@
 """A tokenizer seen by a grammar: which bytes each token writes, which tokens end a text, and masks of tokens."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import numpy.typing as npt

@@ -4,8 +4,6 @@ Its masks are the cheapest of the three (microseconds) and its compiles the dear
 grammar can be a hundred times what it holds, so only what took long to compile crosses processes in that form.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a process that runs a module of this package begins with, and ends with: its parent's environment and end."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

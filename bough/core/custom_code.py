@@ -4,8 +4,6 @@ A client that may send such a request may run anything in the engine's process. 
 clients with its key. The offline engine's one caller is the process that it belongs to: it could run the code itself.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 
 from bough.core.errors import SettingsError

@@ -4,8 +4,6 @@
 not a `BoughError` is a defect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

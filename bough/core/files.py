@@ -1,7 +1,5 @@
 """Files: where Bough keeps what it has fetched or made, what processes hand over, and tables of constants."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -4,8 +4,6 @@ A model's family fills it (`bough.models`), layers read it; nothing else in the 
 configuration. A family whose blocks need more fields subclasses `ModelConfig`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ stuck, and a thread cannot.
 Each is given the number of its end as an argument, and ends when the other end is closed.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

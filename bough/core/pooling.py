@@ -1,7 +1,5 @@
 """Vectors instead of tokens: what a request may ask for, and what a model makes of its hidden states."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

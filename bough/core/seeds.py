@@ -4,8 +4,6 @@ Random numbers are a function of (seed, output position), never a state, so a dr
 after a retraction, on another engine. `bough.kernels.sampling.rows` computes the same mix on the device.
 """
 
-from __future__ import annotations
-
 MASK64 = 2**64 - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2**64 divided by the golden ratio, made odd
 MIX_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # (right shift, multiplier) of its finaliser

@@ -1,7 +1,5 @@
 """Models that write down what they hear: what of one a server and an executor must know."""
 
-from __future__ import annotations
-
 import msgspec
 
 SAMPLE_RATE = 16_000  # of the sound that models hear

@@ -1,7 +1,5 @@
 """Configuration files: YAML with a mapping at its top, and one sentence for whatever is wrong with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ They are not locked. What memory has no room for, or an eviction takes before th
 Then the request goes on behind its first token as one that was retracted does.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections import deque

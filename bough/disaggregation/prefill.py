@@ -5,8 +5,6 @@ computes them, so they need not be held: their next owner writes later. Answers 
 the detokenizer, which does not hear of requests that decode engines have brought.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import deque

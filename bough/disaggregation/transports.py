@@ -4,8 +4,6 @@ Memory is lent as long as its array lives. A reader that comes too late, say aft
 gets an error and never what the memory holds by then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

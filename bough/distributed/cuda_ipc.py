@@ -6,8 +6,6 @@ would keep it for ever, so the sender sets the count when it is answered, and ho
 has copied them, and dropped its own, before it answers.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from itertools import accumulate

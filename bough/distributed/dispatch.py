@@ -1,7 +1,5 @@
 """Tokens go to the ranks that have their experts, and the results come back: two exchanges of all with all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -2,8 +2,6 @@
 the rank before. All ranks have equally many. Hot experts may be in several slots: their tokens are split among those.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ It stands beside the engine's own group: a trainer that dies, or does not come, 
 other as in SGLang's groups, so its trainers can be the first rank as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The adapters of a model in memory: read, put into slots, forgotten; and which tokens of a step use which slot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """From settings to a running executor: checks them against the device, loads the model, and sizes the cache."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Iterable

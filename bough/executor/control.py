@@ -4,8 +4,6 @@ What an executor has made for certain addresses (captured graphs, tapes) is its 
 when all memory is there again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

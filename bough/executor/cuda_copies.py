@@ -9,8 +9,6 @@ the copies' stream too; later steps wait for other copies out. A copy is asynchr
 caller's buffer is pinned.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Iterator

@@ -11,8 +11,6 @@ Steps with drafts, and decodes beside a draft model, are `cuda_drafts`': how man
 rows have grammars, penalties or logprobs, and for prompts beside a draft model, the host verifies, and waits.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial

@@ -9,8 +9,6 @@ expects them and copied in one go each, long and short integers. What a step doe
 that no row owns, rows without keys, and blocks that are none.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ are first walked through, to have their kernels compiled side by side, and then 
 cache gets what memory is left.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

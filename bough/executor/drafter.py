@@ -11,8 +11,6 @@ there and of the token *behind* it. Where a prompt leaves a cached prefix that a
 token, the last place of that prefix stands for the other token: the drafts there may be a little worse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple

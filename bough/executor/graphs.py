@@ -8,8 +8,6 @@ Which sizes there are follows from tables, and which of them are captured under 
 ranks that run the same plans take the same graphs, and their collectives have the same shapes.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import time

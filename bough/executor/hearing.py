@@ -4,8 +4,6 @@ Owns each row's keys and values of its recording, computed when the row is set u
 which token may come next depends on those before, and on how likely a time is beside all words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The host's memory for cached prefixes (`--enable-hierarchical-cache`): how much, and pinned where a GPU copies."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

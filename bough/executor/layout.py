@@ -5,8 +5,6 @@
 steady decode step costs a few numpy calls, and fewer where the device finds out by itself where the tokens go.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

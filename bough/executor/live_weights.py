@@ -5,8 +5,6 @@ handles of a GPU's memory in such files, or from a trainer's group; never pickle
 before one of them writes.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import stat

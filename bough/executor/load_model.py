@@ -1,7 +1,5 @@
 """A model in memory, before it can run: reads its configuration with the user's changes, and loads its weights."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -4,8 +4,6 @@ The group that launches a step tells the others its number. A group that has not
 up to that number, so nobody polls, and nobody waits in an exchange for a group that does not come.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

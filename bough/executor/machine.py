@@ -1,7 +1,5 @@
 """What this machine offers to a process: memory and cores, container limits counted. Torch-free."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path

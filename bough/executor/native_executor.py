@@ -7,8 +7,6 @@ many there are in a step, so each gets the same bits in any batch and any chunk.
 the same bits for an output that comes back as part of a prompt: then all tokens are multiplied alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -6,8 +6,6 @@ refused if there is no operation for it. When the recording ends, buffers get th
 that are not needed at the same time, and the operations their addresses. Nothing here depends on an architecture.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ everywhere. Between two steps every microsecond of Python is waited for, and cod
 last one is slow: so what does not change is told to the kernels once.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

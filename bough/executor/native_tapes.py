@@ -5,8 +5,6 @@ for; and the logits of hidden states alone. They hold the addresses of weights a
 the weights are loaded, and again when either has moved.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass, replace
 from functools import partial

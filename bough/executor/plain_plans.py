@@ -1,7 +1,5 @@
 """Steps made by hand, without a scheduler: for rehearsals, warm-ups and benchmarks of the executor alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

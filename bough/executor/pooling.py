@@ -4,8 +4,6 @@ A prompt may come in chunks, so a mean is a sum until the last of them. What is 
 that scores labels; or else it is cut and normalised, in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

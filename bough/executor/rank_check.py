@@ -1,7 +1,5 @@
 """`--check-ranks`: in every step all ranks compare what they must have alike."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 

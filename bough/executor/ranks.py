@@ -1,8 +1,6 @@
 """Several ranks as one executor: the first sends what it is told to the others, and all do it in the same order. The
 last stage of a pipeline sends the results of steps to the first rank."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable

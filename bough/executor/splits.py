@@ -1,8 +1,6 @@
 """How a model could be split over GPUs that need not be here, and what each split would give: memory from the model's
 configuration, as an engine counts it, and time from `bough.distributed.cost_model`."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ been made. A ring of arenas does that: one arena per step, used again after `dep
 scheduler has waited for that step's result.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

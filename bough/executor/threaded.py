@@ -3,8 +3,6 @@
 Torch lets go of the interpreter's lock while it computes, so the scheduler plans and sends messages meanwhile.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ Puts the parts together and owns none of the arithmetic: rows â†’ forward pass â
 sampling. `threaded` wraps it so that the scheduler need not wait.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -13,8 +13,6 @@ runs them on data of its own (`WarmUp`): the scheduler's loop looks in on it eve
 as a request comes.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence

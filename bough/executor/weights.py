@@ -4,8 +4,6 @@ Owns which files the weights came from: after a release they are read from there
 with a checkpoint is found before the first byte in memory changes.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """The gateway's HTTP edge: which paths it answers, which it proxies, who may call them, and how errors look."""
 
-from __future__ import annotations
-
 import time
 
 from starlette.types import Receive, Scope, Send

@@ -3,8 +3,6 @@
 Received bytes count, not announced ones. A body that does not fit is refused: a waiting one would hold its memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Generator

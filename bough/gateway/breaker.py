@@ -1,7 +1,5 @@
 """The circuit breaker of one worker: failures in a row open it, successful trials close it. Callers pass the time."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 from bough.core.gateway_settings import GatewaySettings

@@ -4,8 +4,6 @@ A prompt's ids are fetched from the /tokenize of the worker that took it, while 
 that refuses a few times in a row is not asked again: `kv_events` then goes by text, as `cache_aware` does.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Client keys never open management: it has a key of its own, and is refused where clients have keys and it has none.
 """
 
-from __future__ import annotations
-
 import hmac
 import math
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ launched. Others are replaced by a worker at another address (`--replace OLD NEW
 old one is drained and removed. `bough gateway top` is a live table of the workers in the terminal.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A wrong file changes nothing. A changed file is applied at once, except for settings that need a restart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """The gateway without its socket: owns the parts, wires them, and serves one proxied request."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 A request that can be sent gets a `Lease` at once; any other waits in a bounded queue until there is room.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import itertools

@@ -1,7 +1,5 @@
 """Which headers pass the gateway. Hop-by-hop headers and keys do not; everything else does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A worker outside of rotation is checked every half second; one in rotation at th
 when a request has failed or is silent for too long.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -4,8 +4,6 @@ Pods are listed, then watched; when a watch ends they are listed again and compa
 reached nothing changes. Health checks decide whether a pod is healthy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Messages are numbered. Lost ones are fetched from the worker's replay endpoint; 
 connection, the worker's index starts empty, so that it never holds what the worker does not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass

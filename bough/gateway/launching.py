@@ -4,8 +4,6 @@ An engine keeps its port, so it stays the same worker after a restart. It leaves
 never outlives the gateway. If one fails before any has served, the gateway ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

@@ -3,8 +3,6 @@
 `/workers` and what reaches all workers needs the admin key; health and metrics are open, as on a server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """The gateway's metrics for Prometheus. Counts are kept here; gauges of workers are read when the page is made."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -3,8 +3,6 @@
 A partial line is kept back until it is whole: it would spoil an error event after it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 

@@ -5,8 +5,6 @@ request has one answer, one connection and one owner, as without a pair. Where n
 engine computes the prompt.
 """
 
-from __future__ import annotations
-
 import time
 from urllib.parse import urlsplit
 

@@ -4,8 +4,6 @@ A field may have any type: the worker refuses a body that it cannot use. In a pr
 what the client sent of it, so that equal images go to one worker and long ones take no room in its tree.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -4,8 +4,6 @@ A request that gets the same 5xx from two workers, or that two workers end with,
 and no breaker counts it. Where several requests were on both workers that ended, only a third end tells which it was.
 """
 
-from __future__ import annotations
-
 from bough.gateway.worker import Lease, Moved, Worker
 
 UNAVAILABLE = 503  # says that the worker cannot serve any request

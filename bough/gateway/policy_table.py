@@ -3,8 +3,6 @@
 Only models that workers have reported have a policy of their own; all other names share one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

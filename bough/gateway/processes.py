@@ -4,8 +4,6 @@ Each process proxies on its own. The first answers management for all over unix 
 changes on and adds up counts. Limits and rates are divided among the processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

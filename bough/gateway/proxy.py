@@ -5,8 +5,6 @@ a worker dies in the middle of a stream, another one continues it if the stream 
 ends with an error event.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

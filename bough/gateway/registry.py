@@ -3,8 +3,6 @@
 Listeners (policies, waiting requests, health checks) are called for each change.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

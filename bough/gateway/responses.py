@@ -3,8 +3,6 @@
 A 200 with something else than was asked for is a failure. Plain-text errors get OpenAI's shape.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

@@ -5,8 +5,6 @@ once, and `: events N` where N events belong together. `ResumableText` removes t
 stream without them passes unchanged.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 A second signal ends it at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

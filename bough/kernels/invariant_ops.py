@@ -4,8 +4,6 @@ Products are Triton's own, with an order of sums that is fixed by the weight; no
 kernels serve few rows only. The other kernels sum within a row too; they are given the same cut for any number of rows.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chooses the tables of operations for a device, so that a model without a GPU loads no Triton."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType

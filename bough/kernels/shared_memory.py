@@ -5,8 +5,6 @@ are as large as fits, which `tests/kernels/compile_all.py` checks for devices of
 driver said.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """The table of operations for GPUs. Matrix products of more than a few rows are left to torch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

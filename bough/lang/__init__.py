@@ -5,8 +5,6 @@ happens then, `backends` where. Names are SGLang's: its programs run after `impo
 what is imported here as itself.
 """
 
-from __future__ import annotations
-
 from bough.lang.backends.anthropic import Anthropic as Anthropic
 from bough.lang.backends.endpoint import RuntimeEndpoint as RuntimeEndpoint
 from bough.lang.backends.openai import Crusoe as Crusoe

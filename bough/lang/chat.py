@@ -4,8 +4,6 @@ A chat template is run on the roles, with marks in place of the contents: what s
 two messages. Templates that rewrite older messages cannot do so here.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping, Sequence

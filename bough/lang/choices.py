@@ -4,8 +4,6 @@ A method is called with what a back end has scored; what it hands back besides i
 meta information. Users may write their own by subclassing `ChoicesSamplingMethod`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

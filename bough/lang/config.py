@@ -1,7 +1,5 @@
 """What holds for all programs of this process: the default back end and a few switches, under SGLang's names."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import dataclass
 from typing import Any

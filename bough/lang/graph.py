@@ -4,8 +4,6 @@ Each state is a column of boxes; branches stand side by side under the place whe
 variable to where it is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias

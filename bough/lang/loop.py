@@ -3,8 +3,6 @@
 A thousand branches are a thousand tasks and no thread, and a cancellation reaches the request itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading

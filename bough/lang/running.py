@@ -1,7 +1,5 @@
 """Runs of a program: one, or many at once, whose common beginning is computed first, and once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -3,8 +3,6 @@
 Threads and coroutines wait on the same `Future`s.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterable

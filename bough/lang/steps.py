@@ -1,7 +1,5 @@
 """What an executor's queue holds, what holds for all of a run, and the arguments of a program."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

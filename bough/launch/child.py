@@ -5,8 +5,6 @@ and the child goes too. Standard output carries announcements, a line of JSON ea
 argument is a pipe that takes its stacks (`supervisor`).
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import json

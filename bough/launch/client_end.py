@@ -5,8 +5,6 @@ Both are made empty, so that their owner can register `close` before `open`: clo
 is fine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

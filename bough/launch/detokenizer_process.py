@@ -1,7 +1,5 @@
 """The detokenizer process: tokens from the scheduler, text to the client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The first host of an engine on several: where the others join, and learn of the engine's end (`nodes`)."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """A host of an engine that does not serve: its ranks under a supervisor, and a port that tells only how they are."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -2,8 +2,6 @@
 meet, and stay connected: each side hears of the other's end, with its reason, and takes silence for an end.
 Without the cluster's key nobody joins, hears anything or is heard."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

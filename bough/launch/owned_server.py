@@ -1,8 +1,6 @@
 """A server that belongs to the process that started it: `python -m bough.launch.owned_server`, settings on standard
 input. It serves like `bough serve`, and stops when its owner closes that input or is gone, however it went."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The ranks of an engine: the first in the scheduler's process, each other an executor in a process of its own."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import replace

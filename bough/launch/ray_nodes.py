@@ -1,8 +1,6 @@
 """Hosts that Ray chooses: a placement group with a bundle for each, the first where this process is, and in each other
 one an actor that is the node. Everything goes when the engine does."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """The scheduler process: the model, the loop that feeds it, and the channels to the others."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import platform

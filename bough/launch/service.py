@@ -4,8 +4,6 @@ The main process opens the port, starts and watches the engine's processes, and 
 further processes serve on the same socket. Slow work runs in threads, so the port answers from the first moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

@@ -5,8 +5,6 @@ kills the others and is reported once, with the child's own words where it had a
 ends alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

@@ -6,8 +6,6 @@ called. They hold no state of a request; what a step needs comes with the forwar
 `from bough import layers` loads no torch, so that a model file can be read without it; the first use of a layer does.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ they may change the embedding and the head, too.
 compute with which slot. Without such tokens a layer does what it would do without adapters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch

@@ -4,8 +4,6 @@ The layer owns weights; keys and values of requests live in the pool, and which 
 business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ The hidden states travel as two tensors whose sum they are, `x` and `residual`, 
 with the norm that follows it. Before the first block there is no residual.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The two ends of a model: token ids to vectors, and vectors to logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """All that models are composed of, under one name; `bough.layers` loads it when a model is built."""
 
-from __future__ import annotations
-
 from bough.attention.context import ForwardContext as ForwardContext
 from bough.layers.attention import SelfAttention as SelfAttention
 from bough.layers.blocks import Block as Block

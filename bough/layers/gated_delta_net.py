@@ -1,7 +1,5 @@
 """A gated delta net as a layer: a recurrence that forgets, and corrects what a key means instead of adding to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

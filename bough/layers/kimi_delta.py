@@ -1,7 +1,5 @@
 """Kimi's delta attention as a layer: a gated delta net in which every channel of a key decays at a rate of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

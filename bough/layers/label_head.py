@@ -1,7 +1,5 @@
 """Scores of labels: what classifiers and reward models have in the place of logits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,8 +3,6 @@
 Every rank stores the latents of all tokens, and has the matrices and queries of its own heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

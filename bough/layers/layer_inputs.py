@@ -1,7 +1,5 @@
 """What a layer gets of each token beside the hidden states, and what it does with that behind its block (Gemma 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -5,8 +5,6 @@ results of the ranks. One of each, in this order, is one exchange between ranks.
 is the business of a scheme (`bough.layers.schemes`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Mamba 2 as a layer: a recurrence that forgets and adds, at a rate that each token chooses, behind a gate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

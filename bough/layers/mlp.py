@@ -1,7 +1,5 @@
 """The feed-forward part of a block, with a gate or without."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Norms as layers. Each gives the norm of x + residual together with that sum, which is the next residual."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 

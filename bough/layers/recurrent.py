@@ -3,8 +3,6 @@
 The layer owns weights; the states of requests live in the pool. It stands where attention does in a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -4,8 +4,6 @@ Everything is computed once, when a model is built, in float32 as transformers d
 look their positions up in the table.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A gated short convolution as a layer: its state is the last few tokens alone."""
 
-from __future__ import annotations
-
 import torch
 
 from bough.attention.context import ForwardContext

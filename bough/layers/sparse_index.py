@@ -3,8 +3,6 @@
 Its heads are few and small: every rank has all of them, so that all choose the same tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -4,8 +4,6 @@ Tensors are named after modules of the Transformers model. They become changes o
 fused module is cut, and its rows are put in our order, as the matrix itself is when it is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ Owns the folder `<home>/models/<name>`, one per entry. How bytes arrive there sa
 given by the user means is decided in `locate`.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass

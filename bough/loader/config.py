@@ -5,8 +5,6 @@ mean is the family's business (`bough.models`). GGUF metadata first take the for
 overrides and checks hold for both.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ the name of what it is and its revision; then of each tensor its name, shape, ty
 begin with their length and end with a zero. Torch-free.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator, Mapping

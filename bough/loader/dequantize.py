@@ -1,8 +1,6 @@
 """Turns the blocks of a GGUF tensor into numbers, as the `gguf` package does. CPUs multiply most formats as they are:
 this is for GPUs and for formats without a product."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

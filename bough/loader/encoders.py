@@ -8,8 +8,6 @@ one, which takes the host longer than the device; on a GPU one kernel computes a
 stand one by one are products: cuDNN has no fast kernel for them.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, cast
 

@@ -5,8 +5,6 @@
 two processes never write at once. How bytes arrive is a parameter (`Download`), which tests replace.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -3,8 +3,6 @@
 Keys that all architectures have are read here; the family adds its own (`ModelFamily.gguf_fields`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Both say by what stored keys and values are multiplied to get them back. What they are used for is the pool's business.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Everything that can be wrong with a checkpoint is found before the first byte is
 one piece of one tensor is in memory at any moment.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

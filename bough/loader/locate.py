@@ -4,8 +4,6 @@ Answers with paths only; what is inside the files is read by `config` and `load`
 because random weights need only its configuration.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib

@@ -5,8 +5,6 @@ beside its place and renamed into it, so that any number of engines may write at
 file. A file that cannot be used counts as absent; one that cannot be written is a line in the log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ A scheme that cannot be read is refused here, by name, before any weight is touc
 read from here: the tensors themselves show it, so modules that a tool has left alone need no list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ For the native CPU kernels small integers keep their bits: they are given in the
 has the same values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

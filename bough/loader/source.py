@@ -5,8 +5,6 @@ up. `NamedSource` gives tensors of a checkpoint the model's names. Files are mem
 not read. Which part goes where is the model's business (`WeightSlot`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import zlib

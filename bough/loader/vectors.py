@@ -1,8 +1,6 @@
 """Whether a checkpoint gives vectors in the place of text, and how: from its architecture and from the files that
 sentence-transformers keeps beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ All tokens of one step travel in one message, as arrays: at 500 running requests
 step itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

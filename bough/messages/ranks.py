@@ -3,8 +3,6 @@
 Plans are dataclasses with arrays, which become their type, shape and bytes.
 """
 
-from __future__ import annotations
-
 import typing
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the scheduler receives: requests and commands from the client, and the detokenizer's word on ended streams."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, Literal
 

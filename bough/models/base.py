@@ -1,7 +1,5 @@
 """What an executor may ask of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Protocol
 

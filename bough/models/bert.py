@@ -3,8 +3,6 @@ token types for pairs. RoBERTa and XLM-R (multilingual E5, BGE-M3 and its rerank
 of their table on, and a head of their own. ModernBERT has norms before attention and MLP but for the first, rotation,
 windows in two of three layers, no biases. Nomic BERT has rotation, and a gated MLP; both without biases."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from bough.core.model_config import NO_ROPE, ModelConfig

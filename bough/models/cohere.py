@@ -1,8 +1,6 @@
 """Command R: attention and MLP side by side after one layer norm, neighbours rotate, logits have a scale. Cohere 2 has
 windows in most layers, and no rotation in the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The skeleton that models share: embed, run the blocks, normalise, and on demand compute logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -3,8 +3,6 @@ R1, Kimi K2: V2 with another choice of experts. Layers that predict further toke
 attention; in GLM-5, of its form, some layers attend to the tokens that the layer before chose. Kimi Linear has Kimi's
 delta attention in most layers, latent attention without positions in the others; the experts of V3."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar

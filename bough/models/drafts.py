@@ -4,8 +4,6 @@ tokens. They look at each token together with the target's hidden state before i
 They have neither an embedding nor, most of them, a head: these are the target's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 

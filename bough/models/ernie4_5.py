@@ -1,8 +1,6 @@
 """ERNIE 4.5 and Helium: Llama whose heads rotate neighbours. ERNIE 4.5 MoE has shared and routed experts in a range of
 its layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bough.core.model_config import ModelConfig, MoEConfig

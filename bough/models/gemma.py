@@ -5,8 +5,6 @@ Gemma 3 has no caps but norms of heads; most layers see a window, with its own r
 same text model, one level deeper. Tokens of an image attend to each other both ways.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ Multimodal checkpoints hold the same text model, one level deeper. Tokens of an 
 token; in large models they see each other both ways where a window slides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@ attention and MLP as well, and GLM-4V and GLM-OCR rotate by time, height and wid
 corrected sigmoid scores, behind some dense layers. dots.llm1 has Qwen 3's attention and Solar Open Llama's, with
 experts that are chosen so."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@ outputs]. OPT: learned positions, which begin at the third row of their table, R
 where there is a window, it holds for all layers. Nemotron: norms store their weight minus one, squared ReLUs, half of
 each head rotates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bough.core.errors import ModelError

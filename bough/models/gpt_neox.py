@@ -1,8 +1,6 @@
 """GPT-NeoX (Pythia): layer norms with biases, attention and a plain MLP side by side or not, a quarter of each head
 rotates, projections are fused. StableLM is Llama with those norms and that rotation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

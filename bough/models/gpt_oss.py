@@ -1,7 +1,5 @@
 """GPT-OSS: experts with biases and a clamped gate, attention with sinks; every other layer slides."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

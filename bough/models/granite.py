@@ -1,8 +1,6 @@
 """Granite: Llama with multipliers of embeddings, attention, what each layer adds, and logits. Granite MoE has a mixture
 of experts instead of the MLP. Granite 4 has Mamba 2 in most layers, a shared expert in all, beside others or alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

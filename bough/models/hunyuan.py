@@ -1,8 +1,6 @@
 """Hunyuan: Llama with a norm on each query and key head, after their rotation. Hunyuan MoE has a mixture of experts and
 one that every token passes; Hunyuan 3 has experts that are chosen as GLM-4.5's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bough.core.errors import ModelError

@@ -1,7 +1,5 @@
 """LFM2: gated short convolutions in most layers, attention with normed heads in the others; with experts or without."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bough.core.model_config import ModelConfig, RecurrentConfig

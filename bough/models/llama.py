@@ -2,8 +2,6 @@
 three of four layers (CWM), biases on query, key and value (Seed-OSS), layers that do not rotate (SmolLM3: every fourth,
 unless the checkpoint lists them), a plain MLP of squared ReLUs (Arcee, and Jais 2 with layer norms too)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ of each token, which is given the token times its score, beside one that all pas
 Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ grow with their position; Mistral 3 is the multimodal form of Mistral and Minist
 experts chosen by corrected sigmoid scores, norms over all query and all key heads, which rotate in part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

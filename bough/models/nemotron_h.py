@@ -1,7 +1,5 @@
 """Nemotron-H: Mamba 2, attention without positions, or a plain MLP in each layer, one of them alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ EXAONE 4 has such norms, and on each head; layers that see everything beside win
 before attention and MLP, and experts chosen as GLM-4.5's are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@ throughout, of the logits too. Phi-3 and Phi-4: Llama with fused projections, of
 stretched by LongRoPE. Phi-3.5 MoE: layer norms, and two experts for each token, chosen and weighed one after the other
 (SparseMixer)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar

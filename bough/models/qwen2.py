@@ -2,8 +2,6 @@
 head instead. Their MoEs have a mixture of experts in all layers or in some, that of Qwen2 and a shared expert, whose
 result a gate of its own scales."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bough.core.errors import ModelError

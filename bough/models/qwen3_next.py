@@ -2,8 +2,6 @@
 Qwen3.5 has its projections side by side, and a plain MLP or experts. Its checkpoints are multimodal: attention rotates
 by time, height and width of a token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ nested by layer type where sliding layers rotate differently. Where both stand, 
 it is what users lay over a configuration.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 torch, in processes that need to know no more than a model's shape.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -3,8 +3,6 @@
 Their encoders are Transformers' modules (`bough.loader.encoders`).
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Whisper's modules: the encoder is Transformers'; the decoder's layers are ours, with one more that attends to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import cast
 

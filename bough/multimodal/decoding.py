@@ -1,7 +1,5 @@
 """Bytes to pixels and samples, in a worker process. What is too large is refused by its header, before decoding."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

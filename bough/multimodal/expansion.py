@@ -3,8 +3,6 @@
 A prompt has one placeholder for each item, or holds the whole text of an item already: both are found.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any

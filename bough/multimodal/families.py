@@ -4,8 +4,6 @@ Both are Transformers' own, in a worker process: the image processors that compu
 the processors, which are made without their constructors: those want a tokenizer of Transformers, and torchvision.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ A name is resolved once, its addresses are judged, and the connection goes to on
 again. Proxies of the environment are not used: they would resolve names anew.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -5,8 +5,6 @@ What was prepared is a file in shared memory. It lives as long as somebody holds
 prompts that it stands in.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Where an item's bytes are: in the request, in a file, at a URL, or in an array of the caller's process."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

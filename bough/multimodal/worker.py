@@ -2,8 +2,6 @@
 memory and time, and no other request suffers when they fail. It answers one task after the other, as msgpack.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -5,8 +5,6 @@ the standard library only. The library's name holds the hash of the sources and 
 name is simply not found, so that a stale library is never loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -5,8 +5,6 @@ A library whose name does not hold the hash of the sources is not looked at. Sig
 modules that call them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

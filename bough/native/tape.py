@@ -4,8 +4,6 @@ Addresses are plain integers; the recorder keeps alive what they point at. `src/
 what the arguments mean.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import weakref

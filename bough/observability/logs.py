@@ -1,7 +1,5 @@
 """One log line per event on standard error, with the id of its request; standard output is for results."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from contextvars import ContextVar

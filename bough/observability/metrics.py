@@ -3,8 +3,6 @@
 `request_meter` counts the request metrics; the scheduler's are read from its state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The `/metrics` page in the text format of Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """CPU seconds of all processes of a server, by what they do. Names are SGLang's: `tokenizer` are the HTTP processes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import psutil

@@ -3,8 +3,6 @@
 A counter is one number; a histogram is one per bucket, one beyond the last, and the sum.
 """
 
-from __future__ import annotations
-
 import mmap
 from array import array
 from bisect import bisect_left

@@ -4,8 +4,6 @@ Events are written without a buffer, so a crash loses none; viewers accept an ar
 their CPU time (`tdur`). Nothing is written beyond `MAX_BYTES`, which is about what viewers can show.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ A step costs a few readings of the clock and one tuple, a request one tuple for 
 somebody looks. Times are readings of the monotonic clock, which all processes of a machine share.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext

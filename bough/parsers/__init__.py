@@ -1,7 +1,5 @@
 """Tool-call and reasoning formats: text in, events out, in any chunking. What is no call is text."""
 
-from __future__ import annotations
-
 from bough.parsers.answer import AnswerFormat, AnswerParser
 from bough.parsers.events import Call, CallArguments, CallBegin, CallEnd, CallFailed, Event, Parsed, Reasoning, Text
 from bough.parsers.reasoning import ReasoningFormat

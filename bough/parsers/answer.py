@@ -1,7 +1,5 @@
 """One answer's text, read as reasoning, text and calls: the two parsers of a request, one behind the other."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ arguments. In other formats a call that must come is an element of a JSON list, 
 arguments one by one can be watched, if the schemas allow it (`named_content`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass

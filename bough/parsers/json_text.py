@@ -1,7 +1,5 @@
 """JSON while it is being written. NaN and infinities are no JSON here."""
 
-from __future__ import annotations
-
 import re
 
 from bough.parsers.source import MalformedError, Show, Source, Steps

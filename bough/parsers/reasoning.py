@@ -1,7 +1,5 @@
 """How models set their thinking apart from their answer; `registry` has them by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

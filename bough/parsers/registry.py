@@ -1,8 +1,6 @@
 """Formats of calls and of reasoning by the names that SGLang's users know (`--tool-call-parser`, `--reasoning-parser`).
 Several names may mean one format."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

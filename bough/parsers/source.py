@@ -4,8 +4,6 @@ A grammar is a generator. It yields events, and `None` when it needs more text; 
 source owns the unused text and, behind a mark, what was used, in case that a call turns out to be none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Generator
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Values that a model writes without quotes: what the tool's schema says they are."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

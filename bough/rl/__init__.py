@@ -1,8 +1,6 @@
 """What a trainer uses to hand its weights to an engine: a state dict in the forms that the engine takes, none of them
 pickled. Names are the checkpoint's; tensors may be a part of the model's."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import threading

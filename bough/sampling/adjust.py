@@ -5,8 +5,6 @@ Penalties need float32, and logprobs need the model's own numbers. `adjust` is f
 where it can. `adjust_on_device` writes each row that changes its numbers to a float32 line outside the batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

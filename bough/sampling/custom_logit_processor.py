@@ -6,8 +6,6 @@ never seen. Unpacking and calling it runs whatever it contains: engines refuse p
 brought it, and no other.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from abc import ABC, abstractmethod

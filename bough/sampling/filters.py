@@ -7,8 +7,6 @@ token id ranks first. A row that must fail yields meaningless weights here and h
 are numpy's, ten times as fast on CPUs as torch's.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ at once. The copy of a block's results to the host is queued before the next blo
 not wait for them and the device never holds those of all blocks. Nothing is kept between calls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

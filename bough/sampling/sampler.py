@@ -5,8 +5,6 @@ whose logits are unusable is reported as bad, alone. On CUDA devices the same ha
 rows; rows that adjust their logits are drawn by launches of their own. State lives in `SamplingState`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

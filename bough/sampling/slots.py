@@ -5,8 +5,6 @@ such tensor, made when the first row asks for its line of it. Which rows have on
 its user.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ beside the plans, and requests wait here for theirs; `--lora-resolver` names a f
 Cached prefixes belong to an adapter's content, not to its name.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import islice

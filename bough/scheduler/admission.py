@@ -5,8 +5,6 @@ would lead to retractions. The new-token ratio is the share that is reserved: it
 jumps after a retraction. The numbers are SGLang's.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bough.core.plan import IntArray

@@ -4,8 +4,6 @@ Decides nothing: which rows decode and which chunks go with them comes from the 
 counter.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

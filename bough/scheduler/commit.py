@@ -4,8 +4,6 @@ All arithmetic over rows is vectorised; Python touches a request one by one only
 starts, it ends, it wants logprobs).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 

@@ -8,8 +8,6 @@ library's mask allows a token that the library itself then does not take, that t
 is sampled.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 

@@ -5,8 +5,6 @@ ended, so each request is computed on one side of it; those behind it are taken 
 recorded while requests run: `Recording` says which steps.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable

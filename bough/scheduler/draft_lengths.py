@@ -5,8 +5,6 @@ drafts hold is learnt from the drafts that it has had, and from how many tokens 
 what further tokens cost, from the times of the engine's own steps. So nothing is assumed of the model or the device.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

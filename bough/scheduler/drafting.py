@@ -8,8 +8,6 @@ The host proposes while the row's last step is still in flight, and does not kno
 brings spare tokens, and the executor passes over as many as the row has got.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import dataclass

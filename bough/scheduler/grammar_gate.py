@@ -4,8 +4,6 @@ Owns the requests at the gate and their tickets. Compiling happens elsewhere (`b
 only looks whether something is done. A grammar that is refused, or takes too long, ends its own request and no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

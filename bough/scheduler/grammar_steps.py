@@ -5,8 +5,6 @@ t + 1. A row whose mask is late, or whose token its grammar refuses, gets no tok
 and samples again. Owns no grammars: each request's is its own.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ The sides of a pair (`bough.disaggregation`) override it. A request waits here, 
 the grammar's gate: until the other engine has done its part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from bough.constrained.interface import Ticket

@@ -7,8 +7,6 @@ the plan that reads them is launched. Order is the synchronisation here too: not
 eviction of pages that are still being copied out.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A refused request gets its terminal message like any other; nothing that was sent in is dropped without a word.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 

@@ -6,8 +6,6 @@ step t + 1 samples for it is dropped, and the next plan computes the forced toke
 and the radix tree know nothing of it. Owns nothing: tokens and pages belong to `RunningBatch`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ shortly before its end, so that requests that arrive in the meantime are in step
 loop blocks on the inbox, and audits the page accounts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import logging

@@ -5,8 +5,6 @@ a row until its mask is there. A mask that takes far too long ends its request, 
 the loop's time. Owns the thread; the request's `Constraint` does not touch the matcher while a mask is awaited.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

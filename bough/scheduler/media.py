@@ -5,8 +5,6 @@ output: it is computed in the step of the first such chunk, counts with its toke
 kept for other requests until the room is needed. Plans have a placeholder in the place of each such token.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections import Counter

@@ -4,8 +4,6 @@ The search is a few numpy comparisons over the tokens: there is no index to keep
 anything cost nothing but those.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

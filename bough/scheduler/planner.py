@@ -5,8 +5,6 @@ what memory allows, `MicroBatches` which rows of a pipeline decode, `drafting` h
 writes the plan; this module keeps their order.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

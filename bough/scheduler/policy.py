@@ -6,8 +6,6 @@
 run together; `random` shuffles.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the scheduler needs of the world, as narrow protocols: tests implement them with fakes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -4,8 +4,6 @@ Only this class moves pages between the pool, the tree and the `GroupPages` of f
 (`--disable-radix-cache`) the tree stays empty and every request owns all its pages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 

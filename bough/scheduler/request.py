@@ -3,8 +3,6 @@
 Only the methods of `Request` change its fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ What a retracted request has computed stays in the tree. A request may only be r
 because its last token must have arrived. `policy` decides which one goes.
 """
 
-from __future__ import annotations
-
 from bough.scheduler.admission import Forecast
 from bough.scheduler.policy import Ranking, Running, preemption_order, retraction_order
 from bough.scheduler.request import Request

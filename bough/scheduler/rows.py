@@ -4,8 +4,6 @@ Only its methods write to the arrays. `length` counts tokens whose keys and valu
 those whose value the host has seen. A decode counts with all its drafts until its result tells how many held.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ A chunk enters the tree as soon as it is planned: plans run in order and every l
 request that matches the chunk reads it after it was written, even in the same plan.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

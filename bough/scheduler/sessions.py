@@ -5,8 +5,6 @@ What ended branches have computed is pinned in the tree until the session is clo
 that need the pages (`PrefixCache.yield_pins`); such a branch is computed again when it goes on.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ shared prefix once for all of them; where that is switched off, the device's cac
 decodes is worked out only when rows come, go or move in the tree.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bough.core.plan import IntArray

@@ -1,7 +1,5 @@
 """The progress line of the log: what runs, how full memory is, how fast it goes, how busy the device is."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Owns the measured times. They hold for any model and device, because each engine learns its own.
 """
 
-from __future__ import annotations
-
 from bough.scheduler.assembly import PlannedStep
 
 MEMORY = 0.7  # of what was known before, when a further step is taken into account

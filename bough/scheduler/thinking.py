@@ -4,8 +4,6 @@ Markers open and close it. It has begun when the prompt opened it; else the mode
 says. An answer may begin with the first tokens of a marker too: until they differ, both are possible.
 """
 
-from __future__ import annotations
-
 from bough.messages.requests import Thinking
 
 

@@ -3,8 +3,6 @@
 Policies reorder a view of the queue, never the queue itself.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterable, Iterator
 

@@ -4,8 +4,6 @@
 of routes. Paths work with and without the prefix of `--root-path`, because some proxies cut it off.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ answer has a warning. Management routes refuse them (their structs say so). Rang
 schemas.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

@@ -4,8 +4,6 @@ Browsers say where a request comes from (`Origin`, `Sec-Fetch-Site`); programs d
 name points here (DNS rebinding) looks like the server's own; only the name in `Host` shows it.
 """
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import re

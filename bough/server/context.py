@@ -3,8 +3,6 @@
 Made once, when the engine is ready; routes keep nothing else between requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os

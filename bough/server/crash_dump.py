@@ -3,8 +3,6 @@
 Owns the bodies of the last minutes, in memory, up to a limit. `bough replay` sends them again.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

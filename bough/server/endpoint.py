@@ -4,8 +4,6 @@ What a handler raises before the first byte is sent becomes an error in the prot
 constant time and never appear in a response or a log line.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass

@@ -4,8 +4,6 @@
 client's nor the engine's are defects: they are logged with their traceback and answered with a 500 without details.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging

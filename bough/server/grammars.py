@@ -4,8 +4,6 @@ Pure. A protocol asks for the sampling fields that its request means, and for th
 them, so that the engine's errors name what was sent. Native fields (`json_schema`, `regex`, ...) need no reading.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

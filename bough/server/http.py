@@ -4,8 +4,6 @@ The socket is opened before anything slow happens, so that its errors come first
 owner; `HttpServer` accepts connections while there are descriptors for them, and `http_protocol` speaks HTTP on them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

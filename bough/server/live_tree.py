@@ -5,8 +5,6 @@ the operator's alone (`admin_only`): prompts of other clients stand in it. Timel
 id that a client gave its request may open more to others than its times.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

@@ -5,8 +5,6 @@ with media in it, a list of `{"type": "text", "text": ...}` and `{"type": "image
 in the client's order; `where` names the part for errors. Everything else in a message is the template's to read.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

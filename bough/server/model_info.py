@@ -1,7 +1,5 @@
 """The model that is served. A light module: every process of an engine imports it to decode its messages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of the page at /ui, which are open to all and the same on a server and on a gateway."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from pathlib import Path

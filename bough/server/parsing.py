@@ -5,8 +5,6 @@ Each protocol reads its own fields into a `ToolUse`. `plan_answers` is called be
 plan adds to the sampling parameters: markers must stay in the text, and required calls are forced by a grammar.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import uuid

@@ -1,8 +1,6 @@
 """All protocols of the server as one list of endpoints, and the OpenAPI page, made of what the endpoints declare and of
 the structs that their bodies are decoded into."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping, Sequence

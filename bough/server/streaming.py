@@ -9,8 +9,6 @@ A client that sends `X-Bough-Resume: 1` (a gateway) finds comments in front of t
 ask any server of the same model, in the body's `resume`, for what follows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ A ping takes the path of a request through all processes. While one does not ret
 and every process prints its stacks. Of several replicas, those that hang while others move are ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Sound files to samples; samples to windows with voices, and to the features that Whisper hears of each."""
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

@@ -4,8 +4,6 @@ A greedy answer that repeats itself, or that the model itself finds unlikely, is
 Where an answer ends before its window does, the rest is a window of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Where each word of a window is: the tokens' times by what the decoder attends to, and the words that tokens make."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """From `--hicache-storage-backend` to a store; Redis, or Valkey, and Mooncake through their packages."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -5,8 +5,6 @@ fails its checksum. Readers take no lock, and a file that is removed can be read
 while they make room; it holds the bytes in the folder, or more where a writer died, which each look into it corrects.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -4,8 +4,6 @@ Over TCP both speak ZeroMQ's CURVE with keys from BOUGH_CLUSTER_KEY: others get 
 instead, and is faster. A question is an operation, names and, for `put`, header and run, which stay in their frames.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -5,8 +5,6 @@ are a header, with name, length and checksum, and the run's bytes. A value that 
 and answered with "not there". So is everything while a store fails: no request is worse off than without one.
 """
 
-from __future__ import annotations
-
 import logging
 import struct
 import time

@@ -1,7 +1,5 @@
 """Runs on their way between buffers and a store, off the scheduler's thread: one thread writes, another reads."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -5,8 +5,6 @@ stream. One step's tokens make at most one message. A resumed request brings tok
 through the same decoder and the same search for stops, and their text goes out as a replay.
 """
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never

@@ -5,8 +5,6 @@ Unigram). The file only names the rule that splits text into words (`tokenizer.g
 unknown name is refused, because a wrong rule gives wrong ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

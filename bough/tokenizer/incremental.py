@@ -6,8 +6,6 @@ SentencePiece, a continuation keeps its leading space; where the prompt shows no
 bytes show as U+FFFD.
 """
 
-from __future__ import annotations
-
 import json
 from codecs import utf_8_decode
 from collections.abc import Callable, Sequence

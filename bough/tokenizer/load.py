@@ -5,8 +5,6 @@ beside it. `transformers` is imported only for older forms and to run a folder's
 its metadata.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec

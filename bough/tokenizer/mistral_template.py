@@ -1,8 +1,6 @@
 """Prompts as Mistral's own library writes them, where a `tekken.json` has no chat template beside it. The library is
 the extra `mistral`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path

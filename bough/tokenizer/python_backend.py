@@ -1,8 +1,6 @@
 """A tokenizer written in Python, which a checkpoint brought along, with the methods of the `tokenizers` library that
 `Tokenizer` calls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

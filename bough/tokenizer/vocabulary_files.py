@@ -5,8 +5,6 @@ Each reader takes `tokenizer_config.json` as well and gives it back with what th
 damaged file raises whatever it may; the caller names the file.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from base64 import b64decode

@@ -5,8 +5,6 @@ token behind it. Further ahead it reads its own output in their place, in traini
 its guesses. Its targets are the model's distributions, over the tokens that the model says most often.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -4,8 +4,6 @@ that keys, limits, routing, retries and failover are those of HTTP.
 A call that is cancelled or times out is a client that has disconnected: the worker aborts its request.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The classes come from the compiled description at run time, so no generated code
 version.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from typing import Any
 

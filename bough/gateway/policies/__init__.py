@@ -1,8 +1,6 @@
 """Routing policies: the workers that can take a request in, a choice out. A policy is imported when it is chosen by its
 name."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from hashlib import blake2b

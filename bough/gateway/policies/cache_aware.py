@@ -4,8 +4,6 @@ While loads are far apart the least loaded worker gets the request, so that a ho
 skips workers whose load is that much above the mean.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

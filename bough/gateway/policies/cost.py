@@ -6,8 +6,6 @@ of the device for each running request, those of other senders included. Short c
 soon as requests queue, and long histories stay where they are.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

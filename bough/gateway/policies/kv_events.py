@@ -5,8 +5,6 @@ that begins the same (`PromptBook`). What was sent in the last seconds counts as
 Without ids, and for workers that publish nothing, the tree of sent texts decides as in `cache_aware`.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Load is this gateway's requests in flight; the reported load breaks ties, because other gateways may send too.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

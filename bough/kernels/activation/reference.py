@@ -1,7 +1,5 @@
 """Activations in plain torch. Of gated ones the first half of the last dimension gates the second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

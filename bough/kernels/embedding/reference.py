@@ -1,7 +1,5 @@
 """Embedding in plain torch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """Experts of 4-bit floats (E2M1) with a power of two for every 32 inputs, as MXFP4 checkpoints have them."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Mixtures of experts in plain torch: one expert after the other, each with the tokens that were sent to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

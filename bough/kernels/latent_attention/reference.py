@@ -3,8 +3,6 @@
 `weight` is of every head the matrix that makes its keys of a latent, and below it the one that makes its values.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -4,8 +4,6 @@ CPUs use it as it is: a line fits their caches, a batch does not. Bytes of a mas
 0 or -inf, which is far cheaper there than filling by a mask of booleans.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """What adapters add, in plain torch, and how the rows of a step are grouped by their adapters."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

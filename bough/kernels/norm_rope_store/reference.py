@@ -1,7 +1,5 @@
 """What stands between the projection of a step and its attention, composed of the plain operations."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

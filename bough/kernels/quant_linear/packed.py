@@ -5,8 +5,6 @@ bands while a checkpoint is read; the first band decides the format, because onl
 has the rows. Products are operations of the library's tapes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Sequence

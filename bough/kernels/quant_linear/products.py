@@ -1,7 +1,5 @@
 """Products with packed weights outside of tapes, for models that torch runs: one call into the library for each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantising rows in plain torch, composed of the plain operations."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

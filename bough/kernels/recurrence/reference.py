@@ -6,8 +6,6 @@ key means so far and adds only a share `beta` of what is missing; or, without `b
 the query finds is the result. Prompts are computed in chunks, whose tokens know of each other through products.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Written out in small operators: on a CPU this costs about as much as `torch.nn.f
 less for several, because the norm is a single reduction and what follows works in place on fresh memory.
 """
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Routing in plain torch."""
 
-from __future__ import annotations
-
 import torch
 
 from bough.core.model_config import MoEConfig

@@ -4,8 +4,6 @@ The tensors have one entry for each row that can ever run; a batch names its row
 the last bit with `bough.core.seeds` and with `device.uniform`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Scaled products by giving both sides back their scales first: exact but for the rounding at the end."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -3,8 +3,6 @@
 Scores are compared with each other alone, so factors that all of them have are left out.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -4,8 +4,6 @@ Byte `b` of a block of 128 inputs holds input `b` in its lower nibble and input 
 lower nibbles of neighbouring bytes meet neighbouring inputs, and so do the upper ones.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

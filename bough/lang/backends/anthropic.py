@@ -1,7 +1,5 @@
 """Anthropic's API as a back end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any

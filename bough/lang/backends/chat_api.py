@@ -4,8 +4,6 @@ A generation must be the first thing in an assistant's message, unless `@functio
 has no word for is refused where it changes the meaning of a program, and else left out with a warning.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence

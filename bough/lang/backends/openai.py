@@ -1,8 +1,6 @@
 """OpenAI's API and everything that speaks it (`base_url=`), LiteLLM with a hundred providers behind the same form, and
 what to use for SGLang's back ends that are not built here."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -6,8 +6,6 @@ depend on the request. While the checkpoint is read, a weight gets its parts ban
 its last.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

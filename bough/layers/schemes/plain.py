@@ -1,7 +1,5 @@
 """Weights in the type of the activations, multiplied by the device's table of operations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial

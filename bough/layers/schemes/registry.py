@@ -1,7 +1,5 @@
 """Schemes by the name that `--quantization` has for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from bough.layers.placement import ExpertsMaker, WeightMaker

@@ -1,7 +1,5 @@
 """A vocabulary shared among ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """AWQ as AutoAWQ's GEMM version stores it: integers and zero points packed along the outputs, eight to a word."""
 
-from __future__ import annotations
-
 import torch
 
 from bough.kernels.w4_linear.reference import IntegerRows

@@ -1,7 +1,5 @@
 """What all quantised tensors can be asked for, and what those of small integers have in common."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

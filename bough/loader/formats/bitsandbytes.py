@@ -4,8 +4,6 @@ A tensor is quantised as one long row, so a block may reach from one row into th
 quantised themselves, with 8 bits and blocks of their own.
 """
 
-from __future__ import annotations
-
 import json
 
 import torch

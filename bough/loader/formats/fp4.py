@@ -1,8 +1,6 @@
 """Floats of 4 bits (E2M1), two to a byte: MXFP4, a power of two for every 32, and NVFP4, an 8-bit float for every 16
 and one number for the tensor."""
 
-from __future__ import annotations
-
 import torch
 
 from bough.kernels.experts.fp4 import GROUP, VALUES, FloatRows, powers_of_two

@@ -3,8 +3,6 @@
 With act-order (`desc_act`) inputs were quantised by their weight: `g_idx` says which group each belongs to.
 """
 
-from __future__ import annotations
-
 import torch
 
 from bough.kernels.w4_linear.reference import IntegerRows

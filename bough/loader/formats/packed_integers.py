@@ -1,7 +1,5 @@
 """compressed-tensors' pack-quantized: integers packed along the inputs, zero points, if any, along the outputs."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import torch

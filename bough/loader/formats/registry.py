@@ -1,7 +1,5 @@
 """Which kinds of tensors each quantisation method uses, and the search for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from bough.core.errors import ModelError

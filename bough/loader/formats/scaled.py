@@ -4,8 +4,6 @@ The form is the same wherever it comes from: DeepSeek's blocks, compressed-tenso
 activations stand beside it and are not used: activations that are quantised get a scale of their own for each token.
 """
 
-from __future__ import annotations
-
 import torch
 from gguf.constants import GGMLQuantizationType
 

@@ -4,8 +4,6 @@ Numbers are float32, whatever the model computes in: a state is added to once fo
 padding is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

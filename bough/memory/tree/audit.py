@@ -4,8 +4,6 @@ Each owner audits its own books with `check`; this adds what only all of them to
 engine and for tests. It reports and changes nothing: what to do about a leak is the caller's choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ One pair of keys is the secret of a whole fleet: publishers and subscribers hold
 ZeroMQ's own tools write (`zmq.auth.create_certificates`). Flags, `ps` and /server_info show only its path.
 """
 
-from __future__ import annotations
-
 import logging
 import stat
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ an array of its name and its fields, hashes as signed 64-bit numbers; `namespace
 frames: topic, sequence number (8 bytes, big-endian), and the msgpack of a `KVEventBatch`.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from hashlib import blake2b
 from typing import Annotated, TypeAlias

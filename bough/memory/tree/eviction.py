@@ -4,8 +4,6 @@ A policy maps what is known of a leaf to its rank; the leaf with the lowest rank
 tree's logical clock, so the same calls always choose the same victims.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable
 from typing import TypeAlias

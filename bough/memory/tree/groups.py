@@ -9,8 +9,6 @@ A node of the tree names its page by number and generation. Evicting a page chan
 older generation counts as absent. So an eviction need not find the nodes that name its pages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads a radix tree for its audit: walks and discrepancies. It changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

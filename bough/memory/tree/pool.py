@@ -4,8 +4,6 @@ The pool owns the free numbers and does not know who holds a page. Page 0 belong
 The stack is last in, first out: reusing the most recent pages keeps a CPU's memory footprint small and its caches warm.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bough.core.plan import BoolArray, IntArray

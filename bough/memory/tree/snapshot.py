@@ -5,8 +5,6 @@ A node is named by the clock's reading when its tokens came and by its first tok
 to the upper half, and no two nodes that came together begin at one position.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from itertools import islice

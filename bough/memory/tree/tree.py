@@ -11,8 +11,6 @@ what `match` or `insert` returns before the next `evict` or `reset`. No walk rec
 of nodes deep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 

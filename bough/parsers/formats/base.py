@@ -1,7 +1,5 @@
 """What a format of calls is, and what all of them share: the calls of an answer while they are being read."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Formats that name the tool outside of JSON and write its arguments as a JSON object."""
 
-from __future__ import annotations
-
 import re
 
 from bough.parsers.formats.base import BlockFormat, Calls, Shape, read_calls

@@ -1,7 +1,5 @@
 """Formats that write a call as JSON, `{"name": ..., "arguments": {...}}`, alone or in a list, mostly inside tags."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

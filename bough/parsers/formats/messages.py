@@ -1,7 +1,5 @@
 """Formats made of messages with headers, which tell thinking, text and calls apart by themselves."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

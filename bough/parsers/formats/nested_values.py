@@ -1,7 +1,5 @@
 """Formats whose arguments are nested values in a notation of their own. No grammar is made for their calls."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Formats with a tag for each argument. Values stand between the tags without quotes."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Anthropic's protocol: messages, whole and streamed, and the count of their tokens."""
 
-from __future__ import annotations
-
 import uuid
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@
 tracing (`metadata`, `cache_control`, `service_tier`, ...) are accepted and change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any

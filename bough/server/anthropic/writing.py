@@ -5,8 +5,6 @@ content_block_stop, message_delta with the reason of the end and the usage, mess
 may have several blocks (thinking, text, calls), in the order in which the model wrote them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal
 

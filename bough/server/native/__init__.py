@@ -1,7 +1,5 @@
 """SGLang's own API: generation, information, management, tokens, parsers."""
 
-from __future__ import annotations
-
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.native.control import control_routes

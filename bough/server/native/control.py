@@ -3,8 +3,6 @@
 What reads a path or stops all service (`admin_only`) is never opened by a client's key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

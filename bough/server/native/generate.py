@@ -1,7 +1,5 @@
 """`/generate`: SGLang's native generation. Streams are cumulative: each event shows the whole output so far."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from functools import partial

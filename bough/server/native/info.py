@@ -4,8 +4,6 @@ The figures of /v1/loads are those of /metrics, which need no key, like /health.
 workers; the scheduler is asked for its state, which it returns between two steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time

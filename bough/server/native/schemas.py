@@ -4,8 +4,6 @@ Management routes refuse unknown fields, because a typo must not pass silently; 
 its answer, or refuses them with --strict-fields. `null` means not given.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec

@@ -3,8 +3,6 @@
 All of it is the operator's (`admin_only`): it reads paths, or changes what all clients get.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ollama's protocol: chats and completions as lines of JSON, and what there is to know of the model."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@
 `num_gpu`, ...) are accepted and change nothing, and so is `keep_alive`: the one model is always loaded.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec

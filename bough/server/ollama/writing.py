@@ -3,8 +3,6 @@
 Durations are in nanoseconds. Fields that are `UNSET` do not appear at all.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime

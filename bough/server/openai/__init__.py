@@ -5,8 +5,6 @@
 recordings.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

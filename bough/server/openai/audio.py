@@ -1,7 +1,5 @@
 """POST /v1/audio/transcriptions and /v1/audio/translations: a recording to text, subtitles or a stream of text."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """/v1/chat/completions: the handler, from request to inputs, and from pieces to messages and deltas."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """/v1/completions: the handler, from request to inputs, and from pieces to choices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Fields that are `UNSET` do not appear at all: they are SGLang's extras, there fo
 is the order in the JSON, on which `PreparedChunk` relies.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -5,8 +5,6 @@ items.
 made the same way, without its events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -5,8 +5,6 @@ bounded and in memory: the oldest finished responses go first. Processes on one 
 tokenizer workers nothing is stored, and requests that need the store get an error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence

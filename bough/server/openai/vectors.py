@@ -1,7 +1,5 @@
 """Vectors and scores: /v1/embeddings, /v1/classify, /v1/rerank, /v1/score, and SGLang's /encode and /classify."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from typing import Any, Literal

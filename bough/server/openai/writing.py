@@ -5,8 +5,6 @@ of characters. Their text then shows U+FFFD, as OpenAI's does, and `bytes` has t
 the characters that were complete before a token.
 """
 
-from __future__ import annotations
-
 import codecs
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence

@@ -20,6 +20,7 @@ DTYPES = {LlamaFileType.ALL_F32: "float32", LlamaFileType.MOSTLY_F16: "float16"}
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 HARMONY_END = "<|return|>"  # of the one format that goes on after <|end|>
 ROPE_FACTORS = "rope_freqs.weight"
+MOST_LAYERS = 4096
 KEYS = table_beside(__file__, "gguf_keys.toml")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
@@ -38,7 +39,7 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         if (value := meta.get(key, None)) is not None
         for field in fields
     }
-    kinds = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in file.tensors}
+    kinds = {name.split(".", 2)[-1] if name.startswith("blk.") else name for name in file.tensors}
     config |= {field: not kinds.isdisjoint(names) for field, names in KEYS["shown"].items()}
     config |= _shape(meta) | _layers(meta, config) | {"rope_scaling": _rope_scaling(meta)}
     factors = _floats(file, ROPE_FACTORS)
@@ -80,8 +81,11 @@ class _Metadata:
         return value
 
     def each(self, key: str) -> list[Any]:
-        value = self.raw(key, 0)
-        return list(value.values()) if isinstance(value, GgufArray) else [value] * self.need(".block_count")
+        """Of all layers, of which a file that was damaged may name any number."""
+        value, layers = self.raw(key, 0), self.need(".block_count")
+        if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
+            raise ModelError(f"{self.path}: {self.name}.block_count is {layers}, which is no number of layers.")
+        return list(value.values()) if isinstance(value, GgufArray) else [value] * layers
 
     def _uniform(self, key: str, array: GgufArray) -> Any:
         """Some numbers may be given for each layer, zero for those that have none of the kind; models whose layers

@@ -158,6 +158,12 @@ def test_per_layer_numbers_must_agree(make_gguf: MakeGguf) -> None:
         ({"shape": {}}, r"lack llama\.attention\.head_count"),
         ({"tensors": {"other": np.zeros(4, np.float32)}}, r"no token_embd\.weight"),
         ({"extra": {"split.count": 3}}, r"one of 3 files .* -00001-of-00003\.gguf"),
+        ({"shape": SHAPE | {"block_count": 2.5}}, r"block_count is 2\.5, which is no number of layers"),
+        ({"shape": SHAPE | {"block_count": 4_000_000_000}}, r"block_count is 4000000000, which is no number"),
+        (
+            {"shape": SHAPE | {"block_count": 0}, "tensors": EMBEDDING | {"blk.0": np.zeros(4, np.float32)}},
+            "is 0, which",
+        ),
         ({"shape": SHAPE | {"rope.dimension_count": 8}}, r"partial_rotary_factor = 0\.5"),
     ],
 )

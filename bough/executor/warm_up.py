@@ -1,4 +1,3 @@
-# mypy: disable-error-code="import-untyped"
 """Kernels compiled ahead: those of every step side by side before the first is launched, and those that only some
 requests need before the first of these comes.
 

@@ -4,24 +4,28 @@ Transformers builds and fills them by its own rules, which know every layout tha
 given the tensors of encoders alone, and a language model without layers, which is then dropped.
 
 Encoders that take images of all sizes attend within each image or window of it. Transformers would compute these one by
-one, which takes the host longer than the device; on a GPU one kernel computes all of them. Convolutions of patches that
-stand one by one are products: cuDNN has no fast kernel for them.
+one, and norms and rotations by many small kernels, which takes the host longer than the device; on a GPU each is one
+kernel. Convolutions of patches that stand one by one are products: cuDNN has no fast kernel for them.
 """
 
-from functools import partial
+import sys
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import linear, pad, rms_norm
 
 from bough.core.errors import ModelError
 from bough.core.model_config import MediaConfig
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.loader.locate import ModelFiles
 from bough.loader.source import SafetensorsSource
 
 # How the tensors of language models begin.
 TEXT = ("language_model.", "model.language_model.", "model.text_model.", "lm_head.", "model.layers.", "model.norm.")
 EMBEDDINGS = ("model.embed_tokens.",)
+ROTATION = "apply_rotary_pos_emb_vision"  # a function that families of towers have
 PACKED = "bough_flash"  # an attention by whose name Transformers knows that it takes items one behind the other
 
 
@@ -61,13 +65,42 @@ def load_encoder(
         model.get_audio_features = partial(hear, model.model)
     visual = getattr(model.model, "visual", None)
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
-        transformers.AttentionInterface.register(PACKED, packed_attention)
-        visual.config._attn_implementation = PACKED
+        launch_less(visual)
     torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in products of matrices
     for module in model.modules():
         if isinstance(module, torch.nn.Conv3d) and module.kernel_size == module.stride and module.groups == 1:
             module.__class__ = PatchProduct
     return model.to(device).eval().requires_grad_(False)
+
+
+def launch_less(visual: Any) -> None:
+    """Replaces what a vision tower would compute by many small kernels."""
+    import transformers
+
+    transformers.AttentionInterface.register(PACKED, packed_attention)
+    visual.config._attn_implementation = PACKED
+    family = sys.modules[type(visual).__module__]
+    theirs = getattr(family, ROTATION, None)
+    if theirs is not None and not isinstance(theirs, partial):
+        setattr(family, ROTATION, partial(rotate, theirs))
+    for module in visual.modules():
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.forward = partial(normalise, module)
+        if hasattr(module, "gate_proj"):
+            widen(module)
+
+
+def normalise(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def widen(mlp: Any) -> None:
+    """Fills the inner width up with zeros: tensor cores read rows slowly that do not begin at a multiple of 16."""
+    more = -mlp.gate_proj.out_features % 16
+    for layer, sides in ((mlp.gate_proj, (0, 0, 0, more)), (mlp.up_proj, (0, 0, 0, more)), (mlp.down_proj, (0, more))):
+        layer.weight = torch.nn.Parameter(pad(layer.weight, sides))
+        if layer.bias is not None and layer is not mlp.down_proj:
+            layer.bias = torch.nn.Parameter(pad(layer.bias, (0, more)))
 
 
 class PatchProduct(torch.nn.Conv3d):
@@ -76,7 +109,7 @@ class PatchProduct(torch.nn.Conv3d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if input.shape[2:] != self.kernel_size:
             return super().forward(input)
-        found = torch.nn.functional.linear(input.flatten(1), self.weight.flatten(1), self.bias)
+        found = linear(input.flatten(1), self.weight.flatten(1), self.bias)
         return found[:, :, None, None, None]
 
 
@@ -105,11 +138,40 @@ def packed_attention(
     attention_mask: None,
     *,
     cu_seq_lens_q: torch.Tensor,  # where items begin, and the last one ends
-    max_length_q: int,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of each token to all of its item."""
-    q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
-    longest = int(max_length_q)
+    q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+    longest = longest_of(cu_seq_lens_q)
     found = cast(torch.Tensor, varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest))
     return found[None], None
+
+
+@lru_cache(maxsize=4)  # the same for many layers, and reading it waits for the device
+def longest_of(bounds: torch.Tensor) -> int:
+    return int(bounds.diff().max())
+
+
+def rotate(
+    theirs: Any, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Transformers' rotation of queries and keys, in place where a token's keys stand behind its queries in memory,
+    and its values behind those."""
+    tokens, heads, width = q.shape
+    strides = (3 * heads * width, width, 1)
+    behind = k.data_ptr() - q.data_ptr() == heads * width * q.element_size()
+    if q.element_size() != 2 or q.stride() != strides or not behind:
+        return cast(tuple[torch.Tensor, torch.Tensor], theirs(q, k, cos, sin))
+    from bough.kernels.norm_rope_store.triton import norm_rope_store_
+
+    qkv = q.as_strided((tokens, 3 * heads, width), strides)
+    half_cos, half_sin, places = half_turns(cos, sin)
+    turns = QKNormRope(None, None, 0.0, False, half_cos, half_sin)
+    norm_rope_store_(qkv, heads, heads, turns, places, places, qkv[:, heads : 2 * heads], qkv[:, 2 * heads :])
+    return q, k
+
+
+@lru_cache(maxsize=4)  # the same for all layers
+def half_turns(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    first = (slice(None), slice(cos.shape[1] // 2))
+    return cos[first].float().contiguous(), sin[first].float().contiguous(), torch.arange(len(cos), device=cos.device)

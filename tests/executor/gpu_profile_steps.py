@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import json
 import pstats
 import time
 from collections.abc import Callable
@@ -83,8 +84,9 @@ def main() -> None:
     parser.add_argument("shape")
     parser.add_argument("--host", action="store_true", help="profile the host as well")
     parser.add_argument("--only", default="", help="steps whose name contains this")
+    parser.add_argument("--settings", type=json.loads, default={}, help='such as {"quantization": "fp8"}')
     options = parser.parse_args()
-    settings = Settings.from_flat({"model_shape": options.shape, "context_length": 8192})
+    settings = Settings.from_flat({"model_shape": options.shape, "context_length": 8192, **options.settings})
     executor = build_executor(find_files(settings.model), settings).executor
     assert isinstance(executor, CudaExecutor)
     run_batch(executor, 1, 8, 2)

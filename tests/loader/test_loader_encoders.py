@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +43,41 @@ def load(folder: Path, family: str, device: str, dtype: torch.dtype) -> Any:
 
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_packed_items_attend_as_items_one_by_one(
+def test_few_kernels_compute_what_many_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, device: str
 ) -> None:
-    write_checkpoint(tmp_path, family, text={**TEXT, **LANGUAGE[family]}, vision=SEEING[family])
-    dtype = torch.bfloat16
+    vision = {**SEEING[family], **({"intermediate_size": 42} if family == "qwen2_5_vl" else {})}
+    write_checkpoint(tmp_path, family, text={**TEXT, **LANGUAGE[family]}, vision=vision)
+    modeling = sys.modules[getattr(transformers, KINDS[family]).__module__]
+    monkeypatch.setattr(modeling, encoders.ROTATION, getattr(modeling, encoders.ROTATION))
+    launch_less, dtype = encoders.launch_less, torch.bfloat16
+    monkeypatch.setattr(encoders, "launch_less", lambda visual: None)
     model = load(tmp_path, family, device, dtype)
     grid = torch.tensor([[1, 8, 12], [1, 4, 4], [2, 8, 6]], device=device)
     width = 3 * 2 * model.config.vision_config.patch_size**2
     pixels = torch.randn(int(grid.prod(1).sum()), width, device=device, dtype=dtype)
-    visual = model.model.visual
-    assert (visual.config._attn_implementation == encoders.PACKED) == (device == "cuda")
-    found = []
-    for kind in ("sdpa", encoders.PACKED):
-        if device == "cpu":
-            monkeypatch.setattr(encoders, "varlen_attn", one_by_one)
-            transformers.AttentionInterface.register(encoders.PACKED, encoders.packed_attention)
-        visual.config._attn_implementation = kind
-        found.append(model.get_image_features(pixels, grid).pooler_output)
-    for ours, theirs in zip(found[1], found[0], strict=True):
+    expected = model.get_image_features(pixels, grid).pooler_output
+    if device == "cpu":
+        monkeypatch.setattr(encoders, "varlen_attn", one_by_one)
+    launch_less(model.model.visual)
+    for theirs, ours in zip(expected, model.get_image_features(pixels, grid).pooler_output, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
         assert float(theirs.float().std()) > 0.01
+
+
+def test_a_rotation_in_place_is_transformers_one() -> None:
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision as theirs
+
+    qkv = torch.randn(7, 3, 4, 16, dtype=torch.bfloat16)
+    angles = torch.randn(7, 8).repeat(1, 2)
+    q, k, v = qkv.clone().permute(1, 0, 2, 3).unbind(0)
+    expected = theirs(q, k, angles.cos(), angles.sin())
+    found = encoders.rotate(lambda *_: pytest.fail("this layout is rotated in place"), q, k, angles.cos(), angles.sin())
+    for ours, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, other, atol=1e-2, rtol=1e-2)
+    assert found[0].data_ptr() == q.data_ptr() and torch.equal(v, qkv[:, 2])
+    apart = encoders.rotate(theirs, q.contiguous(), k, angles.cos(), angles.sin())
+    torch.testing.assert_close(apart[0], theirs(q, k, angles.cos(), angles.sin())[0])
 
 
 @pytest.mark.parametrize("bias", [False, True])

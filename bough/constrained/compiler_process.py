@@ -123,8 +123,11 @@ class CompilerPool(ProcessPool):
 
     def ask(self, spec: GrammarSpec) -> bytes:
         """What a process makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
-        answer = self.exchange(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
-        outcome = Outcome(ended=signal.SIGKILL) if answer is None else msgspec.msgpack.decode(answer, type=Outcome)
+        for _ in range(2):  # what kills a process once need not be the grammar
+            answer = self.exchange(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
+            outcome = Outcome(ended=signal.SIGKILL) if answer is None else msgspec.msgpack.decode(answer, type=Outcome)
+            if outcome.ended != signal.SIGKILL:
+                break
         if outcome.ended:
             late = outcome.ended == signal.SIGALRM
             reason = f"takes longer than {self._limit}" if late else "needs more memory or stack than it may have"

@@ -17,7 +17,7 @@ from bough.kernels.activation.reference import gated_mul
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
-from bough.kernels.lora.reference import AdapterStack, GroupedRows, Multiply, lora
+from bough.kernels.lora.reference import AdapterStack, GroupedRows, lora_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.recurrence.reference import causal_conv_, recurrence_
@@ -153,7 +153,7 @@ class Ops:
     index_store_: Callable[..., None] = index_store_
     causal_conv_: Callable[..., torch.Tensor] = causal_conv_
     recurrence_: Callable[..., torch.Tensor] = recurrence_
-    lora: Callable[[Multiply, torch.Tensor, AdapterStack, GroupedRows], torch.Tensor] = lora
+    lora_: Callable[[torch.Tensor, torch.Tensor, AdapterStack, GroupedRows], None] = lora_
     experts_by_logits: Callable[..., torch.Tensor] = experts_by_logits
 
     def norm_linear(self, inputs: NormedSum, weight: torch.Tensor, bias: torch.Tensor | None) -> WithSum:

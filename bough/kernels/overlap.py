@@ -8,9 +8,7 @@ kernel begins when all before it have ended. Devices that cannot do it run the s
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,22 +60,3 @@ def take_turn_first(OVERLAP: tl.constexpr):
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-
-
-@contextlib.contextmanager
-def beside(device: torch.device) -> Iterator[Callable[[], None]]:
-    """What is launched inside runs beside what is launched behind it, until the yielded function is called: for small
-    kernels and a large one that read the same. What they write must have been allocated before. Only in CUDA graphs:
-    launched one by one, the host takes longer for a second stream than it saves."""
-    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-        yield lambda: None
-        return
-    main, other = torch.cuda.current_stream(device), _other_stream(device)
-    other.wait_stream(main)
-    with torch.cuda.stream(other):
-        yield lambda: main.wait_stream(other)
-
-
-@functools.cache
-def _other_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

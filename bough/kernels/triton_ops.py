@@ -7,7 +7,7 @@ from bough.kernels.activation.triton import gated_mul
 from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.triton import MAX_TOKENS_NORMED, normed_experts, routed_experts
 from bough.kernels.latent_attention.triton import latent_store_
-from bough.kernels.lora.triton import lora
+from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import Activation, Experts, NormedSum, Ops, Router, WithNorm, WithSum
 from bough.kernels.recurrence.triton import causal_conv_, recurrence_
@@ -63,6 +63,6 @@ TRITON = TritonOps(
     index_store_=index_store_,
     causal_conv_=causal_conv_,
     recurrence_=recurrence_,
-    lora=lora,
+    lora_=lora_,
     experts_by_logits=routed_experts,
 )

@@ -117,12 +117,12 @@ class AdaptedWeight(LinearWeight):
             yield len(down)
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
-        if ctx.adapters is None:
-            return self._weight.linear(x, ctx)
-        stack = AdapterStack(self._down, self._up, self.ranks, self._bands, self._tiles)
-        plain = x if isinstance(x, torch.Tensor) else x.dequantize().to(self._down.dtype)
-        grouped = ctx.adapters.among(len(plain), ctx.logits_indices)
-        return self._ops.lora(lambda: self._weight.linear(x, ctx), plain, stack, grouped)
+        product = self._weight.linear(x, ctx)
+        if ctx.adapters is not None:
+            x = x if isinstance(x, torch.Tensor) else x.dequantize().to(product.dtype)
+            stack = AdapterStack(self._down, self._up, self.ranks, self._bands, self._tiles)
+            self._ops.lora_(product, x, stack, ctx.adapters.among(len(x), ctx.logits_indices))
+        return product
 
     def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
         if ctx.adapters is None:

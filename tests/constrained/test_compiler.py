@@ -236,13 +236,27 @@ def test_a_long_chain_of_rules_is_no_defect(preparers: CompilerPool) -> None:
         preparers.ask(ebnf_spec("\n".join(["root ::= r0", *chain, 'r500 ::= "b"'])))
 
 
-def test_a_worker_that_dies_fails_one_grammar(preparers: CompilerPool) -> None:
-    preparers.ask(regex_spec("a"))
+def test_a_grammar_whose_worker_dies_is_tried_once_more(
+    preparers: CompilerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = preparers.ask(regex_spec("b"))
+    (worker,) = preparers._running
+    worker._process.kill()
+    assert preparers.ask(regex_spec("b")) == expected
+    starts = list[bool]()
+
+    def start_and_die(pool: CompilerPool) -> PipeProcess:
+        starts.append(True)
+        raise EOFError
+
+    monkeypatch.setattr(CompilerPool, "_start", start_and_die)
     (worker,) = preparers._running
     worker._process.kill()
     with pytest.raises(RequestError, match="memory or stack"):
-        preparers.ask(regex_spec("b"))
-    assert preparers.ask(regex_spec("b"))
+        preparers.ask(regex_spec("c"))
+    assert len(starts) == 1  # by the second try
+    monkeypatch.undo()
+    assert preparers.ask(regex_spec("c"))
 
 
 def test_what_nobody_follows_in_bounded_time_says_so(preparers: CompilerPool) -> None:

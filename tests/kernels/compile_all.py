@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention import triton as latents
 from bough.kernels.logits.triton import count_tokens_, forbid_tokens_, log_normaliser, penalise
 from bough.kernels.lora.reference import FEW_ROWS, MANY_ROWS, AdapterStack, GroupedRows, tiles_of
-from bough.kernels.lora.triton import lora
+from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import ExpertMatrices, Norm, Router
@@ -353,7 +352,7 @@ def launch_lora(dtype: torch.dtype) -> None:
         stack = AdapterStack(down, up, slots[:1].int(), bands, tiles)
         for block_rows in (FEW_ROWS, MANY_ROWS):
             grouped = GroupedRows(torch.zeros(ROWS, dtype=torch.int32), slots.int(), block_rows)
-            lora(partial(torch.zeros, ROWS, 6144, dtype=dtype), x, stack, grouped)
+            lora_(torch.zeros(ROWS, 6144, dtype=dtype), x, stack, grouped)
 
 
 def launch_states(dtype: torch.dtype, arch: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -32,14 +33,20 @@ def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: 
 @triton.jit
 def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
     """The same, by the products of queries and keys."""
+    top, norm, shrink, weights = weigh(products, present, top, norm, scale, softcap, HAS_SOFTCAP)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return top, norm, acc
+
+
+@triton.jit
+def weigh(products, present, top, norm, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """The new largest score and sum of weights, what sums so far shrink by, and the weights of a block."""
     scores = scaled(products, scale, softcap, HAS_SOFTCAP)
     scores = tl.where(present[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     shrink = tl.exp2(top - new_top)
     weights = tl.exp2(scores - new_top[:, None])
-    norm = norm * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return new_top, norm, acc
+    return new_top, norm * shrink + tl.sum(weights, 1), shrink, weights
 
 
 @triton.jit
@@ -51,8 +58,13 @@ def attend_over(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Takes the keys from `first` to `last` of a line of the page table into what was summed before."""
-    key, d, e = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D), HEAD_DIM + tl.arange(0, BLOCK_E)
     kind: tl.constexpr = queries.dtype
+    if k_cache.dtype.element_ty.primitive_bitwidth == 8 and kind == tl.float16 and BLOCK_D > 16 and not EXTRA:
+        return attend_in_pairs(
+            queries, k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
+            HAS_SOFTCAP, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    key, d, e = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D), HEAD_DIM + tl.arange(0, BLOCK_E)
     page = tl.load(pages + (first + key) // PAGE_SIZE, mask=first + key < last, other=0)
     for start in range(first, last, BLOCK_N):
         token = start + key
@@ -79,6 +91,56 @@ def attend_over(
             products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
         top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
     return top, norm, acc
+
+
+@triton.jit
+def attend_in_pairs(
+    queries, k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
+    HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The same for caches of 8 bits, whose columns are read in pairs, as numbers of 16 bits: those reach tensor cores
+    as they take them, single bytes one by one. The columns with even numbers are multiplied apart from the others."""
+    LINES: tl.constexpr = queries.shape[0]
+    key, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D // 2)
+    even_q, odd_q = tl.split(tl.reshape(queries, (LINES, BLOCK_D // 2, 2)))
+    even, odd = tl.split(tl.reshape(acc, (LINES, BLOCK_D // 2, 2)))
+    kind: tl.constexpr = k_cache.dtype.element_ty
+    k_pairs, v_pairs = k_cache.to(tl.pointer_type(tl.int16)), v_cache.to(tl.pointer_type(tl.int16))
+    page = tl.load(pages + (first + key) // PAGE_SIZE, mask=first + key < last, other=0)
+    for start in range(first, last, BLOCK_N):
+        token = start + key
+        present = token < last
+        slot = page.to(tl.int64) * PAGE_SIZE + token % PAGE_SIZE
+        offsets = ((slot * KV_HEADS + kv_head) * (HEAD_DIM // 2))[:, None] + d[None, :]
+        ahead = token + BLOCK_N
+        page = tl.load(pages + ahead // PAGE_SIZE, mask=ahead < last, other=0)
+        held = present[:, None] & (d < HEAD_DIM // 2)[None, :]
+        k = tl.load(k_pairs + offsets, mask=held, other=0)
+        v = tl.load(v_pairs + offsets, mask=held, other=0)
+        even_k, odd_k = _apart(k, kind)
+        products = tl.dot(even_q, tl.trans(even_k))
+        products = tl.dot(odd_q, tl.trans(odd_k), products)
+        top, norm, shrink, weights = weigh(products, present, top, norm, scale, softcap, HAS_SOFTCAP)
+        weights = weights.to(tl.float16)
+        even_v, odd_v = _apart(v, kind)
+        even = tl.dot(weights, even_v, even * shrink[:, None])
+        odd = tl.dot(weights, odd_v, odd * shrink[:, None])
+    return top, norm, tl.reshape(tl.join(even, odd), (LINES, BLOCK_D))
+
+
+@triton.jit
+def _apart(pairs, kind: tl.constexpr):
+    """The first and the second numbers of 8 bits of pairs, as float16."""
+    if cuda_capability_geq(8, 9):
+        NAME: tl.constexpr = "e4m3x2" if kind == tl.float8e4nv else "e5m2x2"
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 even, odd; .reg .b32 both; prmt.b32 both, $2, 0, 0x3120; mov.b32 {even, odd}, both; "
+            "cvt.rn.f16x2." + NAME + " $0, even; cvt.rn.f16x2." + NAME + " $1, odd; }",
+            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    odd = (pairs >> 8).to(tl.int8).to(kind, bitcast=True)
+    return pairs.to(tl.int8).to(kind, bitcast=True).to(tl.float16), odd.to(tl.float16)
 
 
 @triton.jit

@@ -1,6 +1,5 @@
 """What adapters add, in plain torch, and how the rows of a step are grouped by their adapters."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ FEW_ROWS, MANY_ROWS = 16, 64  # of a slot that one program takes
 MOST_FEW = 512  # rows of a step that is cut into small blocks
 
 Ints = npt.NDArray[np.int32]
-Multiply = Callable[[], torch.Tensor]
 
 
 class AdapterStack(NamedTuple):
@@ -57,9 +55,8 @@ def group_rows(slots: npt.NDArray[np.int64], block_rows: int) -> tuple[Ints, Int
     return order.astype(np.int32), blocks.astype(np.int32)
 
 
-def lora(multiply: Multiply, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> torch.Tensor:
-    """The product of x [rows, inputs] that `multiply` gives, [rows, outputs], and what the rows' adapters add to it."""
-    product = multiply()
+def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> None:
+    """Adds to `product` [rows, outputs] what the adapters of the rows make of x [rows, inputs]."""
     for slot, first, count in grouped.blocks.tolist():
         places = grouped.order[first : first + count]
         rows = x.index_select(0, places)
@@ -67,4 +64,3 @@ def lora(multiply: Multiply, x: torch.Tensor, stack: AdapterStack, grouped: Grou
             if slot and rank:
                 thin = rows @ stack.down[slot - 1, number, :rank].T
                 product[:, band].index_add_(0, places, thin @ stack.up[slot - 1, band, :rank].T)
-    return product

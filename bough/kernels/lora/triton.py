@@ -1,4 +1,4 @@
-"""What adapters add, in Triton: two launches, down to the rank, beside the layer's own product, and up again.
+"""What adapters add, in Triton: two launches, down to the rank and up again.
 
 A program takes a block of rows of one slot, so that neighbours which share an adapter read it once, and programs
 without a block return at once: how many there are depends on sizes alone, as a CUDA graph needs it. The inputs are cut
@@ -11,46 +11,42 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.kernels.lora.reference import FEW_ROWS, TILE, AdapterStack, GroupedRows, Multiply
-from bough.kernels.overlap import beside
+from bough.kernels.lora.reference import FEW_ROWS, TILE, AdapterStack, GroupedRows
+from bough.kernels.overlap import overlap, take_turn
 
 PIECE = 1024  # inputs that one program sums
 MOST_RANK = 64  # lines of thin matrices that one program computes
 
 
-def lora(multiply: Multiply, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> torch.Tensor:
-    """The product of x [rows, inputs] that `multiply` gives, [rows, outputs], and what the rows' adapters add to it."""
-    (_, inputs), blocks, count = x.shape, len(grouped.blocks), len(grouped.order)
+def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> None:
+    """Adds to `product` [rows, outputs] what the adapters of the rows make of x [rows, inputs]."""
+    (rows, inputs), outputs, blocks, count = x.shape, product.shape[1], len(grouped.blocks), len(grouped.order)
     matrices, rank = stack.down.shape[1:3]
     lines = min(triton.next_power_of_2(matrices * rank), MOST_RANK)
     few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
     splits = triton.cdiv(inputs, PIECE)
     thin = torch.empty((splits, count, matrices * rank), dtype=torch.float32, device=x.device)
     cut = {"BLOCK_M": grouped.block_rows, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
-    cut |= {"PRECISION": "ieee" if wide else "tf32", "num_stages": 2 if wide else 3}
+    cut |= {"PRECISION": "ieee" if wide else "tf32", "num_stages": 2 if wide else 3, **overlap(0 if few else rows)}
     block_k = 128 if few and not wide else 64
     places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
-    with beside(x.device) as join:
-        _down[(blocks, triton.cdiv(matrices * rank, lines), splits)](
-            x, stack.down, thin, *places, x.stride(0), count,
-            K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut,
-        )  # fmt: skip
-    product = multiply()
-    join()
+    _down[(blocks, triton.cdiv(matrices * rank, lines), splits)](
+        x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut
+    )
     _up[(blocks, len(stack.tiles))](
         thin, stack.up, product, *places, stack.tiles, product.stride(0), count,
-        N=product.shape[1], TILE=TILE, BLOCK_R=min(rank, MOST_RANK), num_warps=4 if few else 8, **cut,
+        N=outputs, TILE=TILE, BLOCK_R=min(rank, MOST_RANK), num_warps=4 if few else 8, **cut,
     )  # fmt: skip
-    return product
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _down(
     x, down, thin, order, blocks, ranks, ranks_stride, x_stride, rows, K: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The rows of a block times some lines of the thin matrices, over some of the inputs."""
+    take_turn(OVERLAP)
     block = blocks + 3 * tl.program_id(0)
     slot = tl.load(block).to(tl.int64) - 1
     if slot < 0:
@@ -84,9 +80,10 @@ def _down(
 def _up(
     thin, up, product, order, blocks, ranks, ranks_stride, tiles, product_stride, rows, N: tl.constexpr,
     TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The sum over the inputs' parts, times the outputs of a tile; added to the product."""
+    take_turn(OVERLAP)
     block = blocks + 3 * tl.program_id(0)
     slot = tl.load(block).to(tl.int64) - 1
     if slot < 0:

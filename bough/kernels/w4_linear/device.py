@@ -82,6 +82,14 @@ def _dots(nibbles, high, low, total, FOUR_AT_ONCE: tl.constexpr):
 
 
 @triton.jit
+def _spread(scales, zeros, rows, there, group, GROUPS: tl.constexpr):
+    """Scale and zero of some groups of rows."""
+    held, places = there[:, None] & (group < GROUPS)[None, :], rows * GROUPS + group[None, :]
+    scale = tl.load(scales + places, mask=held, other=0.0).to(tl.float32)
+    return scale, tl.load(zeros + places, mask=held, other=0).to(tl.float32)
+
+
+@triton.jit
 def w4_by_rows(
     high, low, x_scales, x_sums, words, scales, zeros, bias, out, N,
     K: tl.constexpr, GROUP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
@@ -107,6 +115,8 @@ def w4_by_rows(
         places = words + rows * (COUNT * 16) + word[None, :]
         packed = tl.load(places, mask=inside, other=0, eviction_policy="evict_first")
         span = start * SPANS + tl.arange(0, BLOCKS * SPANS)
+        if HALVES == 1:
+            scale, zero = _spread(scales, zeros, rows, there, span * 128 // GROUP, K // GROUP)
         if start == 0:
             take_turn(OVERLAP)  # the weight, most of the work, is already on its way
         x_scale = tl.load(x_scales + span // SPANS, mask=span < COUNT * SPANS, other=0.0)
@@ -123,10 +133,9 @@ def w4_by_rows(
                     if SPANS == 1 or part == half * 2:
                         place = span // SPANS * 4 + part + span % SPANS
                         total += tl.load(x_sums + place, mask=span < COUNT * SPANS, other=0.0)
-                group = (span // SPANS * 128 + (half * 64 if HALVES == 2 else 0) + span % SPANS * 32) // GROUP
-                held = there[:, None] & (group < K // GROUP)[None, :]
-                zero = tl.load(zeros + rows * (K // GROUP) + group[None, :], mask=held, other=0).to(tl.float32)
-                scale = tl.load(scales + rows * (K // GROUP) + group[None, :], mask=held, other=0.0).to(tl.float32)
+                if HALVES == 2:
+                    group = (span // SPANS * 128 + half * 64 + span % SPANS * 32) // GROUP
+                    scale, zero = _spread(scales, zeros, rows, there, group, K // GROUP)
                 sums = tl.sum(tl.reshape(dots, (BLOCK_N, BLOCKS * SPANS, 16 // SPANS)), axis=2).to(tl.float32)
                 acc += (sums - zero * total[None, :]) * (scale * x_scale[None, :])
                 dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.int32)

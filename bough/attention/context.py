@@ -8,6 +8,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.kernels.lora.reference import GroupedRows
+from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.memory.pools.kv_pool import KVPool
 
 Heard = tuple[torch.Tensor, ...]  # of each layer [2, heads, positions, head_dim]: keys and values of a recording
@@ -52,3 +53,15 @@ class ForwardContext:
     aligned: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     # Called by a layer before it reads the pool, where copies of pages may be under way.
     wait_for: Callable[[int], None] = lambda layer: None
+    turns: dict[torch.Tensor, tuple[torch.Tensor, ...]] = field(default_factory=dict)  # by the table, see `turned`
+
+    def turned(self, rope: QKNormRope, axes: torch.Tensor | None) -> tuple[QKNormRope, torch.Tensor]:
+        """Where pairs rotate by positions on several axes: the angles of each token, once for all layers, as a table of
+        its own, and the lines of tokens there."""
+        if rope.cos not in self.turns:
+            assert axes is not None, "positions with several axes need a rotation that tells which pair takes which"
+            places = (self.batch.positions[axes].T, torch.arange(len(axes), device=axes.device))
+            lines = torch.arange(self.batch.positions.shape[1], device=axes.device)
+            self.turns[rope.cos] = rope.cos[places], rope.sin[places], lines
+        cos, sin, lines = self.turns[rope.cos]
+        return rope._replace(cos=cos, sin=sin), lines

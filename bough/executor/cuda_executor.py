@@ -42,6 +42,7 @@ from bough.executor.rank_check import RankCheck
 from bough.executor.staging import Staging
 from bough.executor.threaded import Running
 from bough.executor.verification import NOTHING, Drawn, prompt_logprobs, sample_step
+from bough.executor.vision_graphs import VisionGraphs
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
@@ -134,6 +135,9 @@ class CudaExecutor:
         self._graphs: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs, self._mixed_graphs
         self._graphs += (self._shared_graphs, *self._drafted.graphs.values())  # in the order of capture
         self._graphs += (self._adapted_graphs, self._adapted_mixed_graphs)
+        if encoder is not None and encoder.tower is not None and graphs.decode:
+            capture = lambda run: self._graph_memory.capture(run)  # noqa: E731  (which is another after a release)
+            self._graphs += (VisionGraphs(encoder.tower, capture, pauses).graphs,)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks

@@ -24,6 +24,7 @@ from bough.core.model_config import MediaConfig
 from bough.core.plan import BatchPlan, Encode, IntArray
 from bough.executor.layout import StepLayout
 from bough.executor.load_model import LoadedWeights
+from bough.loader.encoders import PACKED
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Encoder:
         self._whole, self._to_device = media.whole, to_device
         weight = next(model.parameters())
         self._dtype, self._device = weight.dtype, weight.device
+        visual: Any = getattr(getattr(model, "model", None), "visual", None)
+        self.tower = visual if hasattr(visual, "blocks") and visual.config._attn_implementation == PACKED else None
         self._outputs: dict[int, torch.Tensor] = {}
         self._failed = list[int]()
 

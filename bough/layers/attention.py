@@ -90,7 +90,7 @@ class SelfAttention:
         usual = not (config.qk_norm_whole or config.qk_norm_last)
         self._has_kernels = usual and rope.cos.shape[1] * 2 == head_dim
         self._norm_rope_store_ = placement.ops.norm_rope_store_
-        self._by_axes_ = partial(norm_rope_store_, axes=rope.axes, norm_last=config.qk_norm_last)
+        self._axes = rope.axes
         if not self._has_kernels:
             any_heads = self._norm_rope_store_ if placement.ops.any_heads else norm_rope_store_
             self._norm_rope_store_ = partial(any_heads, axes=rope.axes, norm_last=config.qk_norm_last)
@@ -140,12 +140,13 @@ class SelfAttention:
     def _rotate_and_run(self, qkv: torch.Tensor, spec: AttentionSpec, ctx: ForwardContext) -> torch.Tensor:
         """One operation after the other."""
         pool, kv_heads = ctx.pool, 0 if self._shares else spec.kv_heads
-        positions, slots = ctx.batch.positions, ctx.batch.slots[spec.group]
+        turns, positions, slots = self._qk_norm_rope, ctx.batch.positions, ctx.batch.slots[spec.group]
+        if positions.dim() > 1 and self._has_kernels:
+            turns, positions = ctx.turned(turns, self._axes)
         # All keys and values of the step are stored before any row attends: a row may read pages that another row of
         # the same step writes (see `bough.core.plan`).
-        rotate = self._norm_rope_store_ if positions.dim() == 1 else self._by_axes_
         places = (positions, slots, *spec.caches(pool), pool.key_scales[spec.layer], pool.value_scales[spec.layer])
-        rotate(qkv, spec.heads, kv_heads, self._qk_norm_rope, *places)
+        self._norm_rope_store_(qkv, spec.heads, kv_heads, turns, *places)
         if self._shares:
             q, k, v = qkv, *pool.read_tokens(spec.layer, slots, qkv.dtype)
         else:

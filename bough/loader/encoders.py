@@ -138,11 +138,14 @@ def packed_attention(
     attention_mask: None,
     *,
     cu_seq_lens_q: torch.Tensor,  # where items begin, and the last one ends
+    max_length_q: object = None,
+    max_seqlen: object = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of each token to all of its item."""
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
-    longest = longest_of(cu_seq_lens_q)
+    known = [each for each in (max_length_q, max_seqlen) if isinstance(each, int)]
+    longest = known[0] if known else longest_of(cu_seq_lens_q)
     found = cast(torch.Tensor, varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest))
     return found[None], None
 

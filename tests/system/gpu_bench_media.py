@@ -86,7 +86,7 @@ class Bench:
         self.gaps = list[float]()
         self._tokens = 0  # of the longest prompt
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return self._engine.get_server_info()["internal_states"][0]
 
     async def ask(self, number: int, image: Image.Image | None) -> float:
@@ -102,12 +102,12 @@ class Bench:
 
     async def show(self, images: list[Image.Image]) -> dict[str, float]:
         busy, stop = list[float](), asyncio.Event()
-        encoded_s = (await asyncio.to_thread(self._state))["mm_encoder_seconds_total"]
+        encoded_s = (await asyncio.to_thread(self.state))["mm_encoder_seconds_total"]
 
         async def watch() -> None:
             while not stop.is_set():
                 await asyncio.sleep(0.5)
-                busy.append((await asyncio.to_thread(self._state))["device_busy_share"] or 0.0)
+                busy.append((await asyncio.to_thread(self.state))["device_busy_share"] or 0.0)
 
         watching = asyncio.create_task(watch())
         began = time.perf_counter()
@@ -117,7 +117,7 @@ class Bench:
         await watching
         found = {"images_s": len(images) / seconds, "ttft_median_s": float(np.median(firsts))}
         found |= {"ttft_p99_s": float(np.percentile(firsts, 99)), "busy_share": float(np.median(busy))}
-        return found | {"encoder_s": (await asyncio.to_thread(self._state))["mm_encoder_seconds_total"] - encoded_s}
+        return found | {"encoder_s": (await asyncio.to_thread(self.state))["mm_encoder_seconds_total"] - encoded_s}
 
     async def stream(self, number: int) -> None:
         sampling = {"temperature": 0.0, "max_new_tokens": TEXT_TOKENS, "ignore_eos": True}
@@ -145,6 +145,8 @@ def report(line: dict[str, Any]) -> None:
 
 async def measure(bench: Bench, shape: str, count: int, sides: list[int]) -> None:
     await bench.show(pictures(8, sides[0], seed=0))
+    while (await asyncio.to_thread(bench.state))["warming_up"]:  # graphs are captured in idle moments
+        await asyncio.sleep(0.5)
     for side in sides:
         for distinct in (count, 4):
             images = pictures(distinct, side, seed=side + distinct) * (count // distinct)

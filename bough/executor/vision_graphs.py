@@ -5,6 +5,7 @@ A graph has a fixed number of patches, and of items within which they attend: wi
 up, with patches of no item and items of no patches.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from bough.loader.encoders import longest_of
 SIZES = (*range(256, 769, 128), *range(1024, 2049, 256), *range(2560, 4097, 512), *range(5120, 8193, 1024))
 WINDOW = 64  # patches that no item has more of where it is a window
 EACH = {True: 8, False: 64}  # patches of a window and of an image, at least, on average
+log = logging.getLogger(__name__)
 Turns = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -40,8 +42,9 @@ class VisionGraphs:
         if self._calls is not None:
             self._calls.append((hidden, cu_seqlens, position_embeddings))
         elif number == 0:
-            self._found = self.graphs.find(len(hidden))
-        if self._calls is not None or self._found is None or len(cu_seqlens) > self._room(number, self._found[0]):
+            found = self.graphs.find(len(hidden))
+            self._found = found if found is not None and found[1] else None
+        if not self._found or self._calls is not None or len(cu_seqlens) > self._room(number, self._found[0]):
             more |= {"cu_seqlens": cu_seqlens, "position_embeddings": position_embeddings}
             return self._blocks[number](hidden, **more)
         kind = self._windows[number]
@@ -66,6 +69,9 @@ class VisionGraphs:
         weight, self._calls = self._tower.patch_embed.proj.weight, []
         try:
             self._tower(weight.new_zeros(size, weight[0].numel()), weight.new_tensor([[1, 16, size // 16]]).long())
+        except torch.OutOfMemoryError:
+            log.warning("images of %d patches are computed without a graph: the device has no memory for one", size)
+            return []
         finally:
             calls, self._calls = self._calls, None
         if not self._windows:

@@ -77,3 +77,21 @@ def test_graphs_of_blocks_compute_what_blocks_do(
     )
     assert len(replays) == 2 * (4 * (blocks - whole) + 3 * whole)
     assert float(expected[0][0].float().std()) > 0.01
+
+
+def test_a_size_that_memory_does_not_hold_has_no_graph(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Tower(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch_embed, self.blocks = torch.nn.Module(), torch.nn.ModuleList()
+            self.patch_embed.proj = torch.nn.Conv3d(3, 8, (2, 4, 4))
+
+        def forward(self, pixels: torch.Tensor, grid: torch.Tensor) -> None:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    graphs = VisionGraphs(Tower(), lambda run: pytest.fail("nothing is captured"), Pauses()).graphs
+    assert graphs.capture_next()
+    assert "256 patches are computed without a graph" in caplog.text

@@ -2,13 +2,12 @@
 flags: no abbreviations, one line for a mistake, a suggestion for a misspelt flag."""
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bough.core.errors import SettingsError
+from bough.core.errors import SettingsError, nearest
 
 HELP_FLAGS = ("-h", "--help")
 KEY = re.compile(r"((?:^|\0)--[\w-]*api[-_]key[\0=])[^\0]*")  # in words with zeros between them
@@ -57,9 +56,7 @@ def without_keys(words: Sequence[str]) -> list[str]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A sentence with the nearest known spelling, case aside; empty where nothing is near."""
-    by_folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(word.casefold(), by_folded, n=1)
-    return f" Did you mean {by_folded[near[0]]}?" if near else ""
+    return f" Did you mean {near}?" if (near := nearest(word, known)) else ""
 
 
 class Parser(argparse.ArgumentParser):

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _table() -> str:
     rows = [("NAME", "SIZE", "LICENCE", "ON DISK")]
-    for entry in catalogue.entries():
+    for entry in catalogue.ENTRIES:
         path = catalogue.local_path(entry)
         name = f"{entry.name} (default)" if entry is catalogue.DEFAULT else entry.name
         rows.append((name, _megabytes(entry.size), entry.licence, str(path or "not fetched")))
@@ -68,9 +68,8 @@ def _remove(entry: catalogue.Entry) -> str:
 def _find(name: str) -> catalogue.Entry:
     entry = catalogue.find(name)
     if entry is None:
-        known = [known for entry in catalogue.entries() for known in (entry.name, *entry.aliases)]
-        names = ", ".join(entry.name for entry in catalogue.entries())
-        raise ModelError(f"The catalogue has no model {name!r} (it has: {names}).{did_you_mean(name, known)}")
+        hint = did_you_mean(name, catalogue.KNOWN)
+        raise ModelError(f"The catalogue has no model {name!r} (it has: {catalogue.NAMES}).{hint}")
     return entry
 
 

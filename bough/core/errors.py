@@ -4,7 +4,8 @@
 not a `BoughError` is a defect.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -12,6 +13,12 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 class BoughError(Exception):
     """An error whose text is written for the user: it says what is wrong and what to do."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is spelt most like this one, case aside, for a sentence that asks whether it was meant."""
+    by_folded = {name.casefold(): name for name in known}
+    return next((by_folded[near] for near in difflib.get_close_matches(word.casefold(), by_folded, n=1)), None)
 
 
 class SettingsError(BoughError):

@@ -6,7 +6,6 @@ and the allowed range. Lists that clients may give as a single value are tuples 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import typing
@@ -16,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, nearest
 from bough.core.stop_patterns import check_patterns
 
 GREEDY_TEMPERATURE = 1e-6  # below this, dividing logits by it overflows: it means "take the best token"
@@ -176,8 +175,7 @@ JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to ma
 
 
 def unknown_field_text(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else f" Known fields: {', '.join(known)}."
+    hint = f" Did you mean {near!r}?" if (near := nearest(name, known)) else f" Known fields: {', '.join(known)}."
     return f"Unknown sampling field {name!r}.{hint}"
 
 

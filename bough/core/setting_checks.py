@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import PurePath
 from typing import Any
 
-from bough.core.errors import SettingsError
+from bough.core.errors import SettingsError, nearest
 
 TYPE_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
@@ -60,8 +59,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
     if f.name in SECRETS and not str(value).strip():
         raise SettingsError(f"{f.name} is empty, which would guard nothing; give a key, or leave it out.")
     if meta["choices"] is not None and value not in meta["choices"]:
-        near = difflib.get_close_matches(value, meta["choices"], n=1) if plain is str else []
-        hint = meta["instead"].get(value) or (f"Did you mean {near[0]!r}?" if near else "")
+        near = nearest(value, meta["choices"]) if isinstance(value, str) else None
+        hint = meta["instead"].get(value) or (f"Did you mean {near!r}?" if near else "")
         known = ", ".join(map(str, meta["choices"]))
         raise SettingsError(f"{f.name} must be one of {known}; got {value!r}. {hint}".rstrip())
     if meta["low"] is not None and not value >= meta["low"]:  # written so that NaN is refused as well
@@ -72,8 +71,7 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def unknown_setting_text(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else " `bough generate --help` lists them all."
+    hint = f" Did you mean {near!r}?" if (near := nearest(name, known)) else " `bough generate --help` lists them all."
     return f"There is no setting {name!r}.{hint}"
 
 

@@ -4,7 +4,6 @@ A chat template is run on the roles, with marks in place of the contents: what s
 two messages. Templates that rewrite older messages cannot do so here.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from functools import cache
 from os.path import commonprefix
 from typing import Any, Protocol
 
-from bough.core.errors import RequestError, SettingsError
+from bough.core.errors import RequestError, SettingsError, nearest
 from bough.core.media import MediaKind
 from bough.tokenizer.chat_template import ChatTemplate
 
@@ -247,8 +246,7 @@ PATHS = (
 
 def format_by_name(name: str) -> NamedFormat:
     if name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = f" Did you mean {near!r}?" if (near := nearest(name, FORMATS)) else ""
         raise SettingsError(f"Unknown chat template {name!r}.{hint} Known: {', '.join(FORMATS)}.")
     return FORMATS[name]
 

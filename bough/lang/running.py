@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -34,20 +35,13 @@ def raise_failure(state: ProgramState) -> None:
         raise error
 
 
+@dataclass(frozen=True, slots=True)
 class Run:
-    def __init__(
-        self,
-        state: ProgramState,
-        func: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        timeout_s: float | None = None,
-    ) -> None:
-        self.state = state
-        self._func = func
-        self._args = args
-        self._kwargs = kwargs
-        self._timeout_s = timeout_s
+    state: ProgramState
+    _func: Callable[..., Any]
+    _args: Sequence[Any]
+    _kwargs: Mapping[str, Any]
+    _timeout_s: float | None = None
 
     def complete(self) -> None:
         """In the caller's thread, to the end. What goes wrong is in the state; only an interrupt is raised."""

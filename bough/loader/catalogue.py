@@ -5,7 +5,6 @@ given by the user means is decided in `locate`.
 """
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,20 +33,13 @@ class Entry:
 
 ENTRIES = msgspec.convert(table_beside(__file__, "catalogue.toml")["entry"], tuple[Entry, ...])
 DEFAULT = ENTRIES[0]
-
-
-def entries() -> Sequence[Entry]:
-    """All models of the catalogue, the default first."""
-    return ENTRIES
+NAMES = ", ".join(entry.name for entry in ENTRIES)
+KNOWN = {known: entry for entry in ENTRIES for known in (entry.name, *entry.aliases)}
 
 
 def find(name: str) -> Entry | None:
     """The entry of that name or alias, in any case."""
-    folded = name.casefold()
-    for entry in ENTRIES:
-        if folded in {known.casefold() for known in (entry.name, *entry.aliases)}:
-            return entry
-    return None
+    return next((entry for known, entry in KNOWN.items() if known.casefold() == name.casefold()), None)
 
 
 def local_path(entry: Entry) -> Path | None:

@@ -4,7 +4,6 @@ Answers with paths only; what is inside the files is read by `config` and `load`
 because random weights need only its configuration.
 """
 
-import difflib
 import functools
 import hashlib
 import os
@@ -12,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bough.core.errors import ModelError, SettingsError
+from bough.core.errors import ModelError, SettingsError, nearest
 from bough.core.settings import ModelSettings
 from bough.loader import catalogue
 from bough.models.fields import read_json
@@ -175,23 +174,16 @@ def _download_repository(repository: str, revision: str | None, code: bool, *, m
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     raise ModelError(
         f"Could not fetch {repository!r} from the Hugging Face hub: {reason}. It is neither a file or folder here nor "
-        f"a name of the catalogue ({_known_names()})."
+        f"a name of the catalogue ({catalogue.NAMES})."
     )
 
 
 def _unknown_text(model: str) -> str:
-    names = [known for entry in catalogue.entries() for known in (entry.name, *entry.aliases)]
-    by_folded = {known.casefold(): known for known in names}
-    near = difflib.get_close_matches(model.casefold(), by_folded, n=1)
-    hint = f" Did you mean {by_folded[near[0]]!r}?" if near else ""
+    hint = f" Did you mean {near!r}?" if (near := nearest(model, catalogue.KNOWN)) else ""
     return (
-        f"Unknown model {model!r}: no such file or folder, no name of the catalogue ({_known_names()}), and not of the "
-        f"form org/name of a Hugging Face repository.{hint}"
+        f"Unknown model {model!r}: no such file or folder, no name of the catalogue ({catalogue.NAMES}), and not of "
+        f"the form org/name of a Hugging Face repository.{hint}"
     )
-
-
-def _known_names() -> str:
-    return ", ".join(entry.name for entry in catalogue.entries())
 
 
 def fingerprint(files: ModelFiles) -> str:

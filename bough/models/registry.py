@@ -20,7 +20,7 @@ from bough.core.model_config import ModelConfig
 from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
 from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
-from bough.models.transformers_source import usual_fields
+from bough.models.transformers_source import MULTIMODAL, usual_fields, writers
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +34,19 @@ if TYPE_CHECKING:
     from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
 
+WRITERS = writers()
 FAMILIES = {  # of this package, by their first model type
-    model_type: {"architectures": [f"{stated['family'].partition('.')[2]}ForCausalLM"], **stated}
+    model_type: {
+        "architectures": list(
+            dict.fromkeys(name for of, name in WRITERS if of in (model_type, *stated.get("also", ())))
+        )
+        or [f"{stated['family'].partition('.')[2]}ForCausalLM"],
+        **stated,
+    }
     for model_type, stated in table_beside(__file__, "families.toml").items()
 }
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 GROUP = "bough.models"
-MULTIMODAL = "ForConditionalGeneration"  # how Transformers' classes end that have encoders
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
 
@@ -128,7 +134,8 @@ def find_gguf_family(name: str, where: str = "") -> ModelFamily:
 def _gguf_name(model_type: str) -> str:
     """Empty where a checkpoint is more than text, too."""
     stated = FAMILIES[model_type]
-    return str(stated.get("gguf", "" if "text" in stated else model_type))
+    text = any(not name.endswith(MULTIMODAL) for name in stated["architectures"])
+    return str(stated.get("gguf", model_type if text else ""))
 
 
 def build_model(

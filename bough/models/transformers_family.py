@@ -13,7 +13,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import ModelFamily, read_dtype
 from bough.models.fields import Fields
-from bough.models.transformers_source import transformers_source
+from bough.models.transformers_source import MODEL_LIST, transformers_source
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bough.models.base import CausalLM
 
 ARCHITECTURE = "TransformersForCausalLM"
-MODEL_LIST = "models/auto/modeling_auto.py"
 DECODERS = ("ForCausalLM", "LMHeadModel")  # how the names of classes that write text end
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # May differ between checkpoints of one model.

@@ -3,11 +3,17 @@ torch, in processes that need to know no more than a model's shape.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+MODEL_LIST = "models/auto/modeling_auto.py"
+MULTIMODAL = "ForConditionalGeneration"  # how classes end that have encoders
+WRITER = (
+    rf'\("([^"]+)", "(\w+(?:ForCausalLM|LMHeadModel|{MULTIMODAL}))"\)'  # a model type, and a class that writes text
+)
 UNTYPED = ("model_type", "default_theta")  # attributes of a class that are no fields, and are read
 
 
@@ -16,6 +22,12 @@ def transformers_source(path: str) -> str:
     package = find_spec("transformers")
     file = Path(package.origin).parent / path if package and package.origin else None
     return file.read_text(encoding="utf-8") if file and file.is_file() else ""
+
+
+def writers() -> list[tuple[str, str]]:
+    """Model types and their classes that write text, those with encoders last."""
+    found = re.findall(WRITER, transformers_source(MODEL_LIST))
+    return sorted(found, key=lambda pair: pair[1].endswith(MULTIMODAL))
 
 
 def usual_fields(model_type: str) -> dict[str, Any]:

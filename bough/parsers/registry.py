@@ -25,11 +25,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "dots": tagged.DOTS,
     "gemma4": Gemma(),
     "gigachat3": GigaChat(),
-    "glm": tagged.Glm(),
-    "glm45": tagged.Glm(),
-    "glm47": tagged.Glm(),
     "gpt-oss": Harmony(),
-    "hermes": HERMES,
     "hunyuan": tagged.Hunyuan(),
     "inkling": Inkling(),
     "interns1": INTERN_S1,
@@ -37,20 +33,16 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "kimi_k3": tagged.KimiK3(),
     "lfm2": LFM2,
     "llama3": Llama3(),
-    "mimo": tagged.Qwen3Coder(),
     "minicpm5": tagged.MiniCpm(),
     "minimax-m2": tagged.MINIMAX_M2,
     "minimax-m3": MiniMaxM3(),
     "mistral": Mistral(),
     "muse": Muse(),
-    "poolside_v1": tagged.Glm(),
     "pythonic": LLAMA4,
-    "qwen": HERMES,
-    "qwen25": HERMES,
-    "qwen3_coder": tagged.Qwen3Coder(),
     "step3": tagged.STEP3,
-    "step3p5": tagged.Qwen3Coder(),
-    "trinity": HERMES,
+    **dict.fromkeys(("glm", "glm45", "glm47", "poolside_v1"), tagged.Glm()),
+    **dict.fromkeys(("hermes", "qwen", "qwen25", "trinity"), HERMES),
+    **dict.fromkeys(("mimo", "qwen3_coder", "step3p5"), tagged.Qwen3Coder()),
 }
 
 HARMONY = ReasoningFormat(
@@ -59,8 +51,6 @@ HARMONY = ReasoningFormat(
     closing="<|end|><|start|>assistant<|channel|>final<|message|>",
     framed=Harmony(),
 )
-THINK = ReasoningFormat()
-THINK_FORCED = ReasoningFormat(forced=True)
 THINK_OR_CALL = ReasoningFormat(calls=("<tool_call>",))
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
@@ -72,12 +62,8 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         calls=("<|START_ACTION|>", "<|START_TEXT|>", "<|START_RESPONSE|>"),
         framing=COHERE_FRAMING,
     ),
-    "deepseek-r1": THINK_FORCED,
-    "deepseek-v3": THINK,
-    "deepseek-v4": THINK,
     "dots": ReasoningFormat(calls=("<dots_function_call>",)),
     "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
-    "glm45": THINK_OR_CALL,
     "gpt-oss": HARMONY,
     "hunyuan": ReasoningFormat(calls=("<tool_calls>",)),
     "inkling": ReasoningFormat(
@@ -86,7 +72,6 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         closing="<|end_message|><|message_model|><|content_text|>",
         framed=Inkling(),
     ),
-    "interns1": THINK_OR_CALL,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": ReasoningFormat(calls=("<|tool_calls_section_begin|>",)),
     "kimi_k3": ReasoningFormat(
@@ -95,7 +80,6 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         calls=(tagged.KimiK3.TOOLS, tagged.KimiK3.RESPONSE),
         framing=tagged.KimiK3.FRAMING,
     ),
-    "mimo": THINK_OR_CALL,
     "minimax": ReasoningFormat(forced=True, calls=("<minimax:tool_call>",)),
     "minimax-append-think": ReasoningFormat(shown=True),
     "minimax-m3": ReasoningFormat("<mm:think>", "</mm:think>"),
@@ -106,12 +90,10 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         closing="<|eom|><|start|>assistant to=user<|message|>",
         framed=Muse(),
     ),
-    "nemotron_3": THINK_OR_CALL,
-    "poolside_v1": THINK_OR_CALL,
-    "qwen3": THINK_OR_CALL,
     "qwen3-thinking": ReasoningFormat(forced=True, calls=("<tool_call>",)),
-    "step3": THINK_FORCED,
-    "step3p5": THINK_FORCED,
+    **dict.fromkeys(("deepseek-r1", "step3", "step3p5"), ReasoningFormat(forced=True)),
+    **dict.fromkeys(("deepseek-v3", "deepseek-v4"), ReasoningFormat()),
+    **dict.fromkeys(("glm45", "interns1", "mimo", "nemotron_3", "poolside_v1", "qwen3"), THINK_OR_CALL),
 }
 
 
@@ -126,6 +108,6 @@ def reasoning_format(name: str, field: str | None = None) -> ReasoningFormat:
 def _named(formats: Mapping[str, T], kind: str, name: str, field: str | None) -> T:
     """The format by this name; `field` is where a client gave it."""
     if name not in formats:
-        known = ", ".join(formats)
+        known = ", ".join(sorted(formats))
         raise RequestError(f"There is no {kind} parser {name!r}; the known ones are {known}.", field=field)
     return formats[name]

@@ -6,7 +6,6 @@ schemas.
 """
 
 import contextlib
-import difflib
 import functools
 import gc
 import itertools
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, nearest
 from bough.core.sampling_params import INT32_MAX, MAX_STOPS, require_few
 from bough.core.server_settings import ServerSettings
 from bough.server.errors import HttpError
@@ -299,8 +298,7 @@ _WHOLE_NUMBERS = msgspec.json.Decoder(float_hook=_number)
 
 def _unknown_text(name: str, struct: type[msgspec.Struct], more: str = "") -> str:
     """An unknown field is most often a misspelt one."""
-    near = difflib.get_close_matches(name, _known_fields(struct), n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = f" Did you mean {near!r}?" if (near := nearest(name, _known_fields(struct))) else ""
     return f"Unknown field {name!r}{more}.{hint}"
 
 

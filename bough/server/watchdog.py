@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from bough.client.handle import EngineClient
 from bough.core.errors import EngineDeadError
@@ -21,22 +22,16 @@ MAX_PING_INTERVAL_S = 10.0
 STACKS_S = 1.0  # for a replica that is about to be ended
 
 
+@dataclass(slots=True)
 class Watchdog:
     """Owns whether the engine hangs. `on_stuck` prints the stacks, `end_replica` ends one of several for a reason; None
     where the engine has one, or several that cannot go on without each other."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        timeout_s: float,
-        on_stuck: Callable[[], None],
-        end_replica: Callable[[int, str], None] | None = None,
-    ) -> None:
-        self._client = client
-        self._timeout_s = timeout_s
-        self._on_stuck = on_stuck
-        self._end_replica = end_replica
-        self.stuck = False
+    _client: EngineClient
+    _timeout_s: float
+    _on_stuck: Callable[[], None]
+    _end_replica: Callable[[int, str], None] | None = None
+    stuck: bool = field(default=False, init=False)
 
     @property
     def message(self) -> str:

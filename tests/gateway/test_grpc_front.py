@@ -25,7 +25,7 @@ from bough.gateway.grpc.messages import (  # noqa: E402
     GenerateRequest,
     HealthReply,
     HealthRequest,
-    described,
+    protos,
 )
 from tests.bench.gateway_simulation import Costs  # noqa: E402
 from tests.bench.gateway_worker import MODEL, Exchange, StandIn, WorkerSpec  # noqa: E402
@@ -307,18 +307,27 @@ def test_through_a_real_gateway() -> None:
     asyncio.run(run())
 
 
-def test_the_compiled_description_is_that_of_the_proto(tmp_path: Path) -> None:
-    protoc = pytest.importorskip("grpc_tools.protoc")
-    root = Path(__file__).parents[2]
-    made = tmp_path / "made.desc"
-    name = "bough/gateway/grpc/gateway.proto"
-    bundled = Path(protoc.__file__).parent / "_proto"
-    flags = [f"-I{root}", f"-I{bundled}", f"--descriptor_set_out={made}", str(root / name)]
-    assert protoc.main(["protoc", *flags]) == 0
-    from google.protobuf import descriptor_pb2
+def test_every_method_of_the_proto_is_served_with_its_messages() -> None:
+    methods = protos.DESCRIPTOR.services_by_name["Gateway"].methods
+    assert {method.name: method.server_streaming for method in methods} == {
+        "Generate": False,
+        "GenerateStream": True,
+        "Health": False,
+    }
 
-    fresh = descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file[0]
-    assert fresh == described(), "compile it again: the command is in gateway.proto"
+    async def run() -> None:
+        async with (
+            serving_grpc(ScriptedApp(b"{}"), GatewaySettings(grpc_port=0)) as (_, port),
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            for method in methods:
+                request, reply = (getattr(protos, kind.name) for kind in (method.input_type, method.output_type))
+                path = f"/{method.containing_service.full_name}/{method.name}"
+                call = channel.unary_stream(path, request.SerializeToString, reply.FromString)
+                given = request(text="x") if request is GenerateRequest else request()
+                assert all([isinstance(each, reply) async for each in call(given, timeout=PATIENCE_S)])
+
+    asyncio.run(run())
 
 
 def test_a_call_whose_time_is_up_before_its_answer_stops_at_the_worker() -> None:

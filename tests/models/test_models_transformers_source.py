@@ -60,6 +60,39 @@ def test_families_assume_what_the_class_does(model_type: str) -> None:
         assert (tuple(value) if isinstance(stated[name], tuple) else value) == stated[name], name
 
 
+LISTED = """
+    MODEL_FOR_PRETRAINING_MAPPING_NAMES = OrderedDict([("tiny", "TinyForConditionalGeneration")])
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict([("tiny_text", "TinyForCausalLM"), ("old", "OldLMHeadModel")])
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES = OrderedDict([("tiny", "TinyForMaskedLM")])
+"""
+
+
+def test_classes_that_write_text_are_those_that_transformers_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_source, "transformers_source", lambda path: LISTED)
+    text = [("tiny_text", "TinyForCausalLM"), ("old", "OldLMHeadModel")]
+    assert transformers_source.writers() == [*text, ("tiny", "TinyForConditionalGeneration")]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architectures"),
+    [
+        ("llama", ("LlamaForCausalLM",)),
+        ("gpt2", ("GPT2LMHeadModel",)),
+        ("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")),
+        ("llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")),
+        ("smolvlm", ("SmolVLMForConditionalGeneration",)),
+        ("whisper", ("WhisperForConditionalGeneration",)),  # stated: its decoder alone is listed, too
+    ],
+)
+def test_a_family_has_the_names_that_transformers_list(model_type: str, architectures: tuple[str, ...]) -> None:
+    assert find_family(model_type).architectures == architectures
+    assert all(hasattr(transformers, name) for name in architectures)
+
+
+def test_files_of_llama_cpp_are_of_language_models() -> None:
+    assert find_family("gemma3").gguf_architecture == "gemma3" and not find_family("glm4v").gguf_architecture
+
+
 def test_sizes_must_be_stated_but_in_a_text_config() -> None:
     assert "hidden_size" not in find_family("llama").defaults
     assert "n_embd" not in find_family("gpt2").defaults

@@ -1,38 +1,21 @@
 """The messages of `gateway.proto`, converted to and from /v1/completions.
 
-The classes come from the compiled description at run time, so no generated code ties the gateway to one protobuf
-version.
+gRPC compiles the classes when this is imported, so no generated code ties the gateway to one protobuf version.
 """
 
-from importlib.resources import files
 from typing import Any
 
+import grpc
+import grpc_tools  # noqa: F401  (gRPC compiles by it; imported here so that its absence is told by its name)
 import msgspec
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, struct_pb2
+from google.protobuf import json_format
 
 from bough.core.errors import RequestError
 
-PACKAGE = "bough.gateway.v1"
-SERVICE = f"{PACKAGE}.Gateway"
-
-
-def described() -> descriptor_pb2.FileDescriptorProto:
-    raw = files("bough.gateway.grpc").joinpath("gateway.desc").read_bytes()
-    return descriptor_pb2.FileDescriptorSet.FromString(raw).file[0]
-
-
-def _messages() -> dict[str, Any]:
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
-    file = pool.Add(described()) or pool.FindFileByName(described().name)
-    return {name: message_factory.GetMessageClass(kind) for name, kind in file.message_types_by_name.items()}
-
-
-_made = _messages()
-GenerateRequest: Any = _made["GenerateRequest"]
-GenerateReply: Any = _made["GenerateReply"]
-HealthRequest: Any = _made["HealthRequest"]
-HealthReply: Any = _made["HealthReply"]
+protos: Any = grpc.protos("bough/gateway/grpc/gateway.proto")
+SERVICE: str = protos.DESCRIPTOR.services_by_name["Gateway"].full_name
+GenerateRequest, GenerateReply = protos.GenerateRequest, protos.GenerateReply
+HealthRequest, HealthReply = protos.HealthRequest, protos.HealthReply
 
 # Fields that would change the shape of the answer, which is fixed here.
 SET_HERE = ("model", "prompt", "stream", "stream_options", "return_token_ids", "n", "best_of", "echo")

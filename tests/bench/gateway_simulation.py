@@ -81,6 +81,10 @@ class Costs:
     crowd_ms: float = 0.1  # added to that by each other answer that is made at the same time
     cache_tokens: int = 65_536
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        return 1e6 / self.prefill_us if self.prefill_us else None
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -217,7 +221,7 @@ class SimulatedWorker:
 
     def _prefilled(self, job: Job) -> None:
         job.first_s = self._clock.now_s - job.sent_s
-        self._speed = 1e6 / self._costs.prefill_us
+        self._speed = self._costs.tokens_per_s
         self._tokens[job.gateway] -= job.prefill_tokens
         self._clock.after(self._model.decode_s(job.output_tokens), partial(self._finished, job))
         self._prefilling = False

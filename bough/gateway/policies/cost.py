@@ -9,7 +9,7 @@ joining, or one that is idle beside others that are full, takes over what others
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.core.errors import SettingsError
@@ -54,16 +54,18 @@ class CostPolicy(TextTreePolicy):
         step = min(STEP_TOKENS, STEP_S * mean_speed)
         near_tokens = min(NEAR_TOKENS, step)
         self._recent.append(request.text[:HOME_CHARS])
-        fresh = self._fresh(workers)
-        if idle := self._idle(workers, loads, cached, fresh):
+        if idle := self._idle(workers, loads, cached):
             workers, loads = idle, [worker.load + OTHERS_WEIGHT * worker.other_load for worker in idle]
         whole, each = self._weighed(tokens, near_tokens), self.request_tokens
-        costs = [whole + worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
+        queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
+        costs = [whole + tokens_before for tokens_before in queued]
         for place, worker in enumerate(workers) if held else ():
-            if worker.id in held or worker.id in fresh:
-                left = tokens * (1.0 - held.get(worker.id, 0.0))
-                # Copies pay where nothing is yet: such a worker may compute in passing what others hold.
-                costs[place] += self._weighed(left, step if worker.id in fresh else near_tokens) - whole
+            if worker.id in held:
+                costs[place] += self._weighed(tokens * (1.0 - held[worker.id]), near_tokens) - whole
+        copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
+        if tokens * max(held.values(), default=0.0) > near_tokens and copy + min(queued) < min(costs):
+            for place in self._fresh(workers):
+                costs[place] = min(costs[place], copy + queued[place])
         for place, worker in enumerate(workers) if speeds else ():
             speed = worker.speed / mean_speed if worker.speed else 1.0
             costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
@@ -77,14 +79,14 @@ class CostPolicy(TextTreePolicy):
         share = cached.get(taken.id, 0.0)
         return Choice(taken.id, share, tokens * (1.0 - share))
 
-    def _fresh(self, workers: Sequence[WorkerView]) -> Set[str]:
-        """Workers that were sent less than half of the mean, as after joining."""
+    def _fresh(self, workers: Sequence[WorkerView]) -> list[int]:
+        """The places of workers that were sent less than half of the mean, as after joining."""
         sent = [self._sent.size(worker.id) for worker in workers]
         few = sum(sent) / (2 * len(sent))
-        return {worker.id for worker, size in zip(workers, sent, strict=True) if size < few} if min(sent) < few else set()
+        return [place for place, size in enumerate(sent) if size < few]
 
     def _idle(
-        self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float], fresh: Set[str]
+        self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]
     ) -> list[WorkerView]:
         """Workers with so little to do beside the others that one of them gets the request whatever it has cached. A
         fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a copy only of
@@ -92,16 +94,16 @@ class CostPolicy(TextTreePolicy):
         mean = sum(loads) / len(loads)
         if 2.0 * min(loads) + 2.0 >= mean:
             return []
-        idle = [worker for worker, load in zip(workers, loads, strict=True) if 2.0 * load + 2.0 < mean]
+        idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
         held = [cached.get(worker.id, 0.0) for worker in workers]
         holders = [load for load, share in zip(loads, held, strict=True) if share >= ALIKE * max(held)]
         # Hot is what several workers hold already, and half of the others; what is more than the share of one worker
         # in the last prompts; and what is only at workers with far more than the mean.
         spread = len(holders) > 1 and 2 * len(holders) + 1 >= len(workers)
         often = self._recent.count(self._recent[-1]) > max(FEW, len(self._recent) / len(workers))
-        if spread or often or min(holders) > 2.0 * (mean + 2.0):
-            return idle
-        return [worker for worker in idle if worker.id in fresh]
+        if not spread and not often and min(holders) <= 2.0 * (mean + 2.0):
+            idle = sorted(set(idle).intersection(self._fresh(workers)))
+        return [workers[place] for place in idle]
 
     def _with_home(
         self, workers: Sequence[WorkerView], request: RoutingRequest, cached: Mapping[str, float]

@@ -81,6 +81,10 @@ class Costs:
     crowd_ms: float = 0.1  # added to that by each other answer that is made at the same time
     cache_tokens: int = 65_536
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        return 1e6 / self.prefill_us if self.prefill_us else None
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -183,18 +187,23 @@ class SimulatedWorker:
         self._own: Counter[int] = Counter()  # requests of each gateway process
         self._tokens: dict[int, float] = defaultdict(float)  # prompt tokens of those that have no first token
         self._others: dict[int, float] = defaultdict(float)  # what each process knows of the others' requests
+        self._speeds: dict[int, float | None] = {}  # what each process knows of its speed
         self._clock = clock
         self._model = EngineModel(costs, partial(on_event, name))
         self._waiting: deque[Job] = deque()
         self._prefilling = False
+        self._speed: float | None = None  # as an engine reports it: nothing before the first prompt is computed
+        self._costs = costs
 
     def view(self, gateway: int) -> WorkerView:
         """As one process of the gateway sees it."""
         own, others = self._own[gateway], self._others[gateway]
-        return Snapshot(self.name, f"http://{self.name}", own, own + others, others, self._tokens[gateway])
+        speed = self._speeds.get(gateway)
+        return Snapshot(self.name, f"http://{self.name}", own, own + others, others, self._tokens[gateway], speed)
 
     def report(self, gateway: int) -> None:
         self._others[gateway] = self.load - self._own[gateway]
+        self._speeds[gateway] = self._speed
 
     def take(self, job: Job) -> None:
         self.load += 1
@@ -212,6 +221,7 @@ class SimulatedWorker:
 
     def _prefilled(self, job: Job) -> None:
         job.first_s = self._clock.now_s - job.sent_s
+        self._speed = self._costs.tokens_per_s
         self._tokens[job.gateway] -= job.prefill_tokens
         self._clock.after(self._model.decode_s(job.output_tokens), partial(self._finished, job))
         self._prefilling = False

@@ -50,6 +50,7 @@ class StandIn:
         self._device = asyncio.Lock()
         self._waiting = 0
         self._running = 0
+        self._speed: float | None = None  # as an engine reports it: nothing before the first prompt is computed
         self._publisher: KVEventPublisher | None = None
         if spec.kv_events_config is not None:
             self._publisher = KVEventPublisher(parse_config(spec.kv_events_config))
@@ -69,7 +70,8 @@ class StandIn:
 
     def describe(self, path: str) -> dict[str, Any] | None:
         """The answers to GET."""
-        loads = {"num_running_reqs": self._running, "num_waiting_reqs": self._waiting}
+        counts = {"num_running_reqs": self._running, "num_waiting_reqs": self._waiting}
+        loads = {**counts, "prefill_tokens_per_s": self._speed}
         pages: dict[str, dict[str, Any]] = {
             "/health": {"status": "ok"},
             "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model"}]},
@@ -96,6 +98,7 @@ class StandIn:
             running = self.model.begin(prompt)
             self._publish()
             await _pass(self.model.prefill_s(running))
+            self._speed = self.spec.costs.tokens_per_s
         usage = {
             "prompt_tokens": running.prompt_tokens,
             "completion_tokens": body.max_tokens,

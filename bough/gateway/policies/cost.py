@@ -2,11 +2,13 @@
 
 The cost of a worker, in prompt tokens over its speed, is what it would have to compute of this prompt (what it was not
 sent before) and what is queued there: prompts of this process's requests that have no first token yet, and a share
-of the device for each running request, those of other senders included. Short common beginnings therefore spread as
-soon as requests queue, and long histories stay where they are.
+of the device for each running request, those of other senders included. Short prompts that begin alike therefore spread
+as soon as requests queue, and what is long stays where it is cached. Only a worker that was sent little, as after
+joining, or one that is idle beside others that are full, takes over what others hold.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,9 +21,11 @@ NEAR_TOKENS = 32  # costs that differ by less are equal: a few tokens take as lo
 NEAR_SPEED = 0.8  # speeds are measured, so this share of the mean, or its inverse, is no difference
 STEP_TOKENS = 256  # that a step computes beside its decodes in little more time, at most
 STEP_S = 0.025  # that "little more" is: slow engines compute fewer in it
+PRIOR_SPEED = 4000.0  # tokens a second between those of CPUs and GPUs, until a worker has computed its first prompt
 OTHERS_WEIGHT = 0.5  # what others had there a second ago is partly gone, and all who read it avoid the same workers
 ALIKE = 0.9  # of the most that a worker holds of a prompt: who has that much holds it as well
-HOME_CHARS = 256  # of the beginning of a prompt, by which processes agree on a worker
+HOME_CHARS = 256  # of the beginning of a prompt, by which processes agree on a worker and hot ones are counted
+RECENT, FEW = 64, 4  # prompts in which hot beginnings are counted, and how many are too few to tell
 
 
 @dataclass(eq=False)
@@ -37,6 +41,7 @@ class CostPolicy(TextTreePolicy):
             raise SettingsError(text)
         self._turns: dict[str, int] = {}  # when each worker was last chosen
         self._numbers = itertools.count(1)
+        self._recent: deque[str] = deque(maxlen=RECENT)  # beginnings of prompts
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         ids = request.token_ids
@@ -45,19 +50,26 @@ class CostPolicy(TextTreePolicy):
         held = self._with_home(workers, request, cached) if self.home_share else cached
         loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
         speeds = [worker.speed for worker in workers if worker.speed]
-        mean_speed = sum(speeds) / max(1, len(speeds))
-        step = min(STEP_TOKENS, STEP_S * mean_speed) if speeds else STEP_TOKENS
+        mean_speed = sum(speeds) / len(speeds) if speeds else PRIOR_SPEED
+        step = min(STEP_TOKENS, STEP_S * mean_speed)
+        near_tokens = min(NEAR_TOKENS, step)
+        self._recent.append(request.text[:HOME_CHARS])
         if idle := self._idle(workers, loads, cached):
             workers, loads = idle, [worker.load + OTHERS_WEIGHT * worker.other_load for worker in idle]
-        whole, each = self._weighed(tokens, step), self.request_tokens
-        costs = [whole + worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
+        whole, each = self._weighed(tokens, near_tokens), self.request_tokens
+        queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
+        costs = [whole + tokens_before for tokens_before in queued]
         for place, worker in enumerate(workers) if held else ():
             if worker.id in held:
-                costs[place] += self._weighed(tokens * (1.0 - held[worker.id]), step) - whole
+                costs[place] += self._weighed(tokens * (1.0 - held[worker.id]), near_tokens) - whole
+        copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
+        if tokens * max(held.values(), default=0.0) > near_tokens and copy + min(queued) < min(costs):
+            for place in self._fresh(workers):
+                costs[place] = min(costs[place], copy + queued[place])
         for place, worker in enumerate(workers) if speeds else ():
             speed = worker.speed / mean_speed if worker.speed else 1.0
             costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
-        least = min(costs) + NEAR_TOKENS
+        least = min(costs) + near_tokens
         near = [place for place, cost in enumerate(costs) if cost <= least]
         # Among equals the one with the fewest requests, then the one that has waited longest for one.
         fewest = min(loads[place] for place in near)
@@ -67,22 +79,31 @@ class CostPolicy(TextTreePolicy):
         share = cached.get(taken.id, 0.0)
         return Choice(taken.id, share, tokens * (1.0 - share))
 
+    def _fresh(self, workers: Sequence[WorkerView]) -> list[int]:
+        """The places of workers that were sent less than half of the mean, as after joining."""
+        sent = [self._sent.size(worker.id) for worker in workers]
+        few = sum(sent) / (2 * len(sent))
+        return [place for place, size in enumerate(sent) if size < few]
+
     def _idle(
         self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]
     ) -> list[WorkerView]:
-        """Workers with so little to do beside the others that one of them gets the request whatever it has cached. One
-        that has just joined fills up this way. One that was sent as much as the others has a quiet moment: it gets a
-        copy only of what is hot, so that the caches hold different things."""
+        """Workers with so little to do beside the others that one of them gets the request whatever it has cached. A
+        fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a copy only of
+        what is hot, so that the caches hold different things."""
         mean = sum(loads) / len(loads)
         if 2.0 * min(loads) + 2.0 >= mean:
             return []
-        idle = [worker for worker, load in zip(workers, loads, strict=True) if 2.0 * load + 2.0 < mean]
+        idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
         held = [cached.get(worker.id, 0.0) for worker in workers]
         holders = [load for load, share in zip(loads, held, strict=True) if share >= ALIKE * max(held)]
-        if 2 * len(holders) + 1 >= len(workers) or min(holders) > 2.0 * mean:
-            return idle
-        sent = [self._sent.size(worker.id) for worker in workers]
-        return [worker for worker in idle if 2 * self._sent.size(worker.id) < sum(sent) / len(sent)]
+        # Hot is what several workers hold already, and half of the others; what is more than the share of one worker
+        # in the last prompts; and what is only at workers with far more than the mean.
+        spread = len(holders) > 1 and 2 * len(holders) + 1 >= len(workers)
+        often = self._recent.count(self._recent[-1]) > max(FEW, len(self._recent) / len(workers))
+        if not spread and not often and min(holders) <= 2.0 * (mean + 2.0):
+            idle = sorted(set(idle).intersection(self._fresh(workers)))
+        return [workers[place] for place in idle]
 
     def _with_home(
         self, workers: Sequence[WorkerView], request: RoutingRequest, cached: Mapping[str, float]

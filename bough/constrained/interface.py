@@ -7,6 +7,7 @@ same spec share the `Compiled` grammar; each has a `Matcher` of its own.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import msgspec
@@ -100,8 +101,9 @@ def spec_of(sampling: SamplingParams, any_whitespace: bool) -> GrammarSpec:
     return GrammarSpec("json_schema", schema, strict, any_whitespace)
 
 
+@lru_cache(maxsize=16)
 def _canonical(text: str, field: str, allowed: tuple[type, ...]) -> str:
-    """Keys keep their order, which is that of the answer's properties."""
+    """Keys keep their order, which is that of the answer's properties. All prompts of a call have the same text."""
     try:
         value = json.loads(text)
         written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -5,6 +5,7 @@ because a validator over the meta-schema takes milliseconds for each subschema. 
 """
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -108,7 +109,7 @@ TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", 
 
 def problems(schema: Any) -> Iterator[Problem]:
     """What is wrong with a schema and those in it, one after the other."""
-    for pointer, node in _subschemas(schema, ""):
+    for pointer, node in _subschemas(schema):
         if not isinstance(node, dict | bool):
             yield pointer, f"{_shown(node)} is not a schema (an object, true or false)"
         for keyword, value in node.items() if isinstance(node, dict) else ():
@@ -128,19 +129,22 @@ def problems(schema: Any) -> Iterator[Problem]:
 def unknown(schema: Any) -> list[str]:
     """Where keywords stand that JSON Schema does not know, each of them once."""
     found: dict[str, str] = {}
-    for pointer, node in _subschemas(schema, ""):
+    for pointer, node in _subschemas(schema):
         for keyword in node if isinstance(node, dict) else ():
             if keyword not in KNOWN and not keyword.startswith(EXTENSION):
                 found.setdefault(keyword, join(pointer, keyword))
     return list(found.values())
 
 
-def _subschemas(node: Any, pointer: str) -> Iterator[tuple[str, Any]]:
+def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
     """A schema and all in it, with their places."""
-    yield pointer, node
-    for keyword, value in node.items() if isinstance(node, dict) else ():
-        for place, part in _schemas_in(keyword, value, join(pointer, keyword)):
-            yield from _subschemas(part, place)
+    left = [("", schema)]
+    while left:
+        pointer, node = left.pop()
+        yield pointer, node
+        given = node.items() if isinstance(node, dict) else ()
+        inner = [_schemas_in(keyword, value, join(pointer, keyword)) for keyword, value in given]
+        left += reversed(list(chain.from_iterable(inner)))
 
 
 def _schemas_in(keyword: str, value: Any, path: str) -> list[tuple[str, Any]]:

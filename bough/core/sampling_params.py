@@ -27,6 +27,7 @@ MAX_BIAS = 1_000_000_000
 MAX_KEY_DIGITS = 20  # of a token id as text
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings together: the text is compared with all of them
+MAX_GRAMMAR_CHARS = 1 << 20  # as it is written: the scheduler reads it; back ends take less of what it says
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -148,7 +149,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             told = f"{' and '.join(given)} each say what the answer must match; give one of them."
             raise RequestError(told, field=given[1])
         for name in given:
-            for text in self.choices if name == "choices" else (getattr(self, name),):
+            texts = self.choices if name == "choices" else (getattr(self, name),)
+            if (chars := sum(map(len, texts))) > MAX_GRAMMAR_CHARS:
+                told = f"{name} has {chars} characters; at most {MAX_GRAMMAR_CHARS} are read. Make it smaller."
+                raise RequestError(told, field=name)
+            for text in texts:
                 require_utf8(text, name)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
@@ -430,10 +431,11 @@ class Recording(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options = func.__name__, kwargs or {}
-        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
         if name in NOT_COMPUTING or not any(tensor.is_meta for tensor in tensors):
             return func(*args, **options)
-        if name not in self._recorder.functions or not all(tensor.is_contiguous() for tensor in tensors):
+        other = options.get("inplace", False) or options.keys() & {"out", "alpha"}  # results where no entry writes them
+        if other or name not in self._recorder.functions or not all(tensor.is_contiguous() for tensor in tensors):
             raise NotRecordedError(name)
         return self._recorder.functions[name](*args, **options)
 

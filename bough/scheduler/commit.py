@@ -141,18 +141,18 @@ class Committer:
             message.ended.append(Ended(*of_request, vectors.get(request.handle, b"")))
         if len(rows) or started or ended or message.states:
             self._outbox.tokens(message)
-        for request, _ in ended:  # whose callers need not wait for this
-            self.drop(request)
+        for request, reason in ended:  # whose callers need not wait for this
+            self.drop(request, spoilt=reason is BAD_LOGITS)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """Ends a request outside of a step; its row, if it has one, is freed at once."""
         self.drop(request)
         self._outbox.tokens(StepOutput(ended=[Ended(request.handle, reason, request.retractions, request.drafts)]))
 
-    def drop(self, request: Request) -> None:
-        """Frees a request whose caller has had its last word already."""
+    def drop(self, request: Request, *, spoilt: bool = False) -> None:
+        """Frees a request whose caller has had its last word already. `spoilt`: nobody may read its pages."""
         if request.row >= 0:
-            self._batch.leave(request)
+            self._batch.leave(request, spoilt=spoilt)
         self._forget(request)
 
     def refuse(self, handle: int, reason: FinishAbort) -> None:

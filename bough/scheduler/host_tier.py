@@ -128,11 +128,19 @@ class TieredCache(PrefixCache):
         return match
 
     def flush(self) -> None:
+        self._settle()
+        self.host.flush()
+        super().flush()
+
+    def forget(self, tokens: IntArray, namespace: str) -> None:
+        self._settle()
+        self.host.forget(tokens, namespace)
+        super().forget(tokens, namespace)
+
+    def _settle(self) -> None:
         self._noted.clear()
         self.under_way = deque(replace(transfer, key=None) for transfer in self.under_way)  # offers nothing any more
         self._finish_all()
-        self.host.flush()
-        super().flush()
 
     def adopt(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], content: HostMemory) -> None:
         """Takes over what the tier below has brought up: of each group the page of `content`, counted from 1, that

@@ -19,11 +19,14 @@ SLOW_S = 0.005  # of computing for one mask: from then on nobody waits for this 
 QUICK_RUN = 8  # masks without being slow, until it is trusted again
 PATIENCE_S = 0.004  # that a step waits for all its slow rows together
 LIMIT_S = 5.0  # of computing for one mask
-WAIT_S = 60.0  # for a place to compute it: masks that took too long may hold theirs, because nothing can end them
+WAIT_S = 60.0  # for a place to compute it
 FAIR_S = 0.002  # of the loop's time for each token
 CREDIT_S = 0.25  # that a request may take beyond it, all in all
 NICE = 10  # the model goes first
-_places = threading.Semaphore(2)  # slow masks that are worked out at the same time, in the whole process
+PLACES = 2  # slow masks that are worked out at the same time, in the whole process
+MOST = 8  # threads of slow masks, with those that took too long: nothing can end them, but others need their places
+_computing: set["_Task"] = set()
+_changed = threading.Condition()  # of `_computing`
 
 
 class MaskWork:
@@ -129,11 +132,17 @@ class _Task:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        with _places:
+        with _changed:
+            while len(_computing) >= MOST or sum(task.cost_s <= LIMIT_S for task in _computing) >= PLACES:
+                _changed.wait(0.1)  # within which one may turn out to take too long
             self._asked, self._clock = None, time.pthread_getcpuclockid(threading.get_ident())
-            try:
-                self._matcher.fill(self._words)
-            except BaseException as error:  # noqa: BLE001  (the loop raises it where it asks)
-                self._error = error
-            self._spent_s, self._clock = time.thread_time(), None
+            _computing.add(self)
+        try:
+            self._matcher.fill(self._words)
+        except BaseException as error:  # noqa: BLE001  (the loop raises it where it asks)
+            self._error = error
+        self._spent_s, self._clock = time.thread_time(), None
+        with _changed:
+            _computing.remove(self)
+            _changed.notify_all()
         self.done.set()

@@ -191,6 +191,10 @@ class PrefixCache:
         self.yield_pins(self.pool.total + 1)
         self.pool.give(self.tree.reset())
 
+    def forget(self, tokens: IntArray, namespace: str) -> None:
+        """Nobody may read what was computed of these tokens."""
+        self.pool.give(self.tree.forget(tokens, namespace))
+
     def audit(self, held: Mapping[str, IntArray], group_held: Sequence[Mapping[str, IntArray]]) -> Audit:
         """Compares the books of all owners with the pages that rows own; those of further groups for each group."""
         audit = audit_pages(self.pool, self.tree, held)

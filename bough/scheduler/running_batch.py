@@ -189,20 +189,24 @@ class RunningBatch:
         missing: IntArray = np.maximum(needed - held, 0)
         return missing
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: Request, *, spoilt: bool = False) -> None:
         """Frees the row. What was computed stays in the tree for others (and for the request itself, if it was
-        retracted); what is not whole or not known goes back to the pool.
+        retracted), unless it is `spoilt`; what is not whole or not known goes back to the pool.
 
         Steps in flight may still write to those pages. That is harmless: their next owner's step runs later.
         """
         table, row = self.table, request.row
-        self._share(row)
+        tokens = table.tokens[row, : table.valid_tokens(row)].copy()
+        if not spoilt:
+            self._share(row)
         self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
         self._release_groups(row)
         self._edits = [edit for edit in self._edits if edit.row != row]
         self._renewed.pop(row, None)
         self._move_lock(request, None)
         table.free(request)
+        if spoilt:  # by itself or by the prefix that it has read: what is not finite makes all that reads it so
+            self.cache.forget(tokens, request.namespace)
 
     def take_edits(self) -> tuple[PageSwap, ...]:
         """What a new plan must tell the executor first. Pages that the last plan's rows swapped away are free from now

@@ -35,7 +35,8 @@ def validation_error(raw: bytes, complaint: str, struct: type[msgspec.Struct]) -
     """The error for JSON that does not fit the struct; None where the decoder's own message is good."""
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", complaint)
     if unknown is not None:
-        return RequestError(_unknown_text(unknown[1], struct), field=unknown[1])
+        name = unknown[1][:NAME_SHOWN]
+        return RequestError(_unknown_text(name, struct), field=name)
     choice = re.fullmatch(r"Invalid enum value (.*) - at `\$\.(.*)`", complaint)
     if choice is not None:
         given, path = choice.groups()

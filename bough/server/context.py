@@ -18,7 +18,7 @@ from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.bodies import warnings_of_body
-from bough.server.messages import Message, read_media, text_of, text_size
+from bough.server.messages import Message, check_size, read_media, text_of
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
 from bough.server.tracing import RecentRequests
@@ -145,6 +145,7 @@ class ServerContext:
             if name in given:
                 message = f"chat_template_kwargs may not hold {name!r}; it is a field of the request."
                 raise RequestError(message, field="chat_template_kwargs")
+        size = check_size([messages, tools or ()], field) + check_size(given, "chat_template_kwargs")
         given = {**template_defaults(self.settings.model.default_chat_template_kwargs), **given}
         media = read_media(messages, self.client.media_kinds, field)
         prompted = not continue_final_message if add_generation_prompt is None else add_generation_prompt
@@ -154,7 +155,7 @@ class ServerContext:
             text = tokenizer.apply_chat_template(messages, tools=tools, **options, **given)
             return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text, media)
 
-        return await offload(text_size(messages), work)
+        return await offload(size, work)
 
     async def plan_inputs(
         self,

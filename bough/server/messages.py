@@ -37,24 +37,32 @@ def read_messages(
     given: Sequence[Mapping[str, Any]] | None, field: str = "messages", roles: Sequence[str] = ROLES
 ) -> list[Message]:
     """The messages in the form that templates expect, or an error that says which one is wrong."""
-    check_size(given or (), field)
+    check_conversation(given or (), field)
     return [read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given or ())]
 
 
-def check_size(given: Sequence[Any], field: str) -> None:
-    """Raises for a conversation that is empty or has too many parts; stops counting at the limit."""
+def check_conversation(given: Sequence[Any], field: str) -> None:
     if not given:
         raise RequestError(f"{field} is empty; give at least one message.", field=field)
+    check_size(given, field)
+
+
+def check_size(given: Any, field: str) -> int:
+    """How many values and characters it holds. Raises for too many values; stops counting at the limit."""
     left: list[Any] = [given]
-    count = 0
+    count = characters = 0
     while left:
         value = left.pop()
+        if isinstance(value, str):
+            characters += len(value)
+            continue
         inside = value.values() if isinstance(value, Mapping) else value
         count += len(inside)
         if count > MAX_VALUES:
             text = f"{field} holds more than {MAX_VALUES} values (messages, their parts and fields); shorten it."
             raise RequestError(text, field=field)
-        left += [each for each in inside if isinstance(each, list | dict)]
+        left += [each for each in inside if isinstance(each, list | dict | str)]
+    return count + characters
 
 
 def read_content(content: Any, where: str, *, optional: bool = False, media: bool = False) -> Content:

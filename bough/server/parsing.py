@@ -8,6 +8,7 @@ plan adds to the sampling parameters: markers must stay in the text, and require
 import functools
 import re
 import uuid
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,16 +18,19 @@ import msgspec
 from bough import parsers
 from bough.client.inputs import ThinkingMarks
 from bough.client.outputs import Piece
+from bough.constrained.schema_source import problems
 from bough.core.errors import RequestError
-from bough.core.sampling_params import GRAMMAR_FIELDS, require_utf8
+from bough.core.sampling_params import GRAMMAR_FIELDS, require_few, require_utf8
 from bough.core.settings import Settings
 from bough.parsers import forcing
 from bough.parsers.formats.base import ToolFormat
 from bough.server.errors import add_field_names, client_name
+from bough.server.messages import check_size
 from bough.tokenizer.tokenizer import Tokenizer
 
 NAME = re.compile(r"[\w.:/\-]{1,256}")  # so that a name cannot be taken for a marker of some format
-MAX_CHECKED_SCHEMA = 1 << 14  # bytes; checking as many takes some ten milliseconds
+MAX_TOOLS = 1024
+MAX_CHECKED_SCHEMAS = 1 << 16  # bytes of all tools; checking as many takes a tenth of a second at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +90,6 @@ def read_function(function: Any, index: int, inside: str = "", schema_field: str
         raise RequestError(text, field=f"{where}.name")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{where}.{schema_field} must be a JSON schema.", field=f"{where}.{schema_field}")
-    if wrong := _wrong_schema(msgspec.json.encode(parameters or {})):
-        text = f"Tool {index} function has invalid '{schema_field}' schema: {wrong}. The tool is {name!r}."
-        raise RequestError(text, field=f"{where}.{schema_field}")
     if about is not None and not isinstance(about, str):
         raise RequestError(f"{where}.description must be a string.", field=f"{where}.description")
     require_utf8(about or "", f"{where}.description")
@@ -101,38 +102,48 @@ def read_function(function: Any, index: int, inside: str = "", schema_field: str
 
 @functools.lru_cache(maxsize=256)
 def _wrong_schema(schema: bytes) -> str | None:
-    """What makes it no JSON schema. A request's tools are as a rule those of the last one, so what was found is kept. A
-    very large or deep schema is not checked here; its grammar will say, where there is one."""
-    if len(schema) > MAX_CHECKED_SCHEMA:
-        return None
-    from jsonschema import Draft202012Validator, SchemaError  # needed only by requests with tools
+    """What makes it no JSON schema. A request's tools are as a rule those of the last, so what was found is kept."""
+    found = next(problems(msgspec.json.decode(schema)), None)
+    return None if found is None else f"${found[0].replace('/', '.')}: {found[1]}"
 
-    try:
-        Draft202012Validator.check_schema(msgspec.json.decode(schema))
-    except SchemaError as error:
-        return f"{error.json_path}: {error.message[:200]}"
-    except RecursionError:
-        return None
-    return None
+
+def few(tools: Sequence[Any] | None) -> Sequence[Any]:
+    """The tools, unless they are so many that reading them would hold up others."""
+    require_few(tools or (), "tools", MAX_TOOLS)
+    check_size(tools or (), "tools")
+    return tools or ()
+
+
+def check_tools(tools: Sequence[Tool], schema_field: str = "parameters") -> None:
+    """The event loop waits for it: what comes after many bytes of schemas is left to a grammar, where there is one."""
+    left = MAX_CHECKED_SCHEMAS
+    for index, tool in enumerate(tools):
+        schema = msgspec.json.encode(tool.parameters)
+        left -= len(schema)
+        if left < 0:
+            return
+        if wrong := _wrong_schema(schema):
+            text = f"Tool {index} function has invalid '{schema_field}' schema: {wrong}. The tool is {tool.name!r}."
+            raise RequestError(text, field=tool.where)
 
 
 def read_functions(tools: Sequence[Any] | None, *, nested: bool = True) -> list[Tool]:
     """Tools in OpenAI's form: `{"type": "function", "function": {...}}`; not `nested`: the function's fields stand in
     the tool itself."""
-    read = []
-    for i, tool in enumerate(tools or ()):
+    read: list[Tool] = []
+    for i, tool in enumerate(few(tools)):
         kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
         if kind != "function":
             text = f"tools[{i}]: tools of type {kind!r} are not supported by this server; give functions."
             raise RequestError(text, field="tools")
         read.append(read_function(tool.get("function"), i, ".function") if nested else read_function(tool, i))
+    check_tools(read)
     return read
 
 
 def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, field: str = "tool_choice") -> ToolUse:
     """The model's own choice, or, with `must`, its choice among calls."""
-    names = [tool.name for tool in tools]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    twice = next((name for name, count in Counter(tool.name for tool in tools).items() if count > 1), None)
     if twice is not None:
         raise RequestError(f"tools: there are two tools called {twice!r}.", field="tools")
     if must and not tools:

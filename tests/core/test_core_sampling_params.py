@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import SamplingParams
+from bough.core.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
 
 
 def test_single_values_and_lists_mean_the_same() -> None:
@@ -189,3 +189,17 @@ def test_schemas_may_be_objects_text_or_models() -> None:
     assert SamplingParams.parse({"choices": "yes"}).choices == ("yes",)
     assert SamplingParams.parse({"structural_tag": {"type": "x"}}).structural_tag == '{"type": "x"}'
     assert not SamplingParams.parse({"regex": None, "ebnf": None, "choices": None}).constrained
+
+
+@pytest.mark.parametrize(
+    ("field", "large"),
+    [
+        ("regex", "a" * (MAX_GRAMMAR_CHARS + 1)),
+        ("json_schema", {"title": "a" * MAX_GRAMMAR_CHARS}),
+        ("json_schema", " " * MAX_GRAMMAR_CHARS + "{}"),  # the scheduler would read it as JSON to see how short it is
+        ("choices", ["ab"] * (MAX_GRAMMAR_CHARS // 8) + ["a" * MAX_GRAMMAR_CHARS]),
+    ],
+)
+def test_a_grammar_that_is_too_long_to_read_never_reaches_the_engine(field: str, large: Any) -> None:
+    with pytest.raises(RequestError, match=f"{field} has .* at most {MAX_GRAMMAR_CHARS} are read"):
+        SamplingParams.parse({field: large})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -61,11 +62,21 @@ def test_what_is_not_recorded_is_named(fields: dict[str, Any], lacks: str) -> No
         (lambda rows: rows * rows, "mul"),
         (lambda rows: rows.view(3, 2, 4).transpose(0, 1) + 1.0, "add"),
         (lambda rows: torch.empty(3, 8, device="meta") * 2.0, "numbers that are no rows"),
+        # In place: rows that a tape reads later would not have changed.
+        (lambda rows: rows.mul_(2.0), "mul_"),
+        (lambda rows: rows.view(3, 2, 4).add_(rows.view(3, 2, 4)), "add_"),
+        (lambda rows: rows.copy_(torch.ones(3, 8)), "copy_"),
+        (lambda rows: operator.iadd(rows, torch.ones(8)), "add_"),
+        (lambda rows: operator.setitem(rows, 0, 1.0), "__setitem__"),
+        (lambda rows: torch._foreach_mul_([rows], 2.0), "_foreach_mul_"),
+        (lambda rows: torch.nn.functional.silu(rows, inplace=True), "silu"),
+        (lambda rows: torch.nn.functional.relu(rows, inplace=True), "relu"),
+        (lambda rows: torch.mul(rows, 2.0, out=rows), "mul"),
+        (lambda rows: torch.tanh(input=rows), "tanh"),
+        (lambda rows: torch.cat([rows, rows]), "cat"),
     ],
 )
-def test_what_torch_would_compute_is_recorded_or_refused(
-    compute: Callable[[torch.Tensor], torch.Tensor], lacks: str
-) -> None:
+def test_what_torch_would_compute_is_recorded_or_refused(compute: Callable[[torch.Tensor], Any], lacks: str) -> None:
     recorder = Recorder(tokens=3, logits=1)
     rows, weight = recorder.rows(8, on_logits=False), torch.ones(8)
     with Recording(recorder):

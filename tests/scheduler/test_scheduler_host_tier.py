@@ -245,3 +245,15 @@ def test_pages_are_not_reused_while_they_are_copied_out() -> None:
         bench.ask(handle, prompt, max_new_tokens=1)
     bench.run()
     assert ask(bench, FIRST) == (29, 15)
+
+
+def test_what_a_poisoned_request_has_computed_is_not_on_the_host_either() -> None:
+    bench = bench_of()
+    assert ask(bench, OTHER) == (0, 0)
+    bench.executor.poisoned_rows.update(range(8))
+    bench.ask(len(bench.out.started), FIRST, max_new_tokens=9)
+    bench.run()
+    bench.executor.poisoned_rows.clear()
+    assert ask(bench, FIRST) == (0, 0) and ask(bench, OTHER)[0] > 0
+    tier(bench).flush()
+    assert not tier(bench).audit({}, []).problems

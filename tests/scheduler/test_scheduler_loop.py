@@ -222,6 +222,28 @@ def test_poisoned_logits_end_one_request_alone() -> None:
     assert all(bench.out.outputs[h] == oracle(prompt_of(h, 6), 6) for h in range(3) if h not in failed)
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_a_poisoned_request_has_computed_is_read_by_nobody(page_size: int) -> None:
+    """Its keys and values may be what is not finite: a request with the same prompt must compute its own."""
+    executor = FakeExecutor(chunk_tokens=8, page_size=page_size)
+    bench = Bench(executor)
+    prompt, other = prompt_of(1, 20), prompt_of(2, 20)
+    bench.ask(0, other, max_new_tokens=3)
+    bench.run()
+    executor.poisoned_rows |= set(range(8))
+    for handle in (1, 2):  # the second reads what the first one computes
+        bench.ask(handle, prompt, max_new_tokens=6)
+    bench.run()
+    assert all(isinstance(bench.out.ended[handle], FinishAbort) for handle in (1, 2))
+    executor.poisoned_rows.clear()
+    for handle, tokens in ((3, prompt), (4, other)):
+        bench.ask(handle, tokens, max_new_tokens=6)
+        bench.run()
+        assert bench.out.outputs[handle] == oracle(tokens, 6)
+    assert bench.out.started[3].cached_tokens == 0 and bench.out.started[4].cached_tokens >= 16
+    assert not bench.scheduler._cache.tree.check()
+
+
 def test_prompt_logprobs_start_where_asked_and_cap_the_match() -> None:
     bench = Bench(FakeExecutor(chunk_tokens=5))
     prompt = prompt_of(6, 17)

@@ -189,14 +189,34 @@ def test_a_mask_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyP
     assert isinstance(reason, FinishAbort) and reason.status_code == 400 and "ambiguous" in reason.message
 
 
+def test_masks_that_never_come_to_an_end_hold_up_no_other_slow_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_work, "SLOW_S", -1.0)
+    monkeypatch.setattr(mask_work, "LIMIT_S", 0.01)
+    ended = threading.Event()
+
+    class Endless(FakeMatcher):
+        def fill(self, mask: IntArray) -> None:
+            while self.taken and len(self.places) == 7 and not ended.is_set():
+                super().fill(mask)
+            super().fill(mask)
+
+    b = Bench(eos_ids=(EOS,), grammars=OtherMatchers(Endless))
+    for handle in range(3):  # one more than there are places
+        b.ask(handle, [1, 2], max_new_tokens=20, regex=grammar([CHOICE, *FREE]))
+    b.ask(3, [1, 2], max_new_tokens=20, regex=grammar(FREE))
+    b.run(1_000_000)
+    ended.set()
+    assert all(isinstance(b.out.ended[handle], FinishAbort) for handle in range(3))
+    assert b.out.ended[3] == FinishStop(EOS) and b.out.outputs[3] == oracle([1, 2], FREE, 20, jumps=False)
+
+
 def test_who_gets_no_place_for_a_slow_mask_is_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_work, "SLOW_S", -1.0)
     monkeypatch.setattr(mask_work, "WAIT_S", 0.01)
-    monkeypatch.setattr(mask_work, "_places", taken := threading.Semaphore(0))  # by masks that never come to an end
+    monkeypatch.setattr(mask_work, "MOST", 0)  # as if masks that never come to an end had taken all
     b = Bench(eos_ids=(EOS,), grammars=FakeGrammars(), disable_jump_forward=True)
     b.ask(0, [1, 2], max_new_tokens=20, regex=grammar(FREE))
     b.run(100_000)
-    taken.release()
     reason = b.out.ended[0]
     assert isinstance(reason, FinishAbort) and reason.status_code == 503 and "try again later" in reason.message
 

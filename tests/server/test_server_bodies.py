@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from bough.core.errors import RequestError
 from bough.server import bodies
 from bough.server.bodies import decode_body
-from bough.server.native.schemas import GenerateBody
+from bough.server.native.schemas import GenerateBody, ProfileBody
 from tests.server.native_engine import NativeEngine, open_server
 
 
@@ -43,3 +44,9 @@ def test_unknown_fields_fill_no_log(caplog: pytest.LogCaptureFixture, monkeypatc
     assert asyncio.run(go()) == 200
     lines = [record.getMessage() for record in caplog.records if "is unknown" in record.getMessage()]
     assert len(lines) == 1000 and max(map(len, lines)) < 300
+
+
+def test_only_the_beginning_of_a_long_name_is_compared_with_known_ones() -> None:
+    with pytest.raises(RequestError, match="Unknown field 'num_steq") as refused:
+        decode_body(b'{"num_steq' + b"s" * 1_000_000 + b'": 1}', ProfileBody)
+    assert len(refused.value.field or "") == bodies.NAME_SHOWN and len(str(refused.value)) < 300

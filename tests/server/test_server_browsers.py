@@ -207,6 +207,25 @@ def test_the_address_that_was_called_is_a_name_of_the_server() -> None:
     assert verdict({"host": "box:30000"}, host="box") == 200  # a name of 127.0.1.1 in many an /etc/hosts
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "foreign"),
+    [
+        ("host", "localhost:30000", "evil.example"),
+        ("origin", "http://localhost:30000", PAGE),
+        ("sec-fetch-site", "same-origin", "cross-site"),
+        ("content-type", "application/json", "text/plain"),
+    ],
+)
+def test_a_second_value_of_a_header_does_not_hide_the_first(name: str, own: str, foreign: str) -> None:
+    rest = {"host": HOME, "origin": "http://localhost:30000", **JSON}
+    raw = [(key.encode(), value.encode()) for key, value in rest.items() if key != name]
+    rules = BrowserRules(ServerSettings(), loopback=True)
+    for values in ((own, foreign), (foreign, own), (own,)):
+        headers = [*raw, *((name.encode(), value.encode()) for value in values)]
+        scope = {"path": "/generate", "headers": headers, "scheme": "http", "client": ("127.0.0.1", 5), "server": None}
+        assert (rules.refusal(scope) is None) is (values == (own,)), values
+
+
 def test_a_forwarded_host_does_not_stand_for_the_name_that_was_called() -> None:
     """A page that was rebound to this machine may send it, and comes from a trusted address."""
     rebound = {"host": "evil.example:30000", "origin": "http://evil.example:30000", "x-forwarded-host": "localhost"}

@@ -26,6 +26,11 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
         ("/v1/messages", {"messages": [USER] * MAX_VALUES, "max_tokens": 1}, "messages"),
         ("/v1/messages/count_tokens", {"messages": [PARTS]}, "messages"),
         ("/api/chat", {"messages": [USER] * MAX_VALUES}, "messages"),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "chat_template_kwargs": {"a": [0] * MAX_VALUES}},
+            "chat_template_kwargs",
+        ),
     ],
 )
 def test_what_nobody_could_mean_is_refused(path: str, body: dict[str, Any], field: str) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from bough.client.inputs import InputReader
-from bough.tokenizer.tokenizer import PIECE, TextBound
+from bough.tokenizer.tokenizer import PIECE, TextBound, Tokenizer
 from tests.fakes.scripted_engine import IM_END
 from tests.server.native_engine import NativeEngine, open_server
 
 LONG = "x" * (2 * PIECE)
 TURNS = {"messages": [{"role": "user", "content": LONG}]}
 CHAT = {**TURNS, "max_tokens": 3}
+SHORT = [{"role": "user", "content": "a"}]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": f'{{"a": "{LONG}"}}'}}
 ROUTES = [
     ("/generate", {"text": ["short", LONG]}),
     ("/generate", {"text": LONG, "stream": True}),
@@ -70,3 +73,27 @@ def test_ids_without_end_are_cut_before_they_are_looked_at() -> None:
 @pytest.mark.parametrize(("path", "body"), COUNTS)
 def test_a_count_is_never_that_of_a_beginning(path: str, body: dict[str, Any]) -> None:
     assert ask(path, body, cut=True)[0].status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}, *SHORT]},
+        {"chat_template_kwargs": {"a": [LONG]}},
+        {"messages": [{"role": "assistant", "content": "a", "reasoning_content": LONG}, *SHORT]},
+    ],
+)
+def test_all_that_a_template_writes_decides_whether_a_thread_does_it(
+    body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    write = Tokenizer.apply_chat_template
+
+    def noted(tokenizer: Tokenizer, *args: Any, **options: Any) -> str:
+        threads.append(threading.current_thread())
+        return write(tokenizer, *args, **options)
+
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", noted)
+    ask("/v1/chat/completions", {"messages": SHORT, "max_tokens": 1}, cut=True)
+    ask("/v1/chat/completions", {"messages": SHORT, "max_tokens": 1, **body}, cut=True)
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,7 +11,9 @@ import pytest
 from bough.core.errors import RequestError
 from bough.parsers import TOOL_FORMATS
 from bough.server import parsing
-from bough.server.parsing import AnswerPlan, ToolUse, read_function
+from bough.server.anthropic.requests import CountTokensRequest, read_tools
+from bough.server.openai.requests import choose_tools
+from bough.server.parsing import AnswerPlan, ToolUse, read_function, read_functions
 from bough.tokenizer.tokenizer import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -102,3 +105,50 @@ def test_schemas_may_be_nested_deep(end: dict[str, Any]) -> None:
 def test_a_tag_of_ones_own_and_strict_tools_exclude_each_other() -> None:
     with pytest.raises(RequestError, match="set strict to false"):
         rules("hermes").grammar({"structural_tag": {}})
+
+
+# ---- tools of a hostile client: reading them must not hold up the event loop
+
+
+def tools_of(*schemas: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": f"f{i}", "parameters": s}} for i, s in enumerate(schemas)]
+
+
+def test_schemas_of_tools_are_checked_up_to_a_size_of_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr(parsing, "_wrong_schema", looked.append)
+    large = {"description": "x" * (parsing.MAX_CHECKED_SCHEMAS // 4)}
+    assert len(read_functions(tools_of(*[large] * 1000))) == 1000
+    assert len(looked) == 3
+
+
+def test_patterns_in_schemas_of_tools_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class such as this one takes Python's compiler ten milliseconds, and hundreds fit into a schema."""
+    compile_pattern, compiled = re.compile, list[Any]()
+
+    def noted(pattern: Any, *flags: Any) -> Any:
+        compiled.append(pattern)
+        return compile_pattern(pattern, *flags)
+
+    slow = "(?i)[ -\U0010ffff]"
+    with monkeypatch.context() as patched:
+        patched.setattr(re, "compile", noted)
+        assert read_functions(tools_of({"patternProperties": {slow: {}}, "properties": {"p": {"pattern": slow}}}))
+    assert slow not in compiled
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        (tools_of(*[{}] * 1025), "tools has 1025 entries; at most 1024 are taken"),
+        (tools_of(*[{"enum": [0] * 50_000}] * 3), "tools holds more than 131072 values"),
+    ],
+)
+def test_more_tools_than_anybody_could_mean_are_refused(tools: list[dict[str, Any]], said: str) -> None:
+    flat = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in tools]
+    with pytest.raises(RequestError, match=said):
+        read_functions(tools)
+    with pytest.raises(RequestError, match=said):
+        read_tools(CountTokensRequest(messages=[], tools=flat))
+    with pytest.raises(RequestError, match="tool_choice has 1025 entries"):
+        choose_tools((), {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{}] * 1025}})

@@ -43,7 +43,8 @@ def calls(schema: Any) -> list[tuple[str, dict[str, Any]]]:
     inner = {"name": "x", "schema": schema}
     tag = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}]}
     function = {"name": "f", "parameters": {"type": "object", "properties": {"p": schema}}}
-    forced = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    must = {"tool_choice": "required"}
+    forced = {"tools": [{"type": "function", "function": function}], **must}
     formats = [
         {"type": "json_schema", "json_schema": {**inner, "strict": True}},
         {"type": "json_schema", "json_schema": inner},
@@ -71,6 +72,10 @@ def calls(schema: Any) -> list[tuple[str, dict[str, Any]]]:
             },
         ),
         ("/api/chat", {"model": "m", "messages": ASK, "format": schema}),
+        ("/api/generate", {"model": "m", "prompt": "a", "format": schema}),
+        ("/v1/responses", {"model": "m", "input": "a", "tools": [{"type": "function", **function}], **must}),
+        ("/v1/completions", {"model": "m", "prompt": "a", "response_format": formats[0]}),
+        ("/generate", {"text": "a", "sampling_params": {"structural_tag": {**tag, "triggers": ["<f"]}}}),
     ]
 
 

@@ -207,20 +207,35 @@ class RadixTree:
 
     def reset(self) -> IntArray:
         """Drops all that is not locked and returns its pages; they now belong to the caller."""
-        dropped = [node for node in self.nodes() if node.locks == 0]
+        pages = self._drop([node for node in self.nodes() if node.locks == 0])
+        self._victims.clear()
+        return pages
+
+    def forget(self, key: IntArray, namespace: Namespace = "") -> IntArray:
+        """Drops the nodes of `key` and all below them, but for what is locked, and returns their pages."""
+        path = self._walk(self._encode(key), namespace)[0]
+        first = next((node for node in path if node.locks == 0), None)
+        if first is None:
+            return NO_PAGES.copy()
+        above = first.parent
+        pages = self._drop([first, *inspection.descendants(first)])
+        self._victims.offer(above or self.root)
+        return pages
+
+    def _drop(self, dropped: list[Node]) -> IntArray:
         for node in dropped:  # parents before children: a dropped parent has let go of its children already
             if node.parent is not None:
                 node.parent.children.pop(node.edge, None)
             node.parent = None
             node.children = {}
             self._drop_in_groups(node, 0)
-        self._victims.clear()
-        self.evictable_pages = 0
+        pages: IntArray = np.concatenate([NO_PAGES, *(node.pages for node in dropped)])
+        self.evictable_pages -= len(pages)
         if not self.root.children and self._medium == DEVICE:
             self._emit(AllBlocksCleared())
         elif hashes := tuple(block for node in dropped for block in node.hashes):
             self._emit(BlockRemoved(hashes, self._medium))
-        return np.concatenate([node.pages for node in dropped]) if dropped else NO_PAGES.copy()
+        return pages
 
     # -- looking inside ---------------------------------------------------------------------------------------------
 

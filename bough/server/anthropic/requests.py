@@ -14,9 +14,9 @@ import msgspec
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, require_utf8
 from bough.core.settings import Settings
-from bough.server import messages
+from bough.server import messages, parsing
 from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, given_fields, refuse_unsupported
-from bough.server.parsing import NO_TOOLS, ToolUse, any_of, one_of, read_function, unknown_thinking
+from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_function, unknown_thinking
 from bough.server.streaming import Resume, read_resumption
 
 Messages = Annotated[
@@ -74,7 +74,7 @@ ROLES = ("user", "assistant", "system")
 def read_conversation(request: CountTokensRequest) -> list[messages.Message]:
     """The system prompt and the turns. Turns of the same role in a row are one, as Anthropic says."""
     opening = [{"role": "system", "content": messages.read_content(request.system, "system")}] if request.system else []
-    messages.check_size(request.messages, "messages")
+    messages.check_conversation(request.messages, "messages")
     turns = [*opening, *_Reader().all(request.messages)]
     return messages.join_runs(turns, lambda run, turn: run[0]["role"] == turn["role"] != "tool", "\n")
 
@@ -238,13 +238,14 @@ def thinking_budget(thinking: Mapping[str, Any] | None) -> int | None:
 
 
 def read_tools(request: CountTokensRequest) -> ToolUse:
-    tools = []
-    for i, tool in enumerate(request.tools or ()):
+    tools: list[Tool] = []
+    for i, tool in enumerate(parsing.few(request.tools)):
         if tool.get("type", "custom") not in (None, "custom"):
             text = f"tools[{i}]: tools of type {tool['type']!r} are not supported by this server; declare your own."
             raise RequestError(text, field="tools")
         eager = tool.get("eager_input_streaming") is True  # arguments are shown while they are written, valid or not
         tools.append(replace(read_function(tool, i, schema_field="input_schema"), eager=eager))
+    parsing.check_tools(tools, "input_schema")
     choice = request.tool_choice or {"type": "auto"}
     single = bool(choice.get("disable_parallel_tool_use"))
     match choice.get("type"):

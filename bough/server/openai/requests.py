@@ -21,7 +21,7 @@ from bough.core.errors import RequestError
 from bough.server import bodies
 from bough.server.errors import set_field_names
 from bough.server.grammars import GrammarFields, grammar_names, grammar_of
-from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_functions
+from bough.server.parsing import MAX_TOOLS, NO_TOOLS, Tool, ToolUse, any_of, one_of, read_functions
 from bough.server.streaming import Resume
 
 MAX_CHOICES = 1024
@@ -253,6 +253,7 @@ def _choose_among(
     if not isinstance(said, Mapping) or not isinstance(named, list) or said.get("mode", "auto") not in MODES:
         text = "tool_choice of type allowed_tools needs a mode, auto or required, and a list of tools."
         raise RequestError(text, field="tool_choice")
+    sampling.require_few(named, "tool_choice", MAX_TOOLS)
     functions = [each if inside is None or not isinstance(each, Mapping) else each.get(inside) for each in named]
     names = [each.get("name") if isinstance(each, Mapping) else None for each in functions]
     for name in names:

@@ -12,6 +12,7 @@ from bough.core.seeds import seed_for_requests
 from bough.core.setting_checks import by_kind, json_object
 from bough.core.settings import MediaSettings, ModelSettings, Settings
 from bough.distributed.topology import Topology
+from bough.loader.config import check_config, read_sampling_defaults
 from bough.loader.locate import ModelFiles
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def has_text(settings: ModelSettings) -> bool:
 
 def input_reader(files: ModelFiles, settings: ModelSettings, tokenizer: Tokenizer | None) -> InputReader:
     from bough.client.inputs import InputReader  # only where requests come in
-    from bough.loader.config import read_sampling_defaults
 
     defaults = read_sampling_defaults(files) if settings.sampling_defaults == "model" else {}
     seed = seed_for_requests(settings.random_seed, settings.enable_deterministic_inference)
@@ -122,19 +122,19 @@ def check_adapters(settings: Settings) -> None:
 
 
 def check_ranks(files: ModelFiles, settings: Settings) -> None:
-    """Raises before a process is started if there are more ranks than the model has parts; ranks find the rest."""
+    """Raises before a process is started if the model's layers or heads cannot be shared so; ranks find the rest."""
     parallel = settings.parallel
     config = None if parallel.replica_ranks == 1 else _stated_config(files, settings.model)
     if config is None:
         return
     Topology(pp_size=parallel.pp_size).layers_of(config)
-    if parallel.tp_size > config.num_heads:
-        raise SettingsError(f"--tp-size {parallel.tp_size}: the model has {config.num_heads} heads to share.")
+    if config.num_heads % (parallel.tp_size // parallel.groups):
+        from bough.executor.load_model import check_split  # needs torch, to name the sizes that fit
+
+        check_split(config, parallel.tp_size, parallel.ep_size, groups=parallel.groups)
 
 
 def _stated_config(files: ModelFiles, settings: ModelSettings) -> ModelConfig | None:
-    from bough.loader.config import check_config
-
     overrides = json_object(settings.json_model_override_args, "json-model-override-args")
     return check_config(files, overrides, settings.model_impl, embeds=settings.is_embedding)
 

@@ -84,14 +84,15 @@ def test_checking_needs_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_more_ranks_than_the_model_has_parts_are_refused_at_once(tmp_path: Path) -> None:
+def test_ranks_that_the_model_has_no_parts_for_are_refused_at_once(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 3)
     files = locate(str(tmp_path))
     check_ranks(files, Settings.from_flat({"tp_size": 2, "pp_size": 2}))
     with pytest.raises(SettingsError, match="--pp-size 100"):
         check_ranks(files, Settings.from_flat({"pp_size": 100}))
-    with pytest.raises(SettingsError, match=r"--tp-size 100: the model has \d+ heads to share"):
-        check_ranks(files, Settings.from_flat({"tp_size": 100}))
+    for size in (3, 100):
+        with pytest.raises(SettingsError, match=rf"--tp-size {size}: num_heads \(4\) .* fit this model: 1, 2, 4\."):
+            check_ranks(files, Settings.from_flat({"tp_size": size}))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bough import Engine, EngineDeadError, SettingsError
+from bough import Engine, EngineDeadError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS
-from tests.parity.engines import LocalEngine, fp32_engine
+from tests.parity.engines import LocalEngine
 from tests.system.sockets import LOOPBACK, inet_listeners, private_names
 
 PATIENCE_S = 60.0
@@ -231,30 +231,3 @@ def test_ranks_check_drafts(algorithm: str, model: Path) -> None:
     flags = {"device": "cpu", "cpu_threads": 1, "attention_backend": "torch", "max_total_tokens": 600}
     expected = [tokens for tokens, _ in LocalEngine(model, new=GREEDY["max_new_tokens"], **flags).ask(*prompts)]
     assert [output["output_ids"] for output in found] == [output["output_ids"] for output in again] == expected
-
-
-@pytest.fixture(scope="module")
-def of_default_model() -> list[list[int]]:
-    with fp32_engine(device="cpu", attention_backend="torch") as engine:
-        return answers(engine)
-
-
-def answers(engine: Engine) -> list[list[int]]:
-    prompts = ["The capital of France is", "Water boils at", "List three rivers: "]
-    greedy = {"temperature": 0.0, "max_new_tokens": 12}
-    regex = {**greedy, "regex": "[0-9]{3} [a-z]+ rivers"}
-    outputs = [*engine.generate(prompts, greedy), engine.generate(prompts[0], regex)]
-    return [output["output_ids"] for output in outputs]
-
-
-@LONG
-@pytest.mark.parametrize("split", [{"tp_size": 3}, {"pp_size": 2}])
-def test_the_default_model_is_split(split: dict[str, int], of_default_model: list[list[int]]) -> None:
-    with fp32_engine(device="cpu", cpu_threads=1, **split) as engine:
-        assert answers(engine) == of_default_model
-
-
-@LONG
-def test_a_split_that_does_not_fit_says_what_does() -> None:
-    with pytest.raises(SettingsError, match=r"--tp-size 2: num_heads \(9\) .* Sizes that fit this model: 1, 3"):
-        Engine(device="cpu", tp_size=2)

@@ -80,8 +80,9 @@ def test_a_wheel_is_made_for_another_machine(tmp_path: Path) -> None:
         pytest.skip(f"there is no {cc}, or no binutils")
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "bough", tree / "bough", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for name in ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+    (tree / "clients" / "ui").mkdir(parents=True)
+    for name in ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE", "clients/ui/LICENSES"):
+        shutil.copy(ROOT / name, tree / name)
     wheel = build(tree, "wheel", tmp_path / "dist", CC=cc, WHEEL_MACHINE=machine)
     assert wheel.name == f"bough-{__version__}-py3-none-{tag_of_symbols(wheel, tmp_path)}.whl"
 
@@ -107,7 +108,8 @@ def test_an_sdist_builds_one_wheel_wherever_it_lies(tmp_path: Path) -> None:
     assert f"bough/native/{library_name()}" in names and "bough/server/docs.html" in names
     assert {f"bough/server/ui/{name}" for name in ("index.html", "app.js", "app.css")} <= names
     assert {name.partition("/")[0] for name in names} == {"bough", f"bough-{__version__}.dist-info"}
-    assert f"bough-{__version__}.dist-info/licenses/LICENSE" in names
+    licences = {f"bough-{__version__}.dist-info/licenses/{name}" for name in ("LICENSE", "clients/ui/LICENSES")}
+    assert licences <= names, "that of Bough, and those of what the page holds"
     load = "from bough.native.library import find_library, load_library; print(find_library(), bool(load_library()))"
     said = subprocess.check_output(
         [sys.executable, "-P", "-c", load], text=True, env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")}

@@ -1,8 +1,8 @@
 """A list of what an installation of Bough is made of: CycloneDX 1.6 as JSON, from the distributions that are installed.
 
-`python -m tools.sbom [EXTRA …]` prints it: Bough, all that it requires here, and what they require in turn; and what the
-page of /ui holds of npm's packages, from the versions that it was built with. The time is
-`SOURCE_DATE_EPOCH` where that is set, so that the same environment gives the same bytes.
+`python -m tools.sbom [EXTRA …]` prints it: Bough, all that it requires here, and what they require in turn; and what
+the page of /ui holds of npm's packages, from the versions that it was built with. The time is `SOURCE_DATE_EPOCH` where
+that is set, so that the same environment gives the same bytes.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ clients/ui/node_modules/.package-lock.json: clients/ui/package-lock.json
 # The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes; the time is that of the last commit if not given.
 EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}
 
+# WHEEL_MACHINE=x86_64 CC=x86_64-linux-gnu-gcc: a wheel for another machine than this one.
 wheel: $(STAMP)
 	rm -rf dist
 	$(EPOCH) $(BIN)/python -m hatchling build --directory dist

@@ -1,7 +1,8 @@
 """A list of what an installation of Bough is made of: CycloneDX 1.6 as JSON, from the distributions that are installed.
 
-`python -m tools.sbom [EXTRA …]` prints it: Bough, all that it requires here, and what they require in turn. The time is
-`SOURCE_DATE_EPOCH` where that is set, so that the same environment gives the same bytes.
+`python -m tools.sbom [EXTRA …]` prints it: Bough, all that it requires here, and what they require in turn; and what
+the page of /ui holds of npm's packages, from the versions that it was built with. The time is `SOURCE_DATE_EPOCH` where
+that is set, so that the same environment gives the same bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CLASSIFIER = "License :: OSI Approved :: "
+PAGE = Path(__file__).parents[1] / "clients" / "ui"
 
 
 def required(found: Distribution, extras: Iterable[str]) -> list[Requirement]:
@@ -62,11 +65,25 @@ def component(found: Distribution) -> dict[str, Any]:
     return made
 
 
+def page_parts() -> dict[str, dict[str, Any]]:
+    """What is built into the page's script."""
+    locked = json.loads((PAGE / "package-lock.json").read_text())["packages"]
+    made = {}
+    for name in sorted(locked[""]["dependencies"]):
+        version, licence = (locked[f"node_modules/{name}"][field] for field in ("version", "license"))
+        purl = f"pkg:npm/{name}@{version}"
+        part = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+        made[f"npm {name}"] = {**part, "licenses": [{"expression": licence}]}
+    return made
+
+
 def bill(name: str = "bough", extras: Iterable[str] = ()) -> dict[str, Any]:
     there, needs = closure(name, extras)
     if name not in there:
         raise SystemExit(f"{name} is not installed in this environment; `make install` installs it.")
-    parts = {each: component(found) for each, found in sorted(there.items())}
+    page = page_parts() if name == "bough" else {}
+    parts = {each: component(found) for each, found in sorted(there.items())} | page
+    needs[name] = [*needs.get(name, ()), *page]
     when = datetime.datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")) or _now(), datetime.UTC)
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",

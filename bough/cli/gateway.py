@@ -46,9 +46,8 @@ def _roll(argv: Sequence[str]) -> int:
     parsed = parser.parse(argv)
     from bough.gateway.commands import AdminClient, roll
 
-    replacements = [(old, new) for old, new in parsed.replace]
     client = AdminClient(parsed.url, parsed.api_key)
-    roll(client, replacements, parsed.timeout_s, worker_api_key=parsed.worker_api_key)
+    roll(client, parsed.replace, parsed.timeout_s, worker_api_key=parsed.worker_api_key)
     return 0
 
 
@@ -120,7 +119,11 @@ def settings_from(
     keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
-    settings = _from_file(config) | given
+    settings = dict(given)
+    if config is not None:  # its workers, policies and keys are taken by the gateway itself, and watched
+        from bough.gateway.config_file import read_file
+
+        settings = read_file(config).settings | given
     if engine_flags and not settings.get("launch"):
         words = " ".join(without_keys(engine_flags))
         problem = f"What stands behind `--` ({words}) is for engines that the gateway starts"
@@ -151,15 +154,6 @@ def _prefill(words: Sequence[str]) -> tuple[str, int]:
 def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     """A variable of several values, with spaces or commas between them."""
     return tuple(environ.get(ENVIRONMENT_PREFIX + name, "").replace(",", " ").split())
-
-
-def _from_file(file: str | None) -> dict[str, Any]:
-    """The settings in the file; its workers, policies and keys are taken by the gateway itself, and watched."""
-    if file is None:
-        return {}
-    from bough.gateway.config_file import read_file
-
-    return read_file(file).settings
 
 
 def _given(parsed: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bough.gateway.peek import Peek
 from bough.gateway.poison import Faults
@@ -47,22 +48,23 @@ class Call:
     sent_bytes: int = 0
     queued_s: float = 0.0
     expected_cached: float = 0.0
+    reason: str = ""  # why the worker was chosen
     error: str | None = None
     span: Span | None = None  # of the trace that it is part of
 
 
 LOGGED = ("request_id", "method", "path", "status", "attempts", "retries", "moves", "failovers", "hedges", "error")
+KEPT = 100  # lines, for the page
 
 
 class AccessLog:
-    """One line of JSON per request on standard error, without any content of the request."""
+    """One line of JSON per request on standard error, without any content of the request. The last ones are kept."""
 
     def __init__(self, enabled: bool, out: TextIO | None = None) -> None:
         self._out = (out or sys.stderr) if enabled else None
+        self.recent: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     def write(self, call: Call) -> None:
-        if self._out is None:
-            return
         line = {
             "time": round(time.time(), 3),
             **{name: getattr(call, name) for name in LOGGED},
@@ -74,9 +76,12 @@ class AccessLog:
             "duration_ms": _ms(time.perf_counter() - call.began_s),
             "bytes": call.sent_bytes,
             "expected_cached": round(call.expected_cached, 3),
+            "reason": call.reason,
         }
-        self._out.write(encode_json(line).decode() + "\n")
-        self._out.flush()
+        self.recent.append(line)
+        if self._out is not None:
+            self._out.write(encode_json(line).decode() + "\n")
+            self._out.flush()
 
 
 def _ms(seconds: float) -> float:

@@ -5,6 +5,7 @@ launched. Others are replaced by a worker at another address (`--replace OLD NEW
 old one is drained and removed. `bough gateway top` is a live table of the workers in the terminal.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -138,14 +139,10 @@ def _wait(condition: Callable[[], bool], timeout_s: float, problem: str) -> None
 
 def show(client: AdminClient, interval_s: float, rounds: int | None = None) -> None:
     with Live(screen=rounds is None, auto_refresh=False) as live:
-        while True:
+        for number in itertools.count() if rounds is None else range(max(1, rounds)):
+            time.sleep(interval_s if number else 0.0)
             numbers = figures(client.call("GET", "/metrics").text)
             live.update(picture(client.workers(), numbers, live.console.width), refresh=True)
-            if rounds is not None:
-                rounds -= 1
-                if rounds <= 0:
-                    break
-            time.sleep(interval_s)
     if not live.console.is_terminal:
         live.console.line()  # which a table in a file lacks at its end
 

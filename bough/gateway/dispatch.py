@@ -87,8 +87,7 @@ class Dispatch(RegistryListener):
     def changed(self, worker: Worker) -> None:
         self.serve_waiting()
 
-    def removed(self, worker: Worker) -> None:
-        self.serve_waiting()
+    removed = changed
 
     # ---- choosing
 
@@ -101,13 +100,22 @@ class Dispatch(RegistryListener):
             return None
         # One that has failed this request gets it again only when no other is left.
         fresh = [w for w in candidates if w.id not in call.tried] or candidates if call.tried else candidates
-        choice = self._policies.of(call.peek.model).choose(fresh, call.peek.routing)
+        policy = self._policies.of(call.peek.model)
+        choice = policy.choose(fresh, call.peek.routing)
         worker = next(worker for worker in fresh if worker.id == choice.worker_id)
         if not call.admitted:
             call.admitted = True
             self.active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
+        asked = call.peek.routing
+        reasons = {
+            "it holds what the request continues": call.pinned is not None,
+            "the request names it": asked.target in (worker.id, worker.url),
+            "its session stays there": asked.session is not None,
+            "no other could take it": len(fresh) == 1,
+        }
+        call.reason = next((reason for reason, holds in reasons.items() if holds), type(policy).__name__)
         return Lease(worker, self.serve_waiting, choice.prefill_tokens)
 
     def has_untried(self, call: Call) -> bool:

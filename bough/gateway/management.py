@@ -64,16 +64,15 @@ class Management:
         one = r"/workers/([^/]+)"
         routes: dict[str, dict[str, tuple[Handler, Access]]] = {
             "/workers": {"GET": (self._list, "admin"), "POST": (self._add, "admin")},
-            one: {"GET": (self._show, "admin"), "DELETE": (self._remove, "admin")},
-            f"{one}/drain": {"POST": (self._drain, "admin")},
+            one: {"GET": (self._of_one(), "admin"), "DELETE": (self._of_one(gateway.registry.remove), "admin")},
+            f"{one}/drain": {"POST": (self._of_one(gateway.registry.drain, 202), "admin")},
             f"{one}/restart": {"POST": (self._restart_one, "admin")},
             "/policies": {"GET": (self._policies, "admin"), "PUT": (self._set_policy, "admin")},
+            "/routing": {"GET": (self._routing, "admin")},
             "/flush_cache": {method: (self._to_all("/flush_cache"), "admin") for method in ("GET", "POST")},
             **{path: {"POST": (self._to_all(path), "admin")} for path in FANNED_OUT},
             "/readiness": {"GET": (self._readiness, "open")},
-            "/liveness": {"GET": (_alive, "open")},
-            "/health": {"GET": (_alive, "open")},
-            "/ping": {"GET": (_alive, "open")},
+            **{path: {"GET": (_alive, "open")} for path in ("/liveness", "/health", "/ping")},
             "/metrics": {"GET": (self._metrics, "open")},
             **({} if gateway.settings.disable_ui else {r"/ui((?:/[^/]*)?)": {"GET": (_page, "open")}}),
             "/v1/models": {"GET": (self._models, "api")},
@@ -129,18 +128,13 @@ class Management:
             raise RequestError(str(error), field=field) from None
         return json_response(worker_json(worker), 202)
 
-    async def _show(self, identity: str, body: bytes) -> Response:
-        return json_response(worker_json(self._worker(identity)))
+    def _of_one(self, act: Callable[[Worker], None] = lambda worker: None, status: int = 200) -> Handler:
+        async def handler(identity: str, body: bytes) -> Response:
+            worker = self._worker(identity)
+            act(worker)
+            return json_response(worker_json(worker), status)
 
-    async def _remove(self, identity: str, body: bytes) -> Response:
-        worker = self._worker(identity)
-        self.gateway.registry.remove(worker)
-        return json_response(worker_json(worker))
-
-    async def _drain(self, identity: str, body: bytes) -> Response:
-        worker = self._worker(identity)
-        self.gateway.registry.drain(worker)
-        return json_response(worker_json(worker), 202)
+        return handler
 
     async def _restart_one(self, identity: str, body: bytes) -> Response:
         worker = self._worker(identity)
@@ -173,6 +167,9 @@ class Management:
             raise RequestError(str(error), field="policy") from None
         return await self._policies(parameter, body)
 
+    async def _routing(self, parameter: str, body: bytes) -> Response:
+        return json_response({"requests": list(self.gateway.log.recent)})
+
     # ---- what reaches all workers
 
     def _to_all(self, path: str) -> Handler:
@@ -202,9 +199,8 @@ class Management:
         ready = len(self.gateway.registry.available(None))
         total = len(self.gateway.registry)
         status = "ready" if ready else "not ready: no worker is in rotation"
-        return json_response(
-            {"status": status, "healthy_workers": ready, "total_workers": total}, 200 if ready else 503
-        )
+        answer = {"status": status, "healthy_workers": ready, "total_workers": total}
+        return json_response(answer, 200 if ready else 503)
 
     async def _metrics(self, parameter: str, body: bytes) -> Response:
         return Response(200, [(b"content-type", CONTENT_TYPE.encode())], self.gateway.metrics.page())

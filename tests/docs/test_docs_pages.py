@@ -29,7 +29,7 @@ OTHER_FLAGS = {
     "--time",
     "--now",
 }
-OTHER_FLAGS |= {"--from-literal"}
+OTHER_FLAGS |= {"--from-literal", "--index-url"}
 GATEWAY_FLAGS = {"--" + f.name.replace("_", "-") for f in gateway_fields()} | {
     "--worker-urls",
     "--selector",
@@ -76,7 +76,7 @@ def bough_column(line: str) -> str:
 
 def test_the_flags_that_migration_names_exist() -> None:
     named = flags_of("\n".join(map(bough_column, text_of("migration").splitlines())))
-    assert len(named) > 40
+    assert len(named) > 75
     assert not named - known_flags() - {"--model", "--port"}
 
 
@@ -100,3 +100,34 @@ def test_the_targets_of_make_that_pages_name_exist() -> None:
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
         named |= set(re.findall(r"(?:`|^|&& )make ([a-z-]+)", path.read_text(), re.MULTILINE))
     assert {"wheel", "image", "docs"} <= named <= targets
+
+
+def test_the_first_screen_names_what_its_figures_are_of_and_they_are_on_the_page_of_figures() -> None:
+    screen = " ".join((ROOT / "README.md").read_text().partition("```")[0].split())
+    measured = text_of("performance")
+    figures = re.findall(r"\d\d,\d{3}", screen)
+    assert len(figures) == 3 and not [figure for figure in figures if figure not in measured]
+    said = (
+        "NVIDIA H200",
+        "Qwen3-0.6B's shape",
+        "random weights",
+        "bfloat16",
+        "256 requests",
+        "vLLM 0.26",
+        "SGLang 0.5.17",
+    )
+    assert not [name for name in said if name not in screen]
+    assert "(#what-it-does-not-do-yet)" in screen, "what is missing is one click away"
+
+
+def test_the_readme_says_what_is_not_done_as_the_pages_and_the_code_do() -> None:
+    section = (ROOT / "README.md").read_text().partition("## What it does not do yet")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^- \*\*", section, re.MULTILINE)) >= 8
+    assert "never run on more than one GPU" in section and "not been run on more than one GPU" in text_of("scaling")
+    assert "none has run there" in section and "Nothing has been run on an AMD device" in text_of("gpu-backends")
+    assert (
+        "run on CPUs alone" in section
+        and "Models that give vectors or hear run on a CPU here; add --device cpu." in spoken()
+    )
+    assert "not been built by a builder" in section and "itself was not built" in text_of("install")
+    assert "not applied to a cluster" in section and "not applied to a cluster" in text_of("deployment")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from bough.gateway.call import KEPT
 from tests.fakes.gateways import desk
+from tests.fakes.workers import FakeWorker, workers
 
 
 def test_the_page_is_open_and_knows_that_it_is_a_gateways() -> None:
@@ -28,5 +31,41 @@ def test_disable_ui_takes_it_away() -> None:
     async def main() -> None:
         async with desk(disable_ui=True) as d:
             assert (await d.get("/ui"))[0] == 404 and (await d.get("/ui/app.js"))[0] == 404
+
+    asyncio.run(main())
+
+
+def test_it_is_told_where_requests_went_and_why() -> None:
+    prompt = "A long beginning that many requests share, and then a question: "
+
+    async def main() -> list[dict[str, Any]]:
+        async with workers(FakeWorker(), FakeWorker()) as (first, second), desk(first, second, policy="cost") as d:
+            url = first.url
+            for headers in ({}, {}, {"X-SMG-Target-Worker": url}, {"X-Session-Id": "s"}):
+                body = {"model": "tiny", "prompt": prompt * 20}
+                assert (await d.post("/v1/completions", body, headers=headers))[0] == 200
+            d.gateway.registry.drain(next(each for each in d.gateway.registry if each.url == second.url))
+            await d.post("/v1/completions", {"model": "tiny", "prompt": "new"})
+            status, answer = await d.get("/routing")
+            assert status == 200 and prompt not in str(answer)
+            assert answer["requests"][2]["worker"] == answer["requests"][4]["worker"] == url
+            assert all(each["status"] == 200 for each in answer["requests"])
+            return list(answer["requests"])
+
+    new, again, named, session, only = asyncio.run(main())
+    assert new["reason"] == "CostPolicy" and new["expected_cached"] == 0
+    assert (again["reason"], again["expected_cached"], again["worker"]) == ("CostPolicy", 1, new["worker"])
+    assert named["reason"] == "the request names it" and session["reason"] == "its session stays there"
+    assert only["reason"] == "no other could take it"
+
+
+def test_where_requests_went_needs_the_management_key_and_is_bounded() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("k1",), admin_api_key="root") as d:
+            for _ in range(KEPT + 5):
+                await d.post("/v1/completions", {"prompt": "a"}, headers={"Authorization": "Bearer k1"})
+            assert (await d.get("/routing", headers={"Authorization": "Bearer k1"}))[0] == 401
+            status, answer = await d.get("/routing", headers={"Authorization": "Bearer root"})
+            assert status == 200 and len(answer["requests"]) == KEPT
 
     asyncio.run(main())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tools.sbom import bill, closure
+from tools.sbom import PAGE, bill, closure
 
 REQUIRED = ("starlette", "torch", "numpy", "jinja2", "markupsafe")  # the last by way of another
 
@@ -36,6 +37,16 @@ def test_every_reference_leads_to_a_part() -> None:
     assert len(set(references)) == len(references)
     assert sorted(each["ref"] for each in made["dependencies"]) == sorted(references)
     assert {other for each in made["dependencies"] for other in each["dependsOn"]} <= set(references)
+
+
+def test_what_the_page_holds_is_in_it() -> None:
+    made = bill()
+    bundled = {part["name"]: part for part in made["components"] if part["purl"].startswith("pkg:npm/")}
+    wanted = json.loads((PAGE / "package.json").read_text())["dependencies"]
+    assert bundled.keys() == wanted.keys() == {"marked", "preact"} and bundled["preact"]["licenses"]
+    own = made["metadata"]["component"]["bom-ref"]
+    (needs,) = (each["dependsOn"] for each in made["dependencies"] if each["ref"] == own)
+    assert {part["bom-ref"] for part in bundled.values()} < set(needs)
 
 
 def test_an_extra_brings_what_it_requires() -> None:

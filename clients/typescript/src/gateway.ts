@@ -47,6 +47,33 @@ export interface Policies {
   models: Record<string, string>;
 }
 
+/** A request that has ended, as the gateway's access log has it. */
+export interface Routed {
+  /** Seconds since 1970. */
+  time: number;
+  request_id: string;
+  method: string;
+  path: string;
+  status: number;
+  model: string | null;
+  worker: string | null;
+  /** Why that worker: the name of the policy, or what stood above it. */
+  reason: string;
+  /** The share of the prompt that the policy expected in the worker's cache. */
+  expected_cached: number;
+  attempts: number;
+  retries: number;
+  moves: number;
+  failovers: number;
+  hedges: number;
+  error: string | null;
+  client: string | null;
+  queued_ms: number;
+  first_byte_ms: number | null;
+  duration_ms: number;
+  bytes: number;
+}
+
 export class Gateway {
   readonly #transport: Transport;
 
@@ -91,6 +118,11 @@ export class Gateway {
     call: CallOptions = {},
   ): Promise<Policies> {
     return this.#transport.json("PUT", "/policies", policy, call, true);
+  }
+
+  /** Where the last requests went, and why; the latest is the last. */
+  async routing(call: CallOptions = {}): Promise<Routed[]> {
+    return (await this.#transport.json<{ requests: Routed[] }>("GET", "/routing", undefined, call, true)).requests;
   }
 
   flushCaches(call: CallOptions = {}): Promise<FannedOut> {

@@ -5,7 +5,7 @@ import type { components, paths } from "./schema.js";
 import { type CallOptions, type Options, Transport } from "./transport.js";
 
 export { BoughError, ConnectionError } from "./errors.js";
-export { type FannedOut, Gateway, type NewWorker, type Policies, type Readiness, type Worker } from "./gateway.js";
+export { type FannedOut, Gateway, type NewWorker, type Policies, type Readiness, type Routed, type Worker } from "./gateway.js";
 export type { CallOptions, Options } from "./transport.js";
 export type { components, paths };
 

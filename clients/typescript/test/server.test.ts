@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
-import { Bough, type ChatRequest, type GenerateOutput, type Worker } from "../src/index.js";
+import { Bough, type ChatRequest, type GenerateOutput, type Routed, type Worker } from "../src/index.js";
 
 const { BOUGH_URL, BOUGH_VECTORS_URL, BOUGH_GATEWAY_URL } = process.env;
 const GREEDY: ChatRequest = {
@@ -14,6 +14,11 @@ const WORKER: Record<keyof Worker, true> = {
   id: true, url: true, model_id: true, models: true, worker_type: true, bootstrap_port: true, is_healthy: true,
   state: true, load: true, reported_load: true, capacity: true, limit: true, breaker: true, source: true,
   version: true, pid: true, restarts: true, last_error: true,
+};
+const ROUTED: Record<keyof Routed, true> = {
+  time: true, request_id: true, method: true, path: true, status: true, model: true, worker: true, reason: true,
+  expected_cached: true, attempts: true, retries: true, moves: true, failovers: true, hedges: true, error: true,
+  client: true, queued_ms: true, first_byte_ms: true, duration_ms: true, bytes: true,
 };
 
 test("the server", { skip: BOUGH_URL ? false : "BOUGH_URL is not set" }, async (t) => {
@@ -110,6 +115,10 @@ test("the gateway", { skip: BOUGH_GATEWAY_URL ? false : "BOUGH_GATEWAY_URL is no
     assert.equal((await client.gateway.readiness()).healthy_workers, 1);
     assert.deepEqual((await client.gateway.flushCaches()).workers, { [worker.url]: 200 });
     assert.ok((await client.gateway.policies()).default);
+    const routed = (await client.gateway.routing()).at(-1)!; // the chat above
+    assert.deepEqual(Object.keys(routed).sort(), Object.keys(ROUTED).sort());
+    assert.deepEqual([routed.worker, routed.status, routed.attempts], [worker.url, 200, 1]);
+    assert.equal(routed.reason, "no other could take it");
     await assert.rejects(client.gateway.restartWorker(worker.id), { status: 409 });
     const added = await client.gateway.addWorker({ url: "http://127.0.0.1:9" });
     assert.equal((await client.gateway.worker(added.id)).url, "http://127.0.0.1:9");

@@ -1,9 +1,9 @@
-// The gateway's workers: state, breaker, load, and how requests were spread.
+// The gateway's workers: state, breaker, load, how requests were spread, and why each went where it did.
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { json, messageOf } from "./api";
 import { Figure } from "./charts";
-import { count, percent } from "./format";
+import { count, duration, percent } from "./format";
 import { usePages } from "./overview";
 
 interface Worker {
@@ -23,14 +23,34 @@ interface Worker {
   last_error: string | null;
 }
 
+/** A line of the gateway's access log. */
+interface Routed {
+  time: number; // seconds since 1970
+  request_id: string;
+  path: string;
+  status: number;
+  attempts: number;
+  worker: string | null;
+  reason: string;
+  expected_cached: number; // share of the prompt
+  queued_ms: number;
+  first_byte_ms: number | null;
+}
+
 interface Policies {
   default: string;
   models: Record<string, string>;
 }
 
+function why({ reason, expected_cached, worker }: Routed): string {
+  const share = expected_cached > 0 ? `${percent(expected_cached)} of the prompt cached on ${worker}` : "";
+  return [reason, share].filter(Boolean).join("; ") || "–";
+}
+
 export function Gateway(): VNode {
   const [workers, setWorkers] = useState<Worker[]>([]);
   const [policies, setPolicies] = useState<Policies | null>(null);
+  const [routed, setRouted] = useState<Routed[]>([]);
   const [problem, setProblem] = useState("");
   const [pages] = usePages();
   useEffect(() => {
@@ -40,6 +60,7 @@ export function Gateway(): VNode {
       try {
         setWorkers((await json<{ workers: Worker[] }>("/workers", { access: "admin" })).workers);
         setPolicies(await json<Policies>("/policies", { access: "admin" }));
+        setRouted((await json<{ requests: Routed[] }>("/routing", { access: "admin" })).requests.reverse());
         setProblem("");
       } catch (error) {
         refused = "wantsKey" in (error as object) && (error as { wantsKey: boolean }).wantsKey;
@@ -99,6 +120,30 @@ export function Gateway(): VNode {
       {/* No links: a server refuses what another site's page leads to. */}
       {workers.length > 0 && <p class="hint">A worker's own page, with its tree, is at its address and /ui.</p>}
       {!problem && workers.length === 0 && <p class="hint">There is no worker yet.</p>}
+      <h2>Where requests went, and why</h2>
+      {routed.length === 0 ? <p class="hint">No request has ended yet.</p> : (
+        <div class="scroll routed" tabIndex={0} role="region" aria-label="Routing decisions">
+          <table>
+            <thead>
+              <tr><th>Ended</th><th>Route</th><th>Worker</th><th>Reason</th><th>Attempts</th><th>Queued</th><th>First byte</th><th>Status</th></tr>
+            </thead>
+            <tbody>
+              {routed.map((each) => (
+                <tr key={each.request_id} title={each.request_id}>
+                  <td>{new Date(each.time * 1000).toLocaleTimeString()}</td>
+                  <td>{each.path}</td>
+                  <td>{each.worker ?? "–"}</td>
+                  <td>{why(each)}</td>
+                  <td>{each.attempts}</td>
+                  <td>{duration(each.queued_ms / 1000)}</td>
+                  <td>{each.first_byte_ms === null ? "–" : duration(each.first_byte_ms / 1000)}</td>
+                  <td><span class={each.status < 400 ? "good" : "bad"}>{each.status}</span></td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
     </section>
   );
 }

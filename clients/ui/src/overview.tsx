@@ -58,6 +58,7 @@ function OfServer({ pages, last }: Props): VNode {
   const prompts = rates(pages, sum("prompt_tokens_total"));
   const running = last.sum("num_running_reqs");
   const host = last.sum("hicache_host_total_tokens");
+  const stored = last.sum("hicache_storage_written_tokens_total");
   return (
     <>
       <dl class="figures">
@@ -66,6 +67,10 @@ function OfServer({ pages, last }: Props): VNode {
         <Figure label="Waiting" value={count(last.sum("num_queue_reqs"))} />
         <Figure label="KV cache in use" value={percent(last.mean("token_usage"))} note={`of ${count(last.sum("max_total_num_tokens"))} tokens`} />
         {host > 0 && <Figure label="Host tier" value={percent(last.sum("hicache_host_used_tokens") / host)} note={`of ${count(host)} tokens`} />}
+        {stored > 0 && (
+          <Figure label="Store" value={count(last.sum("hicache_storage_read_tokens_total"))}
+            note={`tokens read, ${count(stored)} written, ${count(last.sum("hicache_storage_failures_total"))} failures`} />
+        )}
         <Figure label="Prompt tokens cached" value={percent(last.mean("cache_hit_rate"))} />
         <Figure label="Device busy" value={percent(last.mean("device_busy_share"))} />
         <Figure label="Ended incomplete" value={count(last.sum("num_aborted_requests_total"))} note={`of ${count(last.sum("num_requests_total"))}`} />

@@ -127,7 +127,7 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
   const canvas = useRef<HTMLCanvasElement>(null);
   const [focus, setFocus] = useState<string | null>(null); // nodes are kept by name: their numbers change
   const [chosen, setChosen] = useState<string | null>(null);
-  const [size, setSize] = useState({ width: 0, height: 0 });
+  const [size, setSize] = useState<Size>({ width: 0, height: 0 });
   const whole = useMemo(() => layOut(snapshot, null), [snapshot]);
   const numbers = useMemo(() => new Map(whole.shown.map((node) => [nameOf(snapshot, whole, node), node])), [whole]);
   const layout = useMemo(() => {
@@ -143,9 +143,13 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
     watcher.observe(canvas.current!);
     return () => watcher.disconnect();
   }, []);
+  // A pointer that moves draws one frame after another: all nodes are painted once, and copied into each.
+  const painted = useMemo(
+    () => (size.width ? paint(canvas.current!, size, snapshot, layout, colour) : undefined), [layout, size, colour],
+  );
   useEffect(() => {
-    if (size.width) draw(canvas.current!, size, snapshot, layout, colour, node);
-  }, [layout, size, colour, node]);
+    if (painted) show(canvas.current!, painted, node === undefined ? undefined : frameOf(snapshot, layout, node, size));
+  }, [painted, node]);
 
   const at = (event: MouseEvent): number | undefined => {
     const box = canvas.current!.getBoundingClientRect();
@@ -261,43 +265,68 @@ const edges = (snapshot: Snapshot, layout: Layout, node: number, width: number):
   across(layout, layout.start[node]! + snapshot.tokens[node]!, width),
 ];
 
-function draw(
-  canvas: HTMLCanvasElement, { width, height }: { width: number; height: number },
-  snapshot: Snapshot, layout: Layout, colour: Colour, chosen: number | undefined,
-): void {
-  const scale = devicePixelRatio;
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
+interface Size {
+  width: number;
+  height: number;
+}
+
+type Frame = [x: number, y: number, width: number, height: number];
+
+const SHADES = 32; // colours that are made once; one made for each node takes longer than its box
+
+function frameOf(snapshot: Snapshot, layout: Layout, node: number, { width, height }: Size): Frame {
+  const [left, right] = edges(snapshot, layout, node, width);
+  const unit = height / layout.leaves;
+  return [left, layout.top[node]! * unit, right - left, layout.height[node]! * unit];
+}
+
+/** All nodes, on a canvas of their own. */
+function paint(shown: HTMLCanvasElement, size: Size, snapshot: Snapshot, layout: Layout, colour: Colour): HTMLCanvasElement {
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round(size.width * devicePixelRatio);
+  canvas.height = Math.round(size.height * devicePixelRatio);
   const pen = canvas.getContext("2d")!;
-  pen.scale(scale, scale);
-  const style = getComputedStyle(canvas);
+  pen.scale(devicePixelRatio, devicePixelRatio);
+  const style = getComputedStyle(shown);
   const [ink, mark] = [style.getPropertyValue("--text"), style.getPropertyValue("--locked")];
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const unit = height / layout.leaves;
-  const most = Math.log1p(Math.max(1, ...snapshot.hits));
-  const oldest = Math.min(...snapshot.used);
+  const shades = Array.from({ length: SHADES + 1 }, (_, step) => {
+    const fresh = step / SHADES;
+    return `hsl(${230 - 90 * fresh} ${20 + 45 * fresh}% ${dark ? 22 + 16 * fresh : 88 - 22 * fresh}%)`;
+  });
+  const most = Math.log1p(snapshot.hits.reduce((a, b) => Math.max(a, b), 1));
+  const oldest = snapshot.used.reduce((a, b) => Math.min(a, b), snapshot.clock);
   pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   for (const node of layout.shown) {
-    const [left, right] = edges(snapshot, layout, node, width);
-    const [y, h] = [layout.top[node]! * unit, layout.height[node]! * unit];
+    const [left, top, width, height] = frameOf(snapshot, layout, node, size);
     const fresh = colour === "hits" ? Math.log1p(snapshot.hits[node]!) / most
       : (snapshot.used[node]! - oldest) / Math.max(1, snapshot.clock - oldest);
-    pen.fillStyle = `hsl(${230 - 90 * fresh} ${20 + 45 * fresh}% ${dark ? 22 + 16 * fresh : 88 - 22 * fresh}%)`;
-    const gap = h > 3 ? 1 : 0;
-    pen.fillRect(left, y, Math.max(1, right - left - 1), Math.max(0.5, h - gap));
+    pen.fillStyle = shades[Math.round(fresh * SHADES)]!;
+    pen.fillRect(left, top, Math.max(1, width - 1), Math.max(0.5, height - (height > 3 ? 1 : 0)));
     if (snapshot.locks[node]! > 0) {
       pen.fillStyle = mark;
-      pen.fillRect(left, y, Math.max(1, right - left - 1), Math.max(1, Math.min(3, h)));
+      pen.fillRect(left, top, Math.max(1, width - 1), Math.max(1, Math.min(3, height)));
     }
-    if (node === chosen) {
-      pen.strokeStyle = ink;
-      pen.lineWidth = 2;
-      pen.strokeRect(left + 1, y + 1, Math.max(2, right - left - 3), Math.max(2, h - 2));
-    }
-    if (h > 13 && right - left > 42) {
+    if (height > 13 && width > 42) {
       pen.fillStyle = ink;
-      pen.fillText(String(snapshot.tokens[node]), left + 5, y + h / 2);
+      pen.fillText(String(snapshot.tokens[node]), left + 5, top + height / 2);
     }
   }
+  return canvas;
+}
+
+function show(canvas: HTMLCanvasElement, painted: HTMLCanvasElement, chosen: Frame | undefined): void {
+  if (canvas.width !== painted.width) canvas.width = painted.width;
+  if (canvas.height !== painted.height) canvas.height = painted.height;
+  const pen = canvas.getContext("2d")!;
+  pen.resetTransform();
+  pen.clearRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(painted, 0, 0);
+  if (!chosen) return;
+  const [x, y, width, height] = chosen;
+  pen.scale(devicePixelRatio, devicePixelRatio);
+  pen.strokeStyle = getComputedStyle(canvas).getPropertyValue("--text");
+  pen.lineWidth = 2;
+  pen.strokeRect(x + 1, y + 1, Math.max(2, width - 3), Math.max(2, height - 2));
 }

@@ -32,6 +32,29 @@ CLOCK = """[...document.querySelectorAll('.figure')]
   .find(f => f.textContent.startsWith('Lookups')).querySelector('dd').textContent"""
 
 
+# Points at one place after another, so that each frame draws the whole tree anew.
+FRAMES = """async () => {
+  const canvas = document.querySelector('canvas'), box = canvas.getBoundingClientRect(), began = performance.now();
+  for (let frame = 0; frame < 60; frame++) {
+    const [clientX, clientY] = [box.left + box.width * 0.05, box.top + (box.height * (frame % 30)) / 30];
+    canvas.dispatchEvent(new MouseEvent('mousemove', {clientX, clientY, bubbles: true}));
+    await new Promise(requestAnimationFrame);
+  }
+  return 60 / ((performance.now() - began) / 1000);
+}"""
+PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+MANY = 5000  # nodes
+
+
+def many_nodes() -> dict[str, Any]:
+    """A tree as the server's stream shows it: below each of the first nodes nine others, in turn."""
+    columns = {"tokens": 40, "created": 1, "locks": 0}
+    figures: dict[str, Any] = {name: [value] * MANY for name, value in columns.items()}
+    figures |= {"parent": [(node - 1) // 9 if node else -1 for node in range(MANY)]}
+    figures |= {"used": list(range(MANY)), "hits": [node % 7 for node in range(MANY)]}
+    return {**figures, "clock": MANY, "cached_tokens": 40 * MANY, "used_tokens": 0, "total_tokens": 80 * MANY}
+
+
 class Visit:
     def __init__(self, page: Page, given: argparse.Namespace) -> None:
         self.page, self.given = page, given
@@ -73,6 +96,8 @@ class Visit:
         page, seen = self.page, self.seen
         page.goto(f"{self.given.url}/ui")
         page.locator("dialog").wait_for()
+        page.wait_for_function(PAINTED)
+        seen["first_paint_ms"] = page.evaluate(PAINTED)
         seen["asked_for_key"] = page.locator("dialog h2").inner_text()
         self.give_key("api", self.given.api_key)
         page.get_by_label("Most tokens").fill("40")
@@ -211,6 +236,18 @@ class Visit:
         page.wait_for_timeout(2500)  # a snapshot comes once a second
         seen["changed_while_paused"] = self.clock() != held
 
+    def large_tree(self) -> None:
+        """The page alone: the engine shows fewer nodes."""
+        page = self.page
+        event = f"data: {json.dumps({'replicas': [many_nodes()]})}\n\n"
+        page.route("**/ui/tree", lambda route: route.fulfill(body=event, content_type="text/event-stream"))
+        page.goto(f"{self.given.url}/ui#overview")
+        page.get_by_role("link", name="Tree").click()
+        page.locator(f"canvas[aria-label*='{MANY} nodes']").wait_for()
+        self.seen["frames_per_second"] = page.evaluate(FRAMES)
+        self.seen["node_of_many"] = page.locator(".node").inner_text()
+        page.unroute("**/ui/tree")
+
     def clock(self) -> int:
         return int(self.page.evaluate(CLOCK))
 
@@ -233,10 +270,13 @@ class Visit:
         page.get_by_label("Most tokens").fill("8")
         self.say("Say hello.")
         self.seen["gateway_stats"] = self.answered(0)
+        self.say("Say it again.")
+        self.answered(1)
         page.get_by_role("link", name="Gateway").click()
         page.locator("tbody tr").first.wait_for()
         page.wait_for_timeout(2500)  # metrics are read every two seconds
-        self.seen["workers"] = page.locator("tbody").inner_text()
+        self.seen["workers"] = page.get_by_role("region", name="Table of workers").locator("tbody").inner_text()
+        self.seen["routed"] = page.get_by_role("region", name="Routing decisions").locator("tbody").inner_text()
         self.look("gateway")
 
 
@@ -256,6 +296,7 @@ def main() -> None:
             visit.compare,
             visit.timelines,
             visit.tree,
+            visit.large_tree,
             visit.overview,
             visit.gateway,
         ):

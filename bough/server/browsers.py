@@ -37,7 +37,7 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope) -> Failure | None:
-        headers: Headers = {}
+        headers = dict[bytes, bytes]()
         for name, value in scope["headers"]:  # of a header that comes twice both values must be allowed
             headers[name] = b"%b,%b" % (headers[name], value) if name in headers else value
         host = headers.get(b"host")

@@ -60,11 +60,12 @@ class Forecast:
         self._cache = batch.cache
         self.ratio = NewTokenRatio(conservativeness)
 
-    def fits(self, request: Request, cached: int = 0) -> bool:
-        """Whether a waiting request, of which so many tokens are cached and locked, fits beside those that run."""
+    def fits(self, request: Request, cached: int = 0, unlocked: int = 0) -> bool:
+        """Whether a waiting request, of which so many tokens are cached and locked, fits beside those that run. Of the
+        cached ones so many pages are `unlocked` as yet."""
         cache, size = self._cache, self._cache.page_size
         pages, prefix = self._pages(request), cached // size
-        if pages - prefix > self._room(cache.available):
+        if pages - prefix > self._room(cache.available - unlocked):
             return False
         windows = [(i, group) for i, group in enumerate(cache.groups) if not group.is_state]
         # A window group keeps a bounded number of pages for a row, however long it becomes.

@@ -90,6 +90,8 @@ class Planner:
             self._micro_batches = MicroBatches(batch.table, limits.stages, settings.pp_max_micro_batch_size)
         self._setups: list[RowSetup] = []  # of the plan in the making
         self._loads = False  # prompts of it from a lower tier
+        # A request that waits for memory: `moves` of the batch then, tokens cached, and pages that their lock takes.
+        self._waits: tuple[Request | None, int, int, int] = (None, 0, 0, 0)
         self._token_bytes = limits.copied_bytes(0) // limits.page_size if limits.page_bytes else 0
         self.ratio = self._forecast.ratio
 
@@ -228,14 +230,19 @@ class Planner:
 
     def _admit(self, request: Request, budget: int, now: float) -> Chunk | None:
         """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
-        known = request.tokens[: request.match_cap]
-        match = self._cache.match_and_lock(known, request.namespace)
+        waits, moves, *cached = self._waits
+        same = waits is request and moves == self._batch.moves and self._table.running  # the tree of the last turn
+        if same and not self._forecast.fits(request, *cached):
+            return None
+        known, available = request.tokens[: request.match_cap], self._cache.available
+        match = self._cache.match_and_lock(known, request.namespace, touch=waits is not request)
         if (allowed := self.media.boundary(request, match.length)) < match.length:
             self._cache.unlock(match)
             known = known[:allowed]
-            match = self._cache.match_and_lock(known, request.namespace)
+            match = self._cache.match_and_lock(known, request.namespace, touch=False)
         # With nobody else in memory the request always fits: its length was checked when it was taken.
         if self._table.running and not self._forecast.fits(request, match.length):
+            self._waits = request, self._batch.moves, match.length, available - self._cache.available
             self._cache.unlock(match)
             return None
         found = match.length

@@ -73,10 +73,10 @@ class PrefixCache:
         """`count` pages of each window group; the caller has checked `growth`. None of state groups."""
         return tuple(group.take(count) if not group.is_state else NO_PAGES for group in self.groups)
 
-    def match_and_lock(self, tokens: IntArray, namespace: str) -> Match:
+    def match_and_lock(self, tokens: IntArray, namespace: str, *, touch: bool = True) -> Match:
         """The longest cached prefix, protected from eviction: until `unlock`, or until the row that begins with it is
-        released."""
-        match = self.tree.match(tokens if self.share else tokens[:0], namespace)
+        released. With `touch` it counts as used."""
+        match = self.tree.match(tokens if self.share else tokens[:0], namespace, touch=touch)
         self.tree.lock(match.node)
         for group, pages in zip(self.groups, match.group_pages, strict=True):
             group.hold(pages[pages > 0])

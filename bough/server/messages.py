@@ -37,18 +37,15 @@ def read_messages(
     given: Sequence[Mapping[str, Any]] | None, field: str = "messages", roles: Sequence[str] = ROLES
 ) -> list[Message]:
     """The messages in the form that templates expect, or an error that says which one is wrong."""
-    check_conversation(given or (), field)
+    check_size(given or (), field, spoken=True)
     return [read_message(message, f"{field}[{i}]", roles) for i, message in enumerate(given or ())]
 
 
-def check_conversation(given: Sequence[Any], field: str) -> None:
-    if not given:
+def check_size(given: Any, field: str, *, spoken: bool = False) -> int:
+    """How many values and characters it holds. Raises for too many values, where it stops counting, and for an empty
+    conversation (`spoken`)."""
+    if spoken and not given:
         raise RequestError(f"{field} is empty; give at least one message.", field=field)
-    check_size(given, field)
-
-
-def check_size(given: Any, field: str) -> int:
-    """How many values and characters it holds. Raises for too many values; stops counting at the limit."""
     left: list[Any] = [given]
     count = characters = 0
     while left:

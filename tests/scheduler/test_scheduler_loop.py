@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -242,6 +244,30 @@ def test_what_a_poisoned_request_has_computed_is_read_by_nobody(page_size: int) 
         assert bench.out.outputs[handle] == oracle(tokens, 6)
     assert bench.out.started[3].cached_tokens == 0 and bench.out.started[4].cached_tokens >= 16
     assert not bench.scheduler._cache.tree.check()
+
+
+def test_a_request_that_waits_for_memory_is_not_looked_up_in_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(FakeExecutor(pages=64, chunk_tokens=64), memory=MemorySettings(radix_eviction_policy="lfu"))
+    prefix = prompt_of(1, 20)
+    bench.ask(0, prefix, max_new_tokens=1)
+    bench.run()
+    bench.ask(1, prompt_of(2, 10), max_new_tokens=40)
+    bench.turn(3)
+    tree, looked = bench.scheduler._cache.tree, list[int]()
+    match = tree.match
+    hits = match(np.array(prefix[:9]), touch=False).node.hits
+
+    def noted(key: Any, *args: Any, **options: Any) -> Any:
+        looked.append(len(key))
+        return match(key, *args, **options)
+
+    monkeypatch.setattr(tree, "match", noted)
+    bench.ask(2, prefix + prompt_of(3, 20), max_new_tokens=10)
+    bench.turn(20)
+    assert 2 not in bench.out.started and 0 < len(looked) < 4
+    assert match(np.array(prefix[:9]), touch=False).node.hits == hits + 1  # one request has used it
+    bench.run()
+    assert bench.out.outputs[2] == oracle(prefix + prompt_of(3, 20), 10)
 
 
 def test_prompt_logprobs_start_where_asked_and_cap_the_match() -> None:

@@ -74,7 +74,7 @@ ROLES = ("user", "assistant", "system")
 def read_conversation(request: CountTokensRequest) -> list[messages.Message]:
     """The system prompt and the turns. Turns of the same role in a row are one, as Anthropic says."""
     opening = [{"role": "system", "content": messages.read_content(request.system, "system")}] if request.system else []
-    messages.check_conversation(request.messages, "messages")
+    messages.check_size(request.messages, "messages", spoken=True)
     turns = [*opening, *_Reader().all(request.messages)]
     return messages.join_runs(turns, lambda run, turn: run[0]["role"] == turn["role"] != "tool", "\n")
 

@@ -129,7 +129,7 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[messages.Messag
     """The new turns of the conversation. Calls and thinking that follow each other are one turn of the assistant's."""
     if isinstance(given, str):
         return messages.read_messages([{"role": "user", "content": given}], "input")
-    messages.check_conversation(given, "input")
+    messages.check_size(given, "input", spoken=True)
     names = {item.get("call_id"): item.get("name") for item in given if item.get("type") == "function_call"}
     turns = (_read_item(item, f"input[{i}]", names) for i, item in enumerate(given))
     return messages.join_runs(turns, _is_same_turn)

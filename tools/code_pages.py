@@ -94,9 +94,13 @@ def _said(call: Any, place: int, named: list[tuple[str, ast.expr]]) -> Iterator[
 
 
 def errors_page() -> str:
-    lines = ["# Every error", "", "This page is made of the code: each sentence that a command, a server or a gateway"]
+    lines = [
+        "# Error sentences",
+        "",
+        "This page is made of the code: the sentences that commands, servers and gateways",
+    ]
     lines += [
-        "refuses with. `…` stands for what differs. A sentence names its cause, and mostly the way out; those that"
+        "refuse with. `…` stands for what differs. A sentence names its cause, and mostly the way out; those that"
     ]
     lines += ["people meet most are explained in [troubleshooting](troubleshooting.md)."]
     found = sorted(set(sentences()))

@@ -17,6 +17,7 @@ from bough.cli.flags import ENVIRONMENT_PREFIX
 from bough.cli.gateway import ENVIRONMENT_PREFIX as GATEWAY_PREFIX
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
 from bough.core.settings import ALIASES, GROUPS, all_fields
+from tools.code_pages import commands_page, errors_page
 from tools.openapi import document
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +50,7 @@ def settings_page() -> str:
     lines += _settings_table("The gateway", GatewaySettings, gateway_fields(), GATEWAY_PREFIX)
     lines += [
         "",
-        "Lists (`--worker-urls`, `--api-key` and the like) and files are on [the gateway's page](gateway.md).",
+        "Lists (`--worker-urls`, `--api-key` and the like) are among [its command's flags](commands.md#bough-gateway).",
     ]
     lines += ["", "## Other variables", "", "| variable | |", "|---|---|"]
     lines += [f"| `{name}` | {about} |" for name, about in OTHER_VARIABLES.items()]
@@ -139,7 +140,12 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-GENERATED = {"settings.md": settings_page, "endpoints.md": endpoints_page}
+GENERATED = {
+    "settings.md": settings_page,
+    "commands.md": commands_page,
+    "endpoints.md": endpoints_page,
+    "errors.md": errors_page,
+}
 
 
 # ---- links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -16,6 +17,7 @@ from bough.cli.flags import OTHER_VARIABLES
 from bough.core.settings import all_fields
 from bough.version import __version__
 from tools import site
+from tools.code_pages import ERRORS, MEANINGS, PACKAGE
 
 CONFIG = (site.ROOT / "mkdocs.yml").read_text()
 
@@ -66,6 +68,33 @@ def test_the_generated_pages_have_every_setting_and_every_route() -> None:
     routes = site.document()["paths"]
     assert not [f"{m} {p}" for p, ms in routes.items() for m in ms if f"### {m.upper()} {p}\n" not in endpoints]
     assert "| `messages` | list of object |" in endpoints
+
+
+def test_every_sentence_that_is_raised_is_on_the_page_of_errors() -> None:
+    page = site.errors_page()
+    raised = 0
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in ERRORS:
+                continue
+            said = node.args[ERRORS[node.func.id] :][:1]  # type: ignore[attr-defined]
+            if said and isinstance(said[0], ast.Constant) and len(said[0].value) > 20:
+                raised += 1
+                assert " ".join(said[0].value.split()) in page, path
+    assert raised > 100 and len(re.findall("^- `", page, re.MULTILINE)) > 700
+    assert "- `Port … on … is in use; choose another with --port, or end what listens there.`" in page
+    assert "- `Web pages of … may not call this server. " in page, "also what is put together"
+    assert "- `The body is not JSON: ….`" in page and "`There is no worker …; GET /workers lists them.`" in page
+    assert MEANINGS.keys() == ERRORS.keys()
+
+
+def test_the_page_of_commands_has_each_with_its_own_flags() -> None:
+    page = site.commands_page()
+    for words in [("serve",), ("gateway", "roll"), ("bench", "serving"), ("store",), ("models",)]:
+        assert f"\n## bough {' '.join(words)}\n" in page
+    for flag in ("--worker-urls", "--prefill", "--replace", "--dataset-name", "--interval-s"):
+        assert f"| `{flag}`" in page
+    assert "`--page-size`" not in page, "the engine's flags are on the page of settings"
 
 
 def test_the_changelog_speaks_of_this_version_first() -> None:

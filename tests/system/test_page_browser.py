@@ -137,8 +137,8 @@ def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert seen["workers"].count("closed") == 2, "both workers, with their breakers"
     assert sum(map(int, re.findall(r"\((\d+) %\)", seen["workers"]))) == 100, "what each was sent of all requests"
     assert "tokens" in seen["gateway_stats"]
-    reason = re.search(r"\thttp://(\S+)\tCostPolicy; \d+ % of the prompt cached on http://(\S+)\t1\t", seen["routed"])
-    assert reason is not None and reason[1] == reason[2], "the worker that has the prefix got the request"
+    reason = re.search(r"\tCostPolicy; (\d+) % of the prompt cached on http://\S+\t1\t", seen["routed"])
+    assert reason is not None and int(reason[1]) > 50, "the worker that has the long beginning got the second request"
 
 
 @pytest.mark.slow

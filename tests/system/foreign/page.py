@@ -268,6 +268,7 @@ class Visit:
         page.locator("tbody tr").first.wait_for()
         page.get_by_role("link", name="Chat").click()
         page.get_by_label("Most tokens").fill("8")
+        page.get_by_label("System prompt").fill("You are a gardener who answers in one short sentence. " * 20)
         self.say("Say hello.")
         self.seen["gateway_stats"] = self.answered(0)
         self.say("Say it again.")

@@ -95,8 +95,8 @@ class CostPolicy(TextTreePolicy):
         if 2.0 * min(loads) + 2.0 >= mean:
             return []
         idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
-        held = [cached.get(worker.id, 0.0) for worker in workers]
-        holders = [load for load, share in zip(loads, held, strict=True) if share >= ALIKE * max(held)]
+        alike = ALIKE * max(cached.get(worker.id, 0.0) for worker in workers)
+        holders = [load for worker, load in zip(workers, loads, strict=True) if cached.get(worker.id, 0.0) >= alike]
         spread = len(holders) > 1 and 2 * len(holders) + 1 >= len(workers)
         often = self._recent.count(self._recent[-1]) > max(FEW, len(self._recent) / len(workers))
         if not spread and not often and min(holders) <= 2.0 * (mean + 2.0):

@@ -91,7 +91,7 @@ class GatewayApp:
         stored = call.path.startswith(STORED)
         name = call.path[len(STORED) :].split("/")[0] if stored else call.peek.previous_response_id
         if name is not None:
-            call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(call, name)
+            call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(name)
         await self._gateway.serve(call, outlet)
 
     def _count(self, client: ClientKey | None) -> None:

@@ -51,13 +51,11 @@ class AdminClient:
         self.url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
-    def workers(self) -> list[dict[str, Any]]:
-        workers: list[dict[str, Any]] = self.call("GET", "/workers").json()["workers"]
-        return workers
+    def workers(self) -> Any:
+        return self.call("GET", "/workers").json()["workers"]
 
-    def worker(self, identity: str) -> dict[str, Any]:
-        worker: dict[str, Any] = self.call("GET", f"/workers/{identity}").json()
-        return worker
+    def worker(self, identity: str) -> Any:
+        return self.call("GET", f"/workers/{identity}").json()
 
     def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
         try:

@@ -13,11 +13,11 @@ import functools
 import socket
 import ssl
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
+from bough.gateway.headers import RawHeaders
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Worker
 
@@ -61,7 +61,7 @@ class HttpClient:
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def request(
-        self, origin: Origin, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
+        self, origin: Origin, method: str, target: bytes, headers: RawHeaders, body: bytes
     ) -> UpstreamResponse:
         """The beginning of the response, which the caller must close. `target` is the path with its query."""
         raw = _head(origin, method, target, headers, body)
@@ -195,7 +195,7 @@ class _Connection(asyncio.Protocol):
             self._response.lost(exc)
 
 
-def _head(origin: Origin, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bytes:
+def _head(origin: Origin, method: str, target: bytes, headers: RawHeaders, body: bytes) -> bytes:
     lines = [b"%s %s%s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), origin.prefix, target, origin.name)]
     lines += [b"%s: %s\r\n" % header for header in headers]
     if body or method in WITH_BODY:
@@ -213,7 +213,7 @@ class Upstream(HttpClient):
     """Requests to workers, each with the worker's key."""
 
     async def send(
-        self, worker: Worker, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+        self, worker: Worker, method: str, target: str, headers: RawHeaders, body: bytes
     ) -> UpstreamResponse:
         """The beginning of the worker's response, which the caller must close."""
         if worker.api_key is not None:
@@ -221,13 +221,7 @@ class Upstream(HttpClient):
         return await self.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
 
     async def ask(
-        self,
-        worker: Worker,
-        method: str,
-        target: str,
-        timeout_s: float,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        body: bytes = b"",
+        self, worker: Worker, method: str, target: str, timeout_s: float, headers: RawHeaders = (), body: bytes = b""
     ) -> tuple[int, bytes]:
         async with asyncio.timeout(timeout_s):
             response = await self.send(worker, method, target, headers, body)

@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.memory.tree.event_key import EventKey
 from bough.memory.tree.events import END_OF_REPLAY, KVEventBatch
-from bough.server.http import race
+from bough.server.http import cancel_all, race
 
 REPLAY_PATIENCE_S = 2.0
 RECONNECT_PAUSE_S = 0.1
@@ -85,10 +85,7 @@ class KVFeed:
             observer.unobserved(worker_id)
 
     async def close(self) -> None:
-        tasks = list(self._following.values())
-        for worker_id, observer in list(self._following):
-            self.unfollow(worker_id, observer)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._following.values())
         self._context.destroy(linger=0)
 
 

@@ -14,7 +14,6 @@ import msgspec
 
 from bough.core.errors import RequestError, SettingsError
 from bough.core.gateway_settings import BOOTSTRAP_PORT
-from bough.gateway.call import Call
 from bough.gateway.core import Gateway
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
@@ -96,7 +95,7 @@ class Management:
             return Route(*found, "".join(match.groups()))
         return None
 
-    async def holder_of(self, call: Call, name: str) -> Worker | None:
+    async def holder_of(self, name: str) -> Worker | None:
         """The worker that has a stored response which this gateway has not seen."""
         workers = [worker for worker in self.gateway.registry if worker.in_rotation]
         if len(workers) < 2:

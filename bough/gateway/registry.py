@@ -110,7 +110,6 @@ class Registry:
         if not worker.in_rotation:
             return
         worker.in_rotation = False
-        self._available.clear()
         log.warning("worker %s at %s leaves the rotation: %s", worker.id, worker.url, reason)
         for lease in list(worker.leases):
             lease.call_back()

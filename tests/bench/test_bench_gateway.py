@@ -111,6 +111,48 @@ def test_cost_finds_as_much_cached_as_cache_aware_and_answers_as_many(load: str)
     assert runs["cost"]["requests_per_s"] >= runs["cache_aware"]["requests_per_s"]
 
 
+def cold(load: str, policy: str, seed: int, workers: int, prefill_us: float, **options: int) -> dict[str, Any]:
+    """A short load, four users a worker, from the first prompt on, when nothing is known of the workers' speed."""
+    sizes = {"system_tokens": 192, "question_tokens": 24, "output_tokens": 16, "turns": 6, **options}
+    dialogues = LOADS[load](LoadOptions(requests=48 * workers, system_prompts=6 * workers, seed=seed, **sizes))
+    model = Costs(prefill_us=prefill_us, decode_ms=20.0, cache_tokens=16_384)
+    return summarise(Simulation(policy, workers, model, 4 * workers, seed).run(dialogues), workers)
+
+
+@pytest.mark.parametrize("prefill_us", [100.0, 2500.0])  # engines on a small GPU and on a core of a CPU
+@pytest.mark.parametrize(
+    ("load", "workers", "options"),
+    [
+        ("shared-prefix", 2, {}),
+        ("shared-prefix", 3, {"system_tokens": 96}),
+        ("multi-turn", 8, {"question_tokens": 128}),
+    ],
+)
+def test_from_a_cold_start_cost_finds_as_much_cached_as_cache_aware(
+    load: str, workers: int, options: dict[str, int], prefill_us: float
+) -> None:
+    rates: dict[str, list[float]] = {"cache_aware": [], "cost": []}
+    for seed in range(1, 7):
+        runs = {policy: cold(load, policy, seed, workers, prefill_us, **options) for policy in rates}
+        assert runs["cost"]["hit_rate"] >= runs["cache_aware"]["hit_rate"]
+        for policy, run in runs.items():
+            rates[policy].append(run["requests_per_s"])
+    assert sum(rates["cost"]) >= 0.99 * sum(rates["cache_aware"])  # a hundredth is the luck of a short load
+
+
+@pytest.mark.parametrize("prefill_us", [100.0, 2500.0])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_few_workers_share_short_prompts_and_a_hot_prefix_from_a_cold_start(workers: int, prefill_us: float) -> None:
+    spread, kept = (
+        [cold("hot-prefix", policy, seed, workers, prefill_us) for seed in range(1, 6)]
+        for policy in ("cost", "cache_aware")
+    )
+    assert sum(run["requests_per_s"] for run in spread) > sum(run["requests_per_s"] for run in kept)
+    assert max(run["requests_imbalance"] for run in spread) < 0.9 * min(run["requests_imbalance"] for run in kept)
+    for seed in range(1, 6):
+        assert cold("short-prompts", "cost", seed, workers, prefill_us)["requests_imbalance"] <= 1.2
+
+
 @pytest.mark.parametrize("processes", [1, 4])
 def test_short_prompts_that_begin_alike_spread(processes: int) -> None:
     served = Simulation("cost", 8, Costs(), users=128, processes=processes).run(LOADS["short-prompts"](LoadOptions()))

@@ -107,7 +107,3 @@ class BlockIndex:
             run = run_next
             blocks = common_prefix(run.tokens, prompt, at) // size
             at += blocks * size
-
-    @property
-    def blocks(self) -> int:
-        return len(self._runs)

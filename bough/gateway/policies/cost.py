@@ -2,9 +2,8 @@
 
 The cost of a worker, in prompt tokens over its speed, is what it would have to compute of this prompt (what it was not
 sent before) and what is queued there: prompts of this process's requests that have no first token yet, and a share
-of the device for each running request, those of other senders included. Short prompts that begin alike therefore spread
-as soon as requests queue, and what is long stays where it is cached. Only a worker that was sent little, as after
-joining, or one that is idle beside others that are full, takes over what others hold.
+of the device for each running request, those of other senders included. Short prompts that begin alike therefore
+spread as soon as requests queue. More than that is copied only to a worker with little in its cache or little to do.
 """
 
 import itertools
@@ -90,15 +89,14 @@ class CostPolicy(TextTreePolicy):
     ) -> list[WorkerView]:
         """Workers with so little to do beside the others that one of them gets the request whatever it has cached. A
         fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a copy only of
-        what is hot, so that the caches hold different things."""
+        what is hot, so that the caches hold different things: what several workers hold and half of the others, what is
+        more than one worker's share of the last prompts, or what only workers with far more than the mean hold."""
         mean = sum(loads) / len(loads)
         if 2.0 * min(loads) + 2.0 >= mean:
             return []
         idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
-        held = [cached.get(worker.id, 0.0) for worker in workers]
-        holders = [load for load, share in zip(loads, held, strict=True) if share >= ALIKE * max(held)]
-        # Hot is what several workers hold already, and half of the others; what is more than the share of one worker
-        # in the last prompts; and what is only at workers with far more than the mean.
+        alike = ALIKE * max(cached.get(worker.id, 0.0) for worker in workers)
+        holders = [load for worker, load in zip(workers, loads, strict=True) if cached.get(worker.id, 0.0) >= alike]
         spread = len(holders) > 1 and 2 * len(holders) + 1 >= len(workers)
         often = self._recent.count(self._recent[-1]) > max(FEW, len(self._recent) / len(workers))
         if not spread and not often and min(holders) <= 2.0 * (mean + 2.0):

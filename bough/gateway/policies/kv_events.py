@@ -131,9 +131,7 @@ class KVEventsPolicy(CacheAwarePolicy):
 
     def curious(self, request: RoutingRequest) -> bool:
         """Whether the ids of this prompt are unknown."""
-        if request.token_ids is not None:
-            return False
-        known = self._book.find(request.text)
+        known = self._known(request)
         return known is None or len(request.text) - known.chars > STEP
 
     def learn(self, text: str, token_ids: Sequence[int]) -> None:

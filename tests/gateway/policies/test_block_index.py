@@ -54,7 +54,7 @@ def test_the_index_agrees_with_the_workers_tree(
             cache.use(step)
     for prompt in asked:
         assert cache.index.match(pack(prompt)) == cache.held(prompt)
-    assert cache.index.blocks == len(cache.tree.pages_in_use())
+    assert len(cache.index._runs) == len(cache.tree.pages_in_use())
 
 
 def follow(*events: KVEvent) -> BlockIndex:
@@ -70,23 +70,23 @@ def test_blocks_of_others_are_left_out() -> None:
         BlockStored((2,), None, (7,), 1, lora_id=3),
         BlockStored((3,), None, (7,), 1, medium="CPU"),
     )
-    assert index.match(pack([7])) == 0 and index.blocks == 0
+    assert index.match(pack([7])) == 0 and len(index._runs) == 0
 
 
 def test_what_continues_an_unknown_block_is_ignored() -> None:
     index = follow(BlockStored((2,), 1, (8,), 1), BlockRemoved((2, 9)))
-    assert index.blocks == 0
+    assert len(index._runs) == 0
 
 
 def test_a_block_that_is_not_full_is_ignored() -> None:
-    assert follow(BlockStored((1,), None, (7, 8, 9), 4)).blocks == 0
+    assert len(follow(BlockStored((1,), None, (7, 8, 9), 4))._runs) == 0
 
 
 def test_events_that_come_twice_change_nothing() -> None:
     stored = BlockStored((1, 2, 3), None, (7, 8, 9), 1)
     longer = BlockStored((1, 2, 3, 4), None, (7, 8, 9, 10), 1)
     index = follow(stored, stored, longer)
-    assert index.match(pack([7, 8, 9, 10, 11])) == 4 and index.blocks == 4
+    assert index.match(pack([7, 8, 9, 10, 11])) == 4 and len(index._runs) == 4
 
 
 def test_a_hole_in_the_middle_hides_what_follows() -> None:
@@ -98,7 +98,7 @@ def test_a_hole_in_the_middle_hides_what_follows() -> None:
     )
     assert index.match(pack([7, 8, 9, 10])) == 1
     assert index.match(pack([7, 11])) == 2
-    assert index.blocks == 2
+    assert len(index._runs) == 2
 
 
 def test_a_long_chain_falls_without_deep_recursion() -> None:
@@ -106,7 +106,7 @@ def test_a_long_chain_falls_without_deep_recursion() -> None:
     index = follow(*events)
     assert index.match(pack([n % 5 for n in range(6000)])) == 5000
     index.apply(BlockRemoved((0,)))
-    assert index.blocks == 0
+    assert len(index._runs) == 0
 
 
 def test_clearing_forgets_everything() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bough.core.errors import SettingsError
-from bough.gateway.policies import WorkerView, build_policy
+from bough.gateway.policies import Policy, WorkerView, build_policy
 from tests.fakes.routing import Snapshot, fleet, request
 
 LONG = "You are a helpful assistant with a long history. " * 200  # some 2,400 tokens
@@ -115,6 +115,30 @@ def test_a_worker_in_a_quiet_moment_gets_only_what_is_hot() -> None:
         policy.routed(name, request(f"shared {LONG}"))
     assert policy.choose(fleet(9, 9, 9, 0), request(f"shared {LONG}")).worker_id == "d"  # many hold it
     assert policy.choose(fleet(9, 9, 9, 0), request(f"new {LONG}")).worker_id == "d"  # nobody holds it
+
+
+def warm(*names: str) -> Policy:
+    """A policy that has sent each worker as much, and to `a` alone what begins with a part of LONG."""
+    policy = build_policy("cost", seed=0)
+    for name in names:
+        policy.routed(name, request(LONG if name == "a" else f"{name} {LONG}"))
+    return policy
+
+
+@pytest.mark.parametrize("speed", [None, 400.0, 20_000.0])
+def test_what_is_cached_stays_there_from_the_first_prompt_on(speed: float | None) -> None:
+    """A few requests more are no reason for a copy, and nothing is known of the workers' speed at first."""
+    workers = [seen("a", load=4, speed=speed), seen("b", speed=speed)]
+    assert warm("a", "b").choose(workers, request(LONG[:800])).worker_id == "a"
+
+
+def test_what_one_of_two_workers_holds_is_hot_only_if_most_prompts_begin_with_it() -> None:
+    policy = warm("a", "b")
+    taken = [policy.choose(fleet(8, 0), request(LONG)).worker_id for _ in range(6)]
+    assert taken == ["a", "a", "a", "a", "b", "b"]  # the first few do not tell
+    for number in range(10):
+        policy.choose(fleet(0, 0), request(f"{number} {LONG}"))
+    assert policy.choose(fleet(8, 0), request(LONG)).worker_id == "a"
 
 
 @pytest.mark.parametrize(("speed", "taken"), [(20_000.0, "b"), (400.0, "a")])

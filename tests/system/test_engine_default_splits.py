@@ -25,11 +25,11 @@ SETTINGS: dict[str, Any] = {
     "cpu_threads": 1,
     "attention_backend": "torch",
     "check_ranks": True,
-    "max_total_tokens": 56,
+    "max_total_tokens": 40,
     "schedule_conservativeness": 0.0,
     "chunked_prefill_size": 16,
 }
-GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
+GREEDY = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
 PATTERN = "[0-9]{3} [a-z]{4,8} rivers\\."
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -38,9 +38,9 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 SHARED = "Rivers carry water from the mountains to the sea. They are used for trade, for power and for food. "
-BRIEF = {**GREEDY, "max_new_tokens": 8}
+BRIEF = {**GREEDY, "max_new_tokens": 4}
 LOGPROBS = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-SHAPED = {"temperature": 0.0, "max_new_tokens": 30}  # its grammar ends it
+SHAPED = {"temperature": 0.0, "max_new_tokens": 20}  # its grammar ends it
 
 # The prompt of each request, its sampling, and what else it asks for. The short prompts fit the pool together, their
 # answers do not: the last of them lose their places.
@@ -56,7 +56,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cached": (f"{SHARED}In the north of Europe", BRIEF, {}),
     "chunked logprobs": (f"{SHARED}Near the sea", BRIEF, LOGPROBS),
 }
-ENDLESS = {**GREEDY, "max_new_tokens": 40}
+ENDLESS = {**GREEDY, "max_new_tokens": 30}
 ABORTED = {"aborted": ("Once upon a time", ENDLESS), "aborted shape": ("Say: ", {**ENDLESS, "regex": "[a-z ]{400}"})}
 
 

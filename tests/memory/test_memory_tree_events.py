@@ -34,11 +34,21 @@ def test_a_hash_names_the_whole_prefix_and_the_namespace() -> None:
 
 def test_hashes_follow_from_the_tokens_alone() -> None:
     """Spelled out once more, so that engines of different versions cannot drift apart unnoticed."""
-    start = blake2b(b"n", digest_size=8).digest()
-    first = blake2b(start + b"\x01\0\0\0", digest_size=8).digest()
-    second = blake2b(first + b"\x02\0\0\0", digest_size=8).digest()
-    expected = tuple(int.from_bytes(link, "big", signed=True) for link in (first, second))
-    assert chain(1, 2, namespace="n") == expected
+
+    def mixed(token: int, place: int) -> int:
+        number = (token + (place << 32) + 0x9E3779B97F4A7C15) % 2**64
+        number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        return (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+
+    def follow(before: int, *block: int) -> int:
+        number = before * 0x9E3779B97F4A7C15 + sum(mixed(token, place) for place, token in enumerate(block))
+        return (number + 2**63) % 2**64 - 2**63
+
+    start = int.from_bytes(blake2b(b"n", digest_size=8).digest(), "big", signed=True)
+    first, pair = follow(start, 1), follow(start, 1, 70_000)
+    assert chain(1, 70_000, namespace="n") == (first, follow(first, 70_000))
+    assert chain(1, 70_000, 3, 4, page_size=2, namespace="n") == (pair, follow(pair, 3, 4))
+    assert chain(1, 2, page_size=2) != chain(2, 1, page_size=2)
 
 
 def test_a_leaf_is_announced_below_its_parent() -> None:

@@ -6,8 +6,6 @@ themselves, the tree holds exactly the model's prefixes, and a subscriber that o
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,7 +21,7 @@ from hypothesis.stateful import (
 
 from bough.core.plan import IntArray
 from bough.memory.tree.audit import audit_pages
-from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from bough.memory.tree.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, hash_blocks
 from bough.memory.tree.eviction import POLICIES
 from bough.memory.tree.node import Node, key_of
 from bough.memory.tree.pool import PagePool
@@ -206,11 +204,8 @@ class TreeMachine(RuleBasedStateMachine):
 
     def block_hash(self, prefix: Prefix) -> int:
         namespace, tokens = prefix
-        link = blake2b(namespace.encode(), digest_size=8).digest()
-        for start in range(0, len(tokens), self.page_size):
-            page = np.array(tokens[start : start + self.page_size], dtype=np.int32).tobytes()
-            link = blake2b(link + page, digest_size=8).digest()
-        return int.from_bytes(link, "big", signed=True)
+        whole = np.array(tokens, dtype=np.int32).tobytes()
+        return hash_blocks(whole, 4 * self.page_size, None, namespace)[-1]
 
 
 class PagedTreeMachine(TreeMachine):

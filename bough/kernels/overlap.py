@@ -45,6 +45,22 @@ def _early() -> dict[str, Any]:
     return {"OVERLAP": False}
 
 
+def zeros_of_stream(purpose: str, count: int, device: torch.device) -> torch.Tensor:
+    """Counters that kernels leave at zero. Kernels of two streams run side by side, so each stream has its own, and so
+    have CUDA graphs, of which one runs at a time; theirs are made before a capture, which would not make them zero."""
+    own, graphs = 0, _zeros(purpose, count, device, -1)
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return graphs
+        own = torch.cuda.current_stream(device).cuda_stream
+    return _zeros(purpose, count, device, own)
+
+
+@functools.cache
+def _zeros(purpose: str, count: int, device: torch.device, stream: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
 @triton.jit
 def take_turn(OVERLAP: tl.constexpr):
     """Lets the next kernel be set up, and waits until all before this one are done."""

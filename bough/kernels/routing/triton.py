@@ -6,7 +6,6 @@ The one piece of state is a row of counters on each device, zero between layers:
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ import triton.language as tl
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts.reference import Spread
 from bough.kernels.ops import Norm, Router
-from bough.kernels.overlap import overlap, take_turn
+from bough.kernels.overlap import overlap, take_turn, zeros_of_stream
 
 MAX_EXPERTS = 1024
 PAIRS = 1024  # that a program puts in order
@@ -123,16 +122,14 @@ def most_tiles(pairs: int, experts: int, tile_rows: int) -> int:
     return min(pairs, pairs // tile_rows + experts)
 
 
-@functools.cache
 def counters(device: torch.device) -> torch.Tensor:
     """How many pairs each expert has got."""
-    return torch.zeros(MAX_EXPERTS, dtype=torch.int32, device=device)
+    return zeros_of_stream("pairs of experts", MAX_EXPERTS, device)
 
 
-@functools.cache
 def _arrivals(device: torch.device) -> torch.Tensor:
     """How many programs have computed their part of a tile's logits: zero between layers."""
-    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+    return zeros_of_stream("tiles of logits", MOST_TILES, device)
 
 
 @triton.jit

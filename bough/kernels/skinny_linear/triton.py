@@ -11,13 +11,12 @@ them is the last. A product leaves them at zero, so they need no clearing; produ
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
 import triton
 
-from bough.kernels.overlap import overlap
+from bough.kernels.overlap import overlap, zeros_of_stream
 from bough.kernels.quantize_rows.reference import GROUP
 from bough.kernels.shared_memory import shared_bytes
 from bough.kernels.skinny_linear.device import product_by_rows, product_by_tiles
@@ -243,7 +242,6 @@ def _by_tiles(
     )  # fmt: skip
 
 
-@functools.cache
 def _arrivals(device: torch.device) -> torch.Tensor:
     """How many programs have summed their part of each tile: zero between products."""
-    return torch.zeros(MAX_SHARED_TILES, dtype=torch.int32, device=device)
+    return zeros_of_stream("tiles of products", MAX_SHARED_TILES, device)

@@ -136,8 +136,7 @@ class CudaExecutor:
         self._graphs += (self._shared_graphs, *self._drafted.graphs.values())  # in the order of capture
         self._graphs += (self._adapted_graphs, self._adapted_mixed_graphs)
         if encoder is not None and encoder.tower is not None and graphs.decode:
-            capture = lambda run: self._graph_memory.capture(run)  # noqa: E731  (which is another after a release)
-            self._graphs += (VisionGraphs(encoder.tower, capture, pauses).graphs,)
+            self._graphs += (VisionGraphs(encoder.tower, lambda run: self._graph_memory.capture(run), pauses).graphs,)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks

@@ -196,7 +196,7 @@ class RunningBatch:
         Steps in flight may still write to those pages. That is harmless: their next owner's step runs later.
         """
         table, row = self.table, request.row
-        tokens = table.tokens[row, : table.valid_tokens(row)].copy()
+        spoilt_tokens = table.tokens[row, : table.valid_tokens(row)].copy() if spoilt else None
         if not spoilt:
             self._share(row)
         self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
@@ -205,8 +205,8 @@ class RunningBatch:
         self._renewed.pop(row, None)
         self._move_lock(request, None)
         table.free(request)
-        if spoilt:  # by itself or by the prefix that it has read: what is not finite makes all that reads it so
-            self.cache.forget(tokens, request.namespace)
+        if spoilt_tokens is not None:  # by itself or its prefix: what is not finite makes all that reads it so
+            self.cache.forget(spoilt_tokens, request.namespace)
 
     def take_edits(self) -> tuple[PageSwap, ...]:
         """What a new plan must tell the executor first. Pages that the last plan's rows swapped away are free from now

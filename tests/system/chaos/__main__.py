@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -106,6 +107,7 @@ def main() -> int:
     if not names:
         parser.error(f"no such fault; there are: {', '.join(FAULTS)}")
     options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the fleet is ended then, too
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         record, facts = asyncio.run(chaos(options.minutes, options.seed, Path(folder), names))
     write_report(options.out, record, facts)

@@ -194,13 +194,9 @@ def test_kills_under_load(engines: Fleet) -> None:
     """One engine after the other."""
     prefills, decodes = engines.prefills, engines.decodes
     failed, moved = counted(engines, "failed_transfers"), failovers(engines)
-    tell(prefills[1], signal.SIGSTOP)  # until other streams have begun, so that it has prompts to lose
-
-    def kill_at_work() -> None:
-        tell(prefills[1], signal.SIGCONT)
-        kill(prefills[1])
-
-    events = streams_over(engines, "Prefill", FEW, kill_at_work)
+    # Its server still says that it is well, so that its prompts stay with it until the others have all begun.
+    prefills[1].child("scheduler").suspend()
+    events = streams_over(engines, "Prefill", STREAMS // 2, partial(kill, prefills[1]))
     assert counted(engines, "failed_transfers") > failed
     events += streams_over(engines, "Decode", MOST, partial(kill, decodes[0]))
     assert failovers(engines) > moved

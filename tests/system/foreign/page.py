@@ -43,6 +43,7 @@ FRAMES = """async () => {
   return 60 / ((performance.now() - began) / 1000);
 }"""
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 MANY = 5000  # nodes
 
 
@@ -68,6 +69,11 @@ class Visit:
         self.page.locator(f"dialog input[name={field}]").fill(key)
         self.page.get_by_role("button", name="Use", exact=True).click()
         self.page.locator("dialog").wait_for(state="detached")
+
+    def press(self, name: str) -> None:
+        """Until what it changes is drawn, which the page does with the next frame."""
+        self.page.get_by_role("button", name=name).click()
+        self.page.evaluate(DRAWN)
 
     def say(self, text: str) -> None:
         self.page.get_by_label("Message", exact=True).fill(text)
@@ -112,12 +118,12 @@ class Visit:
 
         page.get_by_role("button", name="Edit").nth(1).click()
         page.get_by_label("Edited message").fill("And which of them in the mountains?")
-        page.get_by_role("button", name="Send as a branch").click()
+        self.press("Send as a branch")
         page.get_by_text("branch 2 of 2").wait_for()
         seen["branch_stats"] = self.answered(1)
         seen["branch_shown"] = page.locator(".message.user").nth(1).inner_text()
         self.look("chat")
-        page.get_by_label("Previous branch").click()
+        self.press("Previous branch")
         seen["other_branch"] = page.locator(".message.user").nth(1).inner_text()
 
         page.get_by_label("Most tokens").fill("4000")
@@ -131,9 +137,10 @@ class Visit:
         self.say("JSON, please.")
         seen["bad_schema"] = page.locator(".message.assistant .error").last.inner_text()
         page.get_by_label("Most tokens").fill("60")
+        page.get_by_label("Temperature").fill("0")  # so that no call is cut off
         schema = {"type": "object", "properties": {"tree": {"enum": ["oak", "elm"]}}, "required": ["tree"]}
         page.get_by_label("JSON schema of the answer").fill(json.dumps(schema))
-        page.get_by_role("button", name="New chat").click()
+        self.press("New chat")
         self.say("Name a tree.")
         self.answered(0)
         seen["structured"] = page.locator(".message.assistant .markdown").inner_text()
@@ -145,7 +152,7 @@ class Visit:
             route.fulfill(body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
         page.route("**/v1/chat/completions", harm)
-        page.get_by_role("button", name="New chat").click()
+        self.press("New chat")
         self.say("Harm me.")
         page.locator(".markdown pre").wait_for()
         seen["harmed"] = page.evaluate("window.harmed ?? null")
@@ -155,7 +162,7 @@ class Visit:
 
     def tools(self) -> None:
         page, seen = self.page, self.seen
-        page.get_by_role("button", name="New chat").click()
+        self.press("New chat")
         parameters = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bern"]}}, "required": ["city"]}
         page.get_by_label("Tools, as JSON").fill(json.dumps([{"name": "weather", "parameters": parameters}]))
         page.get_by_label("Tool choice").select_option("required")
@@ -172,15 +179,15 @@ class Visit:
 
     def compare(self) -> None:
         page, seen = self.page, self.seen
-        page.get_by_role("button", name="New chat").click()
-        page.get_by_role("button", name="Compare two").click()
+        self.press("New chat")
+        self.press("Compare two")
         page.get_by_role("form", name="Settings of A").get_by_label("Most tokens").fill("5")
         page.get_by_role("form", name="Settings of B").get_by_label("Most tokens").fill("9")
         self.say("Name three trees.")
         logs = [page.get_by_role("log", name=f"Messages of {name}") for name in "AB"]
         seen["compared"] = [log.locator(".stats").inner_text() for log in logs]
         self.look("compare")
-        page.get_by_role("button", name="One side").click()
+        self.press("One side")
         seen["sides_left"] = page.get_by_role("log").count()
 
     def timelines(self) -> None:

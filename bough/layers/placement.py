@@ -54,6 +54,7 @@ class Placement:
     take_over: TakeOver = no_reduce
     pass_on: PassOn = no_stage
     group: AttentionGroup | None = None  # None: there is one, or it is not there yet
+    make_head: TableMaker | None = None  # None: as tables are
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:

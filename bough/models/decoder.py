@@ -42,7 +42,8 @@ class Decoder:
             self._norm = make_norm(config, placement) if config.final_norm else NO_NORM
         if topology.is_last and vectors is None:
             tied = self._embedding if config.tied_embeddings else None
-            table = placement.make_table(*shape, placement) if tied is None else tied.table
+            make = placement.make_head or placement.make_table
+            table = make(*shape, placement) if tied is None else tied.table
             bias = placement.empty(config.vocab_size) if config.head_bias else None
             self._head = Head(table, config.logit_softcap, placement, config.logit_scale, bias)
 

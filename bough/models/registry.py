@@ -161,7 +161,7 @@ def build_model(
     from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedExperts, PackedLinear, PackedTable
     from bough.layers.schemes.plain import PlainTable
-    from bough.layers.schemes.registry import experts_for, scheme_for
+    from bough.layers.schemes.registry import experts_for, head_for, scheme_for
     from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
     from bough.layers.spread import SpreadExperts
@@ -180,11 +180,12 @@ def build_model(
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
         table: TableMaker = PlainTable if topology.tp_size == 1 else ShardedTable
+        head = head_for(quantization) if topology.tp_size == 1 else None
         if adapters is not None:
-            scheme, table = adapters.over(scheme), adapters.over_table(table)
+            scheme, table, head = adapters.over(scheme), adapters.over_table(table), None
         spread = spread or SpreadExperts(ranks)
         attending = ranks if isinstance(ranks, AttentionGroup) else None
-        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending)
+        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending, head)
         placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
     return family.build(config, placement)
 

@@ -46,14 +46,18 @@ def test_products_of_groups(
         assert_near(fast.scaled_linear(x, weight, bias, dtype, config=cut), exact, BY_NORM[dtype])
 
 
-@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize("kind", ["by outputs", "in groups", "integers"])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 200, 40), (2, 320, 24), (5, 320, 72), (16, 2048, 40)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_of_a_few_rows_as_they_are(
-    rows: int, inputs: int, outputs: int, group: int, dtype: torch.dtype, device: torch.device
+    rows: int, inputs: int, outputs: int, kind: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     torch.manual_seed(0)
-    x, weight = ragged(rows, inputs, device).to(dtype), quantize_rows(ragged(outputs, inputs, device), group)
+    x = ragged(rows, inputs, device).to(dtype)
+    weight = quantize_rows(ragged(outputs, inputs, device), 128 if kind == "in groups" else 0)
+    if kind == "integers":
+        integers = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=device)
+        weight = weight._replace(values=integers)
     bias = torch.randn(outputs, device=device).to(dtype)
     exact = x.double() @ weight.dequantize().double().T + bias.double()
     assert_near(reference.weight_linear(x.double(), weight, bias.double()).to(dtype), exact, BY_NORM[dtype])

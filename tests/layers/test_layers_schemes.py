@@ -17,6 +17,7 @@ from bough.layers.linear import RowLinear
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import Part
 from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
+from bough.layers.schemes.head import Int8Head
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.schemes.registry import scheme_for
 from bough.layers.schemes.stored import StoredScheme, W4Scheme
@@ -116,10 +117,40 @@ def test_weights_of_4_bits() -> None:
     attention = [slot for slot in slots if slot.name.endswith("q_proj.weight")]
     assert all(slot.nbytes == 64 * (64 + 2 + 1) for slot in attention), "64 inputs fill half of their bytes"
     assert all(slot.held for slot in slots if "experts." in slot.name)
-    assert not any(slot.held for slot in slots if not slot.name.endswith("proj.weight"))
+    assert [slot.name for slot in slots if slot.held and not slot.name.endswith("proj.weight")] == ["lm_head.weight"]
     expected = Forward(loaded(wide, "none")).step(PROMPT)[0]
     found = Forward(loaded(wide, "int4")).step(PROMPT)[0]
     assert 1e-3 < (found - expected).norm() / expected.norm() < 0.3
+
+
+def test_a_head_of_8_bits_beside_weights_of_4() -> None:
+    """Where it is no table for the embedding, too."""
+    slots = {slot.name: slot for slot in loaded(CONFIG, "int4").slots()}
+    assert slots["lm_head.weight"].nbytes == 60 * 64 + 60 * 4
+    tied = loaded(replace(CONFIG, tied_embeddings=True), "int4").slots()
+    assert "lm_head.weight" not in {slot.name for slot in tied}
+    expected = Forward(loaded(CONFIG, "none")).step(PROMPT)[0]
+    assert 1e-3 < (Forward(loaded(CONFIG, "int4")).step(PROMPT)[0] - expected).norm() / expected.norm() < 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 16, 17])
+def test_logits_of_8_bits(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.layers.schemes.head.BAND", 24)  # the last band is shorter
+    weight = torch.randn(60, 64) * torch.logspace(-4, 1, 60)[:, None]
+    weight[7] = 0
+    head = Int8Head(60, 64, Placement(Topology(), dtype, CPU))
+    (slot,) = head.slots("lm_head.")
+    assert slot.name == "lm_head.weight" and slot.store is not None
+    for first in (0, 40):
+        slot.store(first, weight[first : first + 40].to(dtype))
+    hidden = torch.randn(rows, 64)
+    expected, found = hidden @ weight.t(), head.logits(hidden.to(dtype)).float()
+    lengths = hidden.norm(dim=1)[:, None] * weight.norm(dim=1).clamp(min=1e-9)
+    errors = (found - expected).abs() / lengths
+    assert found.shape == (rows, 60) and (found[:, 7] == 0).all() and 0 < errors.max() < 0.01
+    vectors = head.embed(torch.tensor([3, 50]), 2.0).float()
+    assert (vectors - 2.0 * weight[[3, 50]]).norm() / vectors.norm() < 0.01
 
 
 @pytest.mark.slow

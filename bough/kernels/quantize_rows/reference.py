@@ -19,7 +19,7 @@ class QuantizedRows(NamedTuple):
     for each output; the weights of experts have a side more in front. A scale is that of the row or of 128 values, of
     fewer at its end."""
 
-    values: torch.Tensor  # [rows, size] float8_e4m3fn, contiguous
+    values: torch.Tensor  # [rows, size] float8_e4m3fn, or int8 where a head has integers; contiguous
     scales: torch.Tensor  # [rows, 1] or [rows, groups] float32, contiguous
 
     @property

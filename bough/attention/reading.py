@@ -4,9 +4,9 @@ Pure functions from a batch to `Reads`, and the masks that go with them. Padding
 written: the pool's memory is never cleared, and a stray NaN survives any mask.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,27 @@ class Reads:
     decodes: tuple[DecodeRead, ...]
     prefills: tuple[PrefillRead, ...]
     single_group: DecodeRead | None  # the whole step, where it is one group in token order
+
+
+class TextsTogether(NamedTuple):
+    """Rows of a step whose texts have similar lengths."""
+
+    places: torch.Tensor  # [rows, width] int64, of tokens in the step; behind a text's end its last token again
+    padding: torch.Tensor  # [rows, width] whether it is that
+    kept: torch.Tensor  # [tokens] int64, which of `places` are tokens
+    tokens: torch.Tensor  # [tokens] int64, those
+
+
+def texts_together(batch: AttentionBatch, to_device: ToDevice) -> Iterator[TextsTogether]:
+    """All texts of a step, in groups in which none is twice as long as another."""
+    sizes = np.frexp(batch.query_lens - 0.5)[1]
+    for size in np.unique(sizes):
+        lengths, starts = batch.query_lens[sizes == size], batch.query_starts[:-1][sizes == size]
+        at = np.arange(lengths.max())
+        places = (starts[:, None] + np.minimum(at, lengths[:, None] - 1)).astype(np.int64)
+        padding = at >= lengths[:, None]
+        kept = np.flatnonzero(~padding)
+        yield TextsTogether(*map(to_device, (places, padding, kept, places.ravel()[kept])))
 
 
 class CausalMasks:

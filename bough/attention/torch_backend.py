@@ -15,7 +15,17 @@ import torch.nn.functional as F
 
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
-from bough.attention.reading import MAX_GROUP_TOKENS, CausalMasks, DecodeRead, PrefillRead, Reads, ToDevice, plan_reads
+from bough.attention.reading import (
+    MAX_GROUP_TOKENS,
+    CausalMasks,
+    DecodeRead,
+    PrefillRead,
+    Reads,
+    TextsTogether,
+    ToDevice,
+    plan_reads,
+    texts_together,
+)
 from bough.core.plan import IntArray
 from bough.kernels.latent_attention.reference import absorb, expand, lift
 from bough.kernels.sparse_index.reference import choose, hide_others, index_scores
@@ -54,10 +64,12 @@ def leave_out_cudnn() -> None:
 
 
 class TorchAttention(AttentionBackend):
-    """Attention on any torch device."""
+    """Attention on any torch device. `together`: encoders attend texts of similar length at once, which on a GPU costs
+    less than a launch for each."""
 
-    def __init__(self, to_device: ToDevice = torch.from_numpy) -> None:
-        self._to_device = to_device
+    def __init__(self, to_device: ToDevice = torch.from_numpy, *, together: bool = False) -> None:
+        self._to_device, self._together = to_device, together
+        self._texts: list[TextsTogether] = []
         self._batch: AttentionBatch | None = None
         self._reads: dict[tuple[int, int | None, bool], Reads] = {}  # by group and window
         self._masks = CausalMasks(QUERY_BLOCK)
@@ -67,10 +79,14 @@ class TorchAttention(AttentionBackend):
     def prepare(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._reads.clear()
+        if self._together:
+            self._texts = list(texts_together(batch, self._to_device))
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
     ) -> torch.Tensor:
+        if self._together and not layer.causal:
+            return self._encode(q, k, v, layer)
         dtype, q = q.dtype, q.to(pool.dtype)
         keys, values = pool.keys[layer.layer], pool.values[layer.layer]
         reads = self._plan(layer.group, layer.window, pool, layer.chunked)
@@ -114,6 +130,20 @@ class TorchAttention(AttentionBackend):
                 expanded = expand(read, layer.weight[part], layer.latent)
                 plain = layer.expanded(part.stop - part.start)
                 self._prefill(q[:, part], out[:, part], row, plain, *expanded, chosen)
+        return out
+
+    def _encode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec) -> torch.Tensor:
+        """Whole texts, none of which has anything in the cache."""
+        out, shared = torch.empty_like(q), layer.heads // layer.kv_heads
+        for texts in self._texts:
+            rows, width = texts.places.shape
+            mask = q.new_zeros(rows, 1, 1, width).masked_fill_(texts.padding[:, None, None], float("-inf"))
+            if layer.window is not None:
+                mask = mask + _near(0, width, width, layer.window, q)
+            own, keys, values = (x[texts.places].transpose(1, 2) for x in (q, k, v))
+            keys, values = (x.repeat_interleave(shared, 1) if shared > 1 else x for x in (keys, values))
+            attended = attend(own, keys, values, mask, layer).transpose(1, 2)
+            out.index_copy_(0, texts.tokens, attended.flatten(0, 1).index_select(0, texts.kept))
         return out
 
     def _plan(self, group: int, window: int | None, pool: KVPool, chunked: bool = False) -> Reads:

@@ -2,16 +2,22 @@
 
 import ctypes
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
+from bough.attention.base import AttentionBackend
+from bough.attention.reading import ToDevice
 from bough.attention.registry import BackendNames, choose_backends
-from bough.attention.torch_backend import TorchAttention
+from bough.attention.torch_backend import TorchAttention, leave_out_cudnn
 from bough.core.errors import ResourceError, SettingsError
 from bough.core.model_config import ModelConfig
 from bough.core.parallel_settings import ParallelSettings
+from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
@@ -20,6 +26,7 @@ from bough.executor.load_draft import find_draft, limits_of, per_token_bytes
 from bough.executor.load_model import (
     SCALED_PRODUCTS,
     LoadedModel,
+    LoadedWeights,
     load_model,
     multiplies_fp8,
     resolve_chunk,
@@ -31,7 +38,7 @@ from bough.executor.native_executor import NativeExecutor
 from bough.executor.native_recorder import CACHE_NUMBERS, Recorder
 from bough.executor.native_tapes import NativeTapes, why_not_recorded
 from bough.executor.rank_check import make_check
-from bough.executor.sizing import CPU_POOL_SHARE, CacheShape, default_rows, size_cpu_cache
+from bough.executor.sizing import CPU_POOL_SHARE, CacheShape, default_gpu_chunk, default_rows, size_cpu_cache
 from bough.executor.threaded import ThreadedExecutor
 from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
@@ -113,9 +120,11 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     check_cache_readers(settings.memory.kv_cache_dtype, names)
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
-        return _build_cpu(files, settings, names, group)
+        return _build_synchronous(files, settings, names, group, device)
     if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
-        raise SettingsError("Models that give vectors or hear run on a CPU here; add --device cpu.")
+        if settings.lora.enable_lora or settings.speculative.speculative_algorithm is not None:
+            raise SettingsError("Models that give vectors or hear take no adapters and no drafts on a GPU.")
+        return _build_synchronous(files, settings, names, group, device)
     from bough.executor.cuda_parts import build_cuda  # needs triton
     from bough.executor.warm_up import KernelMakers
 
@@ -172,30 +181,33 @@ def check_deterministic(settings: ModelSettings, names: BackendNames, device_typ
         raise SettingsError(f"{text}; leave one of them out.")
 
 
-def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup) -> LoadedModel:
+def _build_synchronous(
+    files: ModelFiles, settings: Settings, names: BackendNames, group: RankGroup, device: torch.device
+) -> LoadedModel:
+    """On a CPU; on a GPU for models that give vectors or hear: their steps are prompts, or few of a small decoder."""
     topology, sharing = group.topology, settings.parallel.ranks_per_node  # this host's cores and memory
-    device, threads = torch.device("cpu"), settings.model.cpu_threads or max(1, compute_cores() // sharing)
+    threads, on_cpu = settings.model.cpu_threads or max(1, compute_cores() // sharing), device.type == "cpu"
     torch.set_num_threads(threads)
     config = resolve_config(files, settings)
     rows = settings.scheduler.max_running_requests or CPU_ROWS
-    chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS)
+    chunk = resolve_chunk(settings, config, CPU_CHUNK_TOKENS if on_cpu else default_gpu_chunk(config))
     draft = find_draft(settings, files, config)
     if not config.causal:
         chunk = max(chunk, ENCODER_CHUNK_TOKENS, config.context_length)
     dtype, products = resolve_dtype(settings.model, config, device), None
-    library = native_library(settings, names, config, dtype)
+    library = native_library(settings, names, config, dtype) if on_cpu else None
     if library is not None and config.speech is not None:  # for its products alone
         library, products = None, LoneProducts(threads).ops
     # With room for the largest step, and for a block of prompt positions whose logprobs are asked.
     logits = max(rows + settings.speculative.step_drafts, INPUT_BLOCK)
     recorder = None if library is None else Recorder(tokens=chunk + rows, logits=logits)
-    free = free_memory_bytes() // sharing
+    free = free_bytes_on(device, sharing)
     loaded = load_model(files, settings, config, device, products if recorder is None else recorder.ops, group)
     beside = None if draft is None else draft.load(settings, loaded)
     held = topology.held(config)
     per_token = per_token_bytes(loaded, beside)
     # Weights that are mapped still count as free, as cached files do; but every step reads them.
-    left = max(0, min(free_memory_bytes() // sharing, free - loaded.weight_bytes))
+    left = max(0, min(free_bytes_on(device, sharing), free - loaded.weight_bytes))
     (left,) = group.minimum([left])
     rows = settings.scheduler.max_running_requests or default_rows(held, rows, int(left * CPU_POOL_SHARE))
     shape = CacheShape.of(config, per_token, settings.memory, rows, chunk, topology)
@@ -222,9 +234,33 @@ def _build_cpu(files: ModelFiles, settings: Settings, names: BackendNames, group
     check = make_check(settings.parallel.check_ranks, group, device)
     drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())
     adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
-    more = (weights, group, check, drafter, adapters, make_encoder(loaded))
-    torch_executor = TorchExecutor(loaded.model, pool, TorchAttention(), limits, *more)
-    return LoadedModel(ThreadedExecutor(torch_executor), config, loaded.weight_bytes, loaded.load_s)
+    attention, to_device, begin = _attention_on(loaded, settings, limits)
+    more = (weights, group, check, drafter, adapters, make_encoder(loaded, to_device), to_device)
+    torch_executor = TorchExecutor(loaded.model, pool, attention, limits, *more)
+    return LoadedModel(ThreadedExecutor(torch_executor, begin), config, loaded.weight_bytes, loaded.load_s)
+
+
+def free_bytes_on(device: torch.device, sharing: int) -> int:
+    """What each of those that share the device's memory can still use."""
+    return free_memory_bytes() // sharing if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def _attention_on(
+    loaded: LoadedWeights, settings: Settings, limits: Limits
+) -> tuple[AttentionBackend, ToDevice, Callable[[], None]]:
+    """What attends, what takes arrays to the device, and what the executor's thread begins with."""
+    if loaded.device.type == "cpu":
+        return TorchAttention(), torch.from_numpy, lambda: None
+    from bough.executor.cuda_parts import build_attention  # needs triton
+
+    def to_device(array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(loaded.device)
+
+    begin = partial(torch.cuda.set_device, torch.cuda.current_device())
+    if loaded.config.causal and loaded.config.speech is None:
+        return build_attention(loaded, settings, limits, to_device), to_device, begin
+    leave_out_cudnn()
+    return TorchAttention(to_device, together=True), to_device, begin
 
 
 def native_library(

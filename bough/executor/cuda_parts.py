@@ -17,6 +17,7 @@ from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.context import ForwardContext
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
+from bough.attention.reading import ToDevice
 from bough.attention.registry import build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
@@ -78,12 +79,12 @@ def assemble(
     agree = loaded.group.from_first if check is None else check.tokens
     pool, drafter = build_pool(loaded, limits.pages, limits.page_size), None
     if draft is not None:
-        attention = build_attention(draft.loaded, settings, limits, staging)
+        attention = build_attention(draft.loaded, settings, limits, staging.to_device)
         drafter = draft.drafter(limits, pool, attention, staging.to_device)
     return CudaExecutor(
         loaded.model,
         pool,
-        build_attention(loaded, settings, limits, staging),
+        build_attention(loaded, settings, limits, staging.to_device),
         limits,
         inputs,
         mixed,
@@ -166,20 +167,20 @@ def shares_reads(loaded: LoadedWeights, settings: Settings) -> bool:
     return wanted and alike and choose_backends(settings.model, "cuda").decode == "triton"
 
 
-def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
+def build_attention(loaded: LoadedWeights, settings: Settings, limits: Limits, to_device: ToDevice) -> AttentionBackend:
     makers = {
-        "triton": lambda: _build_triton(loaded, settings, limits, staging),
-        "torch": lambda: _build_torch(staging),
+        "triton": lambda: _build_triton(loaded, settings, limits, to_device),
+        "torch": lambda: _build_torch(to_device),
     }
     return build_backend(choose_backends(settings.model, "cuda"), makers)
 
 
-def _build_torch(staging: Staging) -> AttentionBackend:
+def _build_torch(to_device: ToDevice) -> AttentionBackend:
     leave_out_cudnn()
-    return TorchAttention(staging.to_device)
+    return TorchAttention(to_device)
 
 
-def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, staging: Staging) -> AttentionBackend:
+def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, to_device: ToDevice) -> AttentionBackend:
     config = loaded.config
     narrowest = min(width for _, width in config.kv_shapes)
     if narrowest <= MIN_DOT // 2:  # it is rounded up to a power of two
@@ -192,7 +193,7 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     if settings.model.enable_deterministic_inference:
         shape = (heads, kv_heads, width if latent is None else latent.rank, loaded.dtype)
         configs = (invariant.config_for(*shape), invariant.config_for(*shape, prompts=True))
-        return InvariantAttention(staging.to_device, lines, *configs, loaded.device)
+        return InvariantAttention(to_device, lines, *configs, loaded.device)
 
     def make_work(layer: AttentionSpec) -> DecodeWork:
         if latent is not None:
@@ -203,8 +204,8 @@ def _build_triton(loaded: LoadedWeights, settings: Settings, limits: Limits, sta
     prompts = None
     if latent is not None:
         short = invariant.config_for(heads, 1, latent.rank, loaded.dtype)
-        prompts = LatentPrompts(staging.to_device, expanded.config_for(loaded.dtype), short)
-    return TritonAttention(staging.to_device, make_work, _prefill_config(loaded), prompts)
+        prompts = LatentPrompts(to_device, expanded.config_for(loaded.dtype), short)
+    return TritonAttention(to_device, make_work, _prefill_config(loaded), prompts)
 
 
 def _block_queries(loaded: LoadedWeights) -> int:
@@ -358,7 +359,7 @@ def _measure(loaded: LoadedWeights, settings: Settings, rows: int, chunk: int) -
     limits = Limits(1, settings.memory.page_size, pages, config.context_length, config.vocab_size, chunk, "")
     pool = build_pool(loaded, pages, limits.page_size)
     staging, tokens, adapters = Staging(device, depth=1), chunk + rows, None
-    attention = build_attention(loaded, settings, limits, staging)
+    attention = build_attention(loaded, settings, limits, staging.to_device)
     if loaded.adapters is not None:
         adapters = AdapterInputs(tokens, loaded.adapters.count, device, staging).send(np.ones(tokens, np.int64))
     torch.cuda.reset_peak_memory_stats(device)

@@ -61,7 +61,7 @@ class Hearing:
             if layout.lengths[place] == setup.prompt_len:
                 assert setup.pooling is not None
                 seen = torch.cat(chunks, 1)[:, setup.pooling.second :, : setup.pooling.dimensions]
-                ended[place] = smooth(seen, self._speech.median_filter).numpy()
+                ended[place] = smooth(seen.float(), self._speech.median_filter).cpu().numpy()
                 del self._aligning[row]
         return ended
 

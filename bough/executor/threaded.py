@@ -43,11 +43,11 @@ class Running(Generic[Result]):
 
 
 class ThreadedExecutor:
-    """Owns the one thread on which everything runs."""
+    """Owns the one thread on which everything runs, after `begin`."""
 
-    def __init__(self, inner: SynchronousExecutor) -> None:
+    def __init__(self, inner: SynchronousExecutor, begin: Callable[[], None] = lambda: None) -> None:
         self._inner = inner
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor", initializer=begin)
         self._masks: dict[int, Future[TokenMasks]] = {}  # that steps in flight wait for
 
     def limits(self) -> Limits:

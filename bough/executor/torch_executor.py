@@ -14,6 +14,7 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
+from bough.attention.reading import ToDevice
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
@@ -49,8 +50,9 @@ class TorchExecutor:
         drafter: Drafter | None = None,
         adapters: AdapterStore | None = None,
         encoder: Encoder | None = None,
+        to_device: ToDevice = torch.from_numpy,
     ) -> None:
-        self._model = model
+        self._model, self._to_device = model, to_device
         self._pool = pool
         self._attention = attention
         self._limits = limits
@@ -60,8 +62,7 @@ class TorchExecutor:
         self._pooler = Pooler(model, None if weights is None else weights.experts.chosen)
         self._hearing = Hearing(model) if isinstance(model, WhisperModel) else None
         self._rows = HostRows(limits, group.from_first if check is None else check.tokens)
-        self._page_tables = tuple(torch.from_numpy(self._rows.mirror.pages))
-        self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], torch.from_numpy)
+        self._states = StateCopies(pool.states, self._rows.mirror.pages[-1], to_device)
         self._join = torch.inference_mode()(partial(run_padding, model, attention, pool, limits))
         self._control = ModelControl(weights, pool, group, join=self._join, adapters=adapters)
 
@@ -80,30 +81,32 @@ class TorchExecutor:
             return StepResult.without_tokens(plan.step, {})
         self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
-        layout = self._rows.apply(plan)
+        layout, to_device = self._rows.apply(plan), self._to_device
+        width = -(-int(layout.lengths.max()) // self._limits.page_size)
+        page_tables = tuple(to_device(self._rows.mirror.pages[:, :, :width]))
         pooled = self._pooler.wanted(plan)
         self._pooler.place_types(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
         drafter, taps, hearing = self._drafter, None, self._hearing
         if drafter is not None:
-            plan, taps = self._guess(drafter, plan, layout), drafter.taps()
+            plan, taps = self._guess(drafter, plan, layout, page_tables), drafter.taps()
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
-        batch = chain = layout.batch(torch.from_numpy, self._page_tables, self._limits.page_size, both_ways)
+        batch = chain = layout.batch(to_device, page_tables, self._limits.page_size, both_ways)
         if plan.parents is not None:
-            batch = self._rows.mirror.tree_batch(layout, plan.parents, torch.from_numpy, both_ways)
+            batch = self._rows.mirror.tree_batch(layout, plan.parents, to_device, both_ways)
         self._attention.prepare(batch)
         began = time.monotonic()
         media = None if self._encoder is None else self._encoder.run(plan, layout)
         encode_s = time.monotonic() - began if plan.encodes else 0.0
         self._states.begin(plan.setups)
         ends = sampled_tokens(plan, layout.query_starts)
-        last, adapters = torch.from_numpy(ends), adapter_rows(layout.adapters, ends)
+        last, adapters = to_device(ends), adapter_rows(layout.adapters, ends)
         whole = plan.input_logprobs or pooled or (drafter is not None and drafter.reads_hidden)
         context = ForwardContext(self._attention, self._pool, batch, None if whole else last, taps, adapters, media)
         if hearing is not None:
             context = hearing.begin(plan, context)
-        token_ids = torch.from_numpy(layout.token_ids)
+        token_ids = to_device(layout.token_ids)
         hidden = self._model.forward(token_ids, context)
         self._states.keep(plan)
         if not self._group.topology.is_last:
@@ -111,13 +114,16 @@ class TorchExecutor:
 
         starts, sampling = layout.query_starts, self._rows.sampling
         inputs = prompt_logprobs(
-            plan, sampling, hidden, starts, lambda at: self._logits_of(int(layout.adapters[at.start]))
+            plan, sampling, hidden, starts, lambda at: self._logits_of(int(layout.adapters[at.start])), to_device
         )
         vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
         vectors |= {} if hearing is None else hearing.align(plan, layout, context.aligned)
         asked = hidden.index_select(0, last) if whole else hidden
         ended = None if adapters is None else adapters.ends
         logits = self._model.logits(asked, ended).float() if plan.sample.any() else asked  # which is not looked at then
+        logits = logits.cpu()
+        if hidden.is_cuda:
+            torch.cuda.current_stream(hidden.device).synchronize()  # vectors, too, have then been copied
         draw: Draw = partial(draw_by_torch, sampling)
         draw = draw if hearing is None else hearing.ruled(draw)
         sampled = self._rows.finish(plan, logits, draw, masks)
@@ -132,11 +138,13 @@ class TorchExecutor:
         """What makes logits of hidden states of one slot."""
         return lambda hidden: self._model.logits(hidden, whole_block(np.full(len(hidden), slot)) if slot else None)
 
-    def _guess(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout) -> BatchPlan:
+    def _guess(
+        self, drafter: Drafter, plan: BatchPlan, layout: StepLayout, page_tables: tuple[torch.Tensor, ...]
+    ) -> BatchPlan:
         """The plan with the drafts of its decodes, which are put in their places."""
         if not has_drafts(plan):
             return plan
-        last = torch.from_numpy(layout.token_ids[layout.from_device])
-        plan = with_drafts(plan, guessed := drafter.guess(plan, layout, self._page_tables, last))
+        last = self._to_device(layout.token_ids[layout.from_device])
+        plan = with_drafts(plan, guessed := drafter.guess(plan, layout, page_tables, last))
         layout.token_ids[layout.draft_places] = guessed.tokens.numpy()
         return plan

@@ -41,7 +41,7 @@ class CrossAttention:
         queries, total = self._query.after(inputs, ctx)
         starts = ctx.batch.query_starts.tolist()
         if ctx.logits_indices is not None:  # only those tokens are left
-            starts = np.searchsorted(ctx.logits_indices.numpy(), starts).tolist()
+            starts = np.searchsorted(ctx.logits_indices.cpu().numpy(), starts).tolist()
         heads = queries.view(len(queries), self._heads, -1).transpose(0, 1)
         found = torch.empty_like(heads)
         for place, (heard, first, end) in enumerate(zip(ctx.heard, starts[:-1], starts[1:], strict=True)):
@@ -111,7 +111,8 @@ class WhisperModel(Decoder):
 
     def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
         """What the decoder's layers attend to, of features [mel_bins, frames]."""
-        encoded = self._encoder(features[None].to(self._placement.dtype)).last_hidden_state[0]
+        given = features[None].to(self._placement.device, self._placement.dtype)
+        encoded = self._encoder(given).last_hidden_state[0]
         return tuple(cast(HearingBlock, block).encoder_attn.hear(encoded, ctx) for block in self._blocks)
 
     def slots(self) -> Iterator[WeightSlot]:

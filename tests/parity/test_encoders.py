@@ -12,9 +12,14 @@ import pytest
 import torch
 import transformers
 
+from bough.attention.registry import BackendNames
+from bough.attention.torch_backend import TorchAttention
+from bough.core.plan import Limits
 from bough.core.pooling import Pooling, PoolingMode
 from bough.core.settings import Settings
+from bough.executor import build
 from bough.executor.build import build_executor
+from bough.executor.load_model import LoadedWeights
 from bough.loader.locate import locate
 from bough.scheduler.loop import Scheduler
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
@@ -133,11 +138,38 @@ def scores(model: transformers.PreTrainedModel, prompt: list[int], **more: torch
     return model(torch.tensor([prompt]), **more).logits[0].numpy()
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+def copied(array: np.ndarray) -> torch.Tensor:
+    """As an array's way to a GPU does: what is written to it later changes nothing."""
+    return torch.from_numpy(array).clone()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention that models with vectors have there; Triton's interpreter computes that of decoders."""
+    if torch.cuda.is_available():
+        pytest.skip("a machine with a GPU interprets no kernels")
+    from bough.executor import cuda_parts
+
+    def attention_on(loaded: LoadedWeights, settings: Settings, limits: Limits) -> Any:
+        if loaded.config.causal:
+            return cuda_parts.build_attention(loaded, settings, limits, copied), copied, lambda: None
+        return TorchAttention(copied, together=True), copied, lambda: None
+
+    settled = BackendNames("triton", "triton")
+    monkeypatch.setattr(cuda_parts, "choose_backends", lambda settings, device: settled)
+    monkeypatch.setattr(build, "_attention_on", attention_on)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch", "as on a GPU"])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoders_give_the_vectors_of_transformers(name: str, backend: str, tmp_path: Path) -> None:
+def test_encoders_give_the_vectors_of_transformers(
+    name: str, backend: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if (name, backend) == ("modernbert", "native"):
         pytest.skip("windows to both sides are not recorded")
+    if backend == "as on a GPU":
+        request.getfixturevalue("as_on_a_gpu")
+        backend = "torch"
     model = ENCODERS[name]()
     ours = LocalVectors(saved(model, tmp_path), attention_backend=backend, max_total_tokens=160)
     assert ours.limits.whole_prompts
@@ -172,6 +204,33 @@ def test_decoders_pool_over_chunks_and_cached_prefixes(name: str, tmp_path: Path
     means = np.stack([pooled(hidden(model, text), "mean", normalize=False) for text in texts()])
     assert np.abs(ours(texts(), Pooling("mean", False)) - means).max() < TOLERANCE
     assert ours.cached(2 * again + 5) == 0
+    ours.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_decoders_pool_with_the_attention_of_gpus(tmp_path: Path) -> None:
+    model, some = DECODERS["qwen3"](num_hidden_layers=1), texts()[2:5]
+    ours = LocalVectors(saved(model, tmp_path), chunked_prefill_size=16, attention_backend="torch")
+    expected = np.stack([pooled(hidden(model, text), "last", normalize=True) for text in some])
+    for _ in range(2):
+        assert np.abs(ours(some) - expected).max() < TOLERANCE
+    assert ours.cached(2 * len(some) - 1) >= 32
+    ours.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*ENCODERS, *DECODERS, *CLASSIFIERS])
+def test_vectors_on_a_gpu(name: str, tmp_path: Path) -> None:
+    makers = {**CLASSIFIERS, **ENCODERS, **DECODERS}
+    model = makers[name]()
+    ours = LocalVectors(saved(model, tmp_path), device="cuda", dtype="float32", chunked_prefill_size=16)
+    if name in {**ENCODERS, **DECODERS}:
+        expected = np.stack([pooled(hidden(model, text), "last", normalize=False) for text in texts()])
+    else:
+        expected = np.stack([scores(model, text) for text in texts()])
+    for _ in range(2):
+        assert np.abs(ours(texts(), Pooling("last", False)) - expected).max() < TOLERANCE
     ours.close()
 
 

@@ -47,9 +47,10 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.Whisp
     return tiny_whisper(folder), folder
 
 
-@pytest.fixture
-def engine(theirs: tuple[object, Path]) -> Iterator[LocalEngine]:
-    yield LocalEngine(theirs[1], new=NEW, context_length=64, attention_backend="torch")
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def engine(theirs: tuple[object, Path], request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
+    device = {"device": request.param, "dtype": "float32"}
+    yield LocalEngine(theirs[1], new=NEW, context_length=64, attention_backend="torch", **device)
 
 
 def recording(seed: int, folder: Path) -> MediaPrompt:

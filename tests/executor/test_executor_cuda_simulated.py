@@ -473,7 +473,7 @@ def test_states_are_those_of_torchs_executor(kind: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["graphs", "deterministic"])
+@pytest.mark.parametrize("kind", ["graphs", pytest.param("deterministic", marks=pytest.mark.long)])
 def test_states_go_on_by_the_drafts_that_hold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host verifies: beside chunks of prompts, whose states are kept, and behind steps without drafts by graphs."""
     ops = INVARIANT if kind == "deterministic" else TRITON

@@ -16,7 +16,7 @@ from bough.core.plan import BatchPlan, IntArray, RowSetup, positions_in_runs
 from bough.kernels.recurrence.reference import StateRows
 from bough.memory.pools.group_pool import GroupPool
 
-Inputs = Sequence[torch.Tensor | None]  # of a kernel, [tokens, …] each
+Inputs = Sequence[torch.Tensor | None]  # of a kernel
 COPIED_BYTES = 64 << 20  # most that is held twice while pages are copied, unless one page has more
 
 

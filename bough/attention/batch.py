@@ -54,12 +54,13 @@ class AttentionBatch:
     starts: torch.Tensor | None = None  # [batch + 1] int32
     both_ways: IntArray | None = None  # [runs, 2] first token and count: these attend to each other, ahead as well
     common: IntArray | None = None  # [batch] first keys on the same pages as those of the row before it
+    drafted: int = 0  # the first so many rows have drafts among their tokens
     chunks: ChunkPlaces | None = None  # of a captured step, which brings them in buffers of its own
 
     @property
     def states(self) -> StateRows:
         """Where recurrent layers find the states of the rows."""
-        return StateRows(self.page_tables[-1], self.rows, self.query_starts, self.starts)
+        return StateRows(self.page_tables[-1], self.rows, self.query_starts, self.starts, self.drafted)
 
 
 def decodes_of(

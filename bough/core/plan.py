@@ -268,7 +268,7 @@ class Limits:
 
     @property
     def can_go_back(self) -> bool:
-        """A recurrent state cannot: by the token that a jump replaces, or by drafts that do not hold."""
+        """A recurrent state cannot: by the token that a jump replaces."""
         return all(group.kind != "state" for group in self.groups)
 
     def copied_bytes(self, group: int) -> int:

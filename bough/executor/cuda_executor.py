@@ -220,11 +220,13 @@ class CudaExecutor:
             self._inputs.advance(*(self._staging.to_device(part.astype(np.int64)) for part in (rows, plan.last_tokens)))
         if of_host is None:
             return self._drafted.launch(plan, growth, self._clock)
-        if self._drafter is not None:
-            return self._launch_drafted(self._drafter, plan, self._inputs.lay_out(plan, growth), pooled)
-        if not (len(plan.tokens) or self._drafted.ahead or pooled):
+        if self._drafter is None and not (len(plan.tokens) or self._drafted.ahead or pooled):
             return self._launch_decodes(plan, growth)
-        running = self._finish(plan, *self._mixed_hidden(plan, self._inputs.lay_out(plan, growth), pooled))
+        layout = self._inputs.lay_out(plan, growth)
+        if self._drafter is not None:
+            running = self._launch_drafted(self._drafter, plan, layout, pooled)
+        else:
+            running = self._finish(plan, *self._mixed_hidden(plan, layout, pooled))
         self._states.keep(plan)  # which only prompts ask for
         return running
 
@@ -425,6 +427,7 @@ class CudaExecutor:
         self._drafted.got[rows] = verified.counts
         self._inputs.advance(*(torch.from_numpy(a.astype(np.int64)).to(device) for a in (rows, verified.last)))
         self._inputs.mirror.give_back(rows, verified.widths - verified.counts)
+        self._states.settle(plan, verified.counts)
         if follow is not None:
             follow(verified)
         result = verified.result(plan, logits, self._sampling, *beside)

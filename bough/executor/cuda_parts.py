@@ -148,12 +148,12 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepSha
 def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:
     """Drafts of a row that the device verifies by itself; 0: the host does, None: nobody makes any."""
     parallel, config = settings.parallel, loaded.config
-    if settings.speculative.speculative_algorithm is None or config.states is not None:
+    if settings.speculative.speculative_algorithm is None:
         return None
     # Where ranks are compared or run in lock step, the host must know each row's length.
     apart = max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or runs_transformers(config)
-    # The steps that it verifies know nothing of adapters, nor of trees.
-    apart = apart or loaded.adapters is not None or settings.speculative.draft_levels > 0
+    # The steps that it verifies know nothing of adapters, of states, nor of trees.
+    apart = apart or loaded.adapters is not None or config.states is not None or settings.speculative.draft_levels > 0
     able = choose_backends(settings.model, "cuda").decodes_capturable and not apart
     return settings.speculative.most_drafts if able else 0
 
@@ -300,6 +300,10 @@ def build_cuda(
     if draft is not None:
         of_token = sum(per_token) - sum(per_token_bytes(loaded, None))
         others += of_token * draft.scratch_tokens(rows, settings.speculative.most_drafts)
+    states = loaded.topology.states_of(config)
+    if states is not None:  # what `StatePool.advance` keeps of drafts: inputs of a convolution, and of a recurrence
+        kept = (DRAFTED_ROWS + STEP_DRAFTS) if step.drafts else 0
+        others += kept * sum(states.layers) * 2 * states.channels * loaded.dtype.itemsize
     others += step.row_bytes() + attention_bytes(loaded, settings, rows)
     if config.media is not None:
         others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES

@@ -62,11 +62,11 @@ class StepLayout:
     ) -> AttentionBatch:
         """The step as attention takes it. Decodes, which stand first, attend as prompts do where they have drafts."""
         decodes, host = len(self.from_device), (self.query_lens, self.query_starts, self.context_lens)
-        decodes = 0 if self.query_starts[decodes] > decodes else decodes
+        drafted = decodes if self.query_starts[decodes] > decodes else 0
         rows, lengths, starts = to_device(self.rows), to_device(self.lengths), to_device(self.query_starts)
         slots, positions = tuple(to_device(self.slots)), to_device(self.rotary)
-        own: dict[str, Any] = {"starts": starts, "both_ways": both_ways, "common": self.common}
-        return AttentionBatch(rows, lengths, decodes, *host, page_tables, slots, positions, page_size, **own)
+        own: dict[str, Any] = {"starts": starts, "both_ways": both_ways, "common": self.common, "drafted": drafted}
+        return AttentionBatch(rows, lengths, decodes - drafted, *host, page_tables, slots, positions, page_size, **own)
 
     @property
     def draft_places(self) -> LongArray:

@@ -24,7 +24,7 @@ from bough.memory.pools.kv_pool import KVPool
 from bough.models.decoder import Decoder
 from bough.models.draft_families import EAGLE, EAGLE3, next_token_config
 from bough.models.drafts import DraftModel, SmallerModel, TargetReader
-from bough.models.registry import runs_transformers
+from bough.models.registry import find_family, runs_transformers
 
 PADDING = 1024  # tokens by which vocabularies of models with one tokenizer may differ
 
@@ -130,8 +130,8 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
     if apart or max(parallel.pp_size, parallel.groups, parallel.simulate_tp) > 1:
         others = "--pp-size, --enable-dp-attention, --simulate-tp and --disaggregation-mode"
         raise SettingsError(f"{asked} does not go with {others}; leave them out.")
-    if target.states is not None:
-        raise SettingsError(f"{asked}: the model's recurrent layers cannot go back behind a draft; leave it out.")
+    if target.states is not None and speculative.draft_levels:
+        raise SettingsError("--speculative-eagle-topk: the model's recurrent layers follow chains of drafts, no trees.")
     if algorithm != "STANDALONE" and runs_transformers(target):
         raise SettingsError(f"{asked} reads hidden states of Bough's own layers, not of transformers' modules.")
     if algorithm == "NEXTN":
@@ -180,7 +180,8 @@ def _own_layer(files: ModelFiles, target: ModelConfig, path: str | None, *, dumm
     config = next_token_config(target)
     assert config.draft is not None
     name = f"model.layers.{config.draft.layer}.eh_proj.weight"
-    if not dummy and (files.gguf is not None or name not in open_source(files, target).names()):
+    if not dummy and (files.gguf is not None or name not in open_source(files, config).names()):
+        name = "mtp.fc.weight" if find_family(target.architecture).further_apart else name
         raise SettingsError(
             f"--speculative-algorithm NEXTN: {files.name} has no layer that predicts further tokens ({name} in "
             "safetensors); use another algorithm."

@@ -127,6 +127,7 @@ class TorchExecutor:
         draw: Draw = partial(draw_by_torch, sampling)
         draw = draw if hearing is None else hearing.ruled(draw)
         sampled = self._rows.finish(plan, logits, draw, masks)
+        self._states.settle(plan, sampled.counts)
         result = sampled.result(plan, logits, sampling, inputs, vectors)
         if drafter is not None:
             drafter.follow(plan, layout, chain, token_ids, hidden, taps, sampled)

@@ -4,6 +4,7 @@ The layer owns weights; the states of requests live in the pool. It stands where
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -67,21 +68,23 @@ class RecurrentLayer:
         raise NotImplementedError
 
     def _convolve(self, x: torch.Tensor, ctx: ForwardContext, *, silu: bool = True) -> torch.Tensor:
-        assert ctx.pool.states is not None
-        tails = ctx.pool.states.tails[self._layer]
-        return self._ops.causal_conv_(x, self._conv, self._conv_bias, tails, ctx.batch.states, silu)
+        states = ctx.pool.states
+        assert states is not None
+        weights = self._conv, self._conv_bias, states.tails[self._layer]
+        return states.advance(partial(self._ops.causal_conv_, silu=silu), (x,), weights, ctx.batch.states)
 
     def _recur(
         self, qkv: Sequence[torch.Tensor], decay: torch.Tensor, beta: torch.Tensor | None, ctx: ForwardContext
     ) -> torch.Tensor:
         """What the queries find once the layer's matrices have gone on; of q, k and v all heads stand side by side.
         [tokens, heads, value_dim]"""
-        assert ctx.pool.states is not None
+        states = ctx.pool.states
+        assert states is not None
         shape, tokens = self._shape, len(decay)
         q, k = (x.view(tokens, shape.key_heads, shape.key_dim) for x in qkv[:2])
         v = qkv[2].view(tokens, shape.heads, shape.value_dim)
-        matrices = ctx.pool.states.matrices[self._layer]
-        return self._ops.recurrence_(q, k, v, decay, beta, matrices, ctx.batch.states)
+        matrices = states.matrices[self._layer]
+        return states.advance(self._ops.recurrence_, (q, k, v, decay, beta), (matrices,), ctx.batch.states)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._input.slots(prefix)

@@ -10,7 +10,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import DraftConfig, ModelConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names
+from bough.models.names import Names, pieces_of
 
 if TYPE_CHECKING:
     from bough.layers.placement import Placement
@@ -58,6 +58,15 @@ class Eagle3(Eagle):
         return Eagle3Head(config, placement)
 
 
+# Where Qwen's checkpoints have the parts of the layer, beside what is like a layer of the target.
+MTP = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head.norm",
+}
+
+
 class NextToken(ModelFamily):
     """The layer of a target of the family `inner`."""
 
@@ -66,7 +75,16 @@ class NextToken(ModelFamily):
         self.architectures = (inner.architectures[0] + NEXTN,)
 
     def names(self, config: ModelConfig) -> Names:
-        return self._inner.names(config)
+        names = self._inner.names(config)
+        if not self._inner.further_apart:
+            return names
+        assert config.draft is not None
+        every, own = "model.layers.*.", f"model.layers.{config.draft.layer}."
+        parts: dict[str, Any] = {name: own + part for name, part in MTP.items()} | {"mtp.layers.0.": own}
+        for name, given in names.items():
+            pieces = [replace(piece, module=piece.module.replace(every, own)) for piece in pieces_of(given)]
+            parts |= {name.replace(every, "mtp.layers.*."): pieces} if name.startswith(every) else {}
+        return {**names, **parts}
 
     def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
         from bough.models.drafts import NextTokenLayer
@@ -75,8 +93,8 @@ class NextToken(ModelFamily):
 
 
 def next_token_config(target: ModelConfig) -> ModelConfig:
-    """Of the layer behind the target's last. It is like the last: with experts, where there are some."""
-    moe, latent = target.moe, target.latent
+    """Of the layer behind the target's last. It is like the last: with experts, where there are some, and attention."""
+    moe, latent, recurrent = target.moe, target.latent, target.recurrent
     if latent is not None and latent.index is not None:
         latent = replace(latent, index=replace(latent.index, layers=()))
     return replace(
@@ -85,5 +103,7 @@ def next_token_config(target: ModelConfig) -> ModelConfig:
         num_layers=1,
         moe=None if moe is None else replace(moe, dense_layers=()),
         latent=latent,
+        recurrent=None if recurrent is None else replace(recurrent, layers=(False,)),
+        media=None,
         draft=DraftConfig(layer=target.num_layers),
     )

@@ -181,8 +181,9 @@ class Eagle3Head(TargetReader):
 
 
 class NextTokenLayer(TargetReader):
-    """A layer behind the target's last that predicts the token after the next (DeepSeek V3, GLM 4.5): a product of
-    embedding and hidden state, each normalised, and a layer like the target's. What comes out is normalised."""
+    """A layer behind the target's last that predicts the token after the next (DeepSeek V3, GLM 4.5, Qwen3-Next): a
+    product of embedding and hidden state, each normalised, and a layer like the target's. What comes out is normalised.
+    """
 
     def __init__(self, config: ModelConfig, placement: Placement, block: Block) -> None:
         super().__init__(config)

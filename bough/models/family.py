@@ -69,6 +69,7 @@ class ModelFamily:
     block_kind = "PreNormBlock"  # the class of each layer, of `bough.layers`, and what else it is given
     block_options: ClassVar[Mapping[str, Any]] = {}
     recurrent_kind: str | None = None  # the class of layers that have a state
+    further_apart = False  # whether the layer for further tokens stands apart from the others, under `mtp.`
 
     def __init__(self, **stated: Any) -> None:
         """`stated` are the attributes above, of the families of this package (`families.toml`)."""

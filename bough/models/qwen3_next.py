@@ -20,7 +20,7 @@ KINDS = {"linear_attention": True, "full_attention": False}
 
 
 class Qwen3Next(ModelFamily):
-    partial_rotation = pairs_apart = True
+    partial_rotation = pairs_apart = further_apart = True
     recurrent_kind = "GatedDeltaNet"
     gguf_modules: ClassVar[Mapping[str, str]] = {"blk.*.ssm_conv1d": f"{ATTENTION}.q_conv1d"}
 

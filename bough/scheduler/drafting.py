@@ -42,8 +42,8 @@ class Drafts:
 
 class Drafting:
     def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None) -> None:
-        if proposer is not None and not (limits.can_go_back and limits.stages == 1):
-            log.warning("no speculation: neither recurrent layers nor stages of a pipeline go back behind a draft")
+        if proposer is not None and limits.stages > 1:
+            log.warning("no speculation: stages of a pipeline do not go back behind a draft")
             proposer = None
         self._table = table
         self._proposer = proposer

@@ -64,7 +64,8 @@ from tests.fakes.one_row import tokens_of as greedy_tokens
 from tests.fakes.ranks import ThreadGroup, thread_groups
 from tests.fakes.scheduler_bench import Bench
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
-from tests.parity.draft_models import write_deepseek, write_eagle3, write_target
+from tests.parity.draft_models import add_mtp, write_deepseek, write_eagle3, write_target
+from tests.parity.test_families import make
 
 CPU = torch.device("cpu")
 LIMITS = Limits(4, 1, (200,), 64, 60, 32, "")
@@ -471,6 +472,39 @@ def test_states_are_those_of_torchs_executor(kind: str, monkeypatch: pytest.Monk
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["graphs", pytest.param("deterministic", marks=pytest.mark.long)])
+def test_states_go_on_by_the_drafts_that_hold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host verifies: beside chunks of prompts, whose states are kept, and behind steps without drafts by graphs."""
+    ops = INVARIANT if kind == "deterministic" else TRITON
+    monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: ops)
+    model = build_model(RECURRENT, Topology(), torch.float32, CPU)
+    torch.manual_seed(0)
+    for slot in model.slots():
+        slot.fill(0, torch.randn(slot.target.shape) * 0.3)
+    loaded = LoadedWeights(model, RECURRENT, torch.float32, CPU, Topology(), 0, torch.float32)
+    limits = Limits(3, 4, (60, 12), 64, 60, 8, "", groups=RECURRENT.kv_groups)
+    long = [int(token) for token in np.arange(19) * 7 % 60]
+    prompts, answers, cached = [[3, 4, 5], long, [*long, 1, 2]], list[list[int]](), list[int]()
+    for flags in ({}, NGRAM):
+        settings = Settings.from_flat({"enable_deterministic_inference": kind == "deterministic", **flags})
+        sizes = GraphSizes(decode=(1, 3), mixed=(11,)) if kind == "graphs" else GraphSizes()
+        executor = assemble(loaded, settings, limits, sizes)
+        bench = Bench(cast(Any, executor), proposer=RightOrWrong(answers) if flags else None, enable_mixed_chunk=True)
+        for handle in range(3):
+            bench.ask(handle, prompts[handle], temperature=0.0, max_new_tokens=6, ignore_eos=True)
+            if handle:
+                bench.run()
+        found = [[*prompt, *bench.out.outputs[handle]] for handle, prompt in enumerate(prompts)]
+        cached.append(bench.out.started[2].cached_tokens)
+        executor.close()
+        answers = answers or found
+        assert found == answers
+    drafting = bench.scheduler._planner.drafting
+    assert 0 < drafting.held < drafting.proposed
+    assert min(cached) > 0  # chunks end elsewhere: drafts take a share of a step
+
+
 class TwoStages:
     """Both stages on one thread, one after the other."""
 
@@ -704,15 +738,18 @@ def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
     [
         ("EAGLE3", 1),
         ("EAGLE3", 2),
+        ("mtp", 1),
         *(pytest.param(k, n, marks=pytest.mark.long) for k in ("STANDALONE", "NEXTN") for n in (1, 2)),
     ],
 )
 def test_draft_models_change_nothing(kind: str, topk: int, tmp_path: Path) -> None:
     """Through the scheduler: prompts in chunks beside decodes, a grammar, logprobs of a prompt, and a cached prefix."""
     target = write_deepseek(tmp_path / "target") if kind == "NEXTN" else write_target(tmp_path / "target", layers=4)
-    path = {"STANDALONE": target, "NEXTN": None, "EAGLE3": tmp_path / "head"}[kind]
+    path = {"STANDALONE": target, "EAGLE3": tmp_path / "head"}.get(kind)
     if kind == "EAGLE3":
         write_eagle3(tmp_path / "head")
+    if kind == "mtp":
+        target, kind = add_mtp(make("qwen3_next", tmp_path / "mtp").folder), "NEXTN"
     asked = {"speculative_algorithm": kind, "speculative_draft_model_path": path, "speculative_eagle_topk": topk}
     files, found = locate(str(target)), []
     for flags in ({}, asked):
@@ -720,7 +757,8 @@ def test_draft_models_change_nothing(kind: str, topk: int, tmp_path: Path) -> No
         config = resolve_config(files, settings)
         loaded, draft = load_model(files, settings, config, CPU), find_draft(settings, files, config)
         limits = Limits(4, 2, (80,), 64, config.vocab_size, 8, "", drafts=3 if flags else 0, adaptive_drafts=False)
-        limits = replace(limits, draft_levels=2 if flags and topk > 1 else 0)
+        limits = replace(limits, draft_levels=2 if flags and topk > 1 else 0, groups=config.kv_groups)
+        limits = replace(limits, pages=(80, 12)[: len(limits.groups)])
         beside = None if draft is None else draft.load(settings, loaded)
         executor = assemble(loaded, settings, limits, GraphSizes(), draft=beside)
         bench = Bench(cast(Any, executor), eos_ids=(EOS,), grammars=FakeGrammars(), enable_mixed_chunk=True)

@@ -200,3 +200,24 @@ def test_a_row_that_is_not_finite_fails_alone(device: torch.device) -> None:
     found = fast.recurrence_(*given, matrices, rows)
     assert found[1:3].isnan().all()
     assert_near(found[3:], expected[3:], by_norm=1e-5)
+
+
+@pytest.mark.parametrize("convolve", CONVS)
+@pytest.mark.parametrize("recur", RULES)
+@pytest.mark.parametrize("kind", ["delta", "by channel", "sums"])
+def test_states_of_rows_with_drafts_are_read_and_stay(
+    convolve: Callable[..., torch.Tensor], recur: Callable[..., torch.Tensor], kind: str, device: torch.device
+) -> None:
+    rows = rows_of([4, 1, 35, 2], device)
+    given = inputs(42, (2, 1, 12, 40), kind, device, torch.float32)
+    x, weight = draw(42, 20, device=device), draw(20, 4, device=device, seed=1)
+    kernels: list[tuple[Callable[[torch.Tensor, StateRows], torch.Tensor], torch.Tensor]] = [
+        (lambda tails, of: convolve(x, weight, None, tails, of), draw(PAGES, 3, 20, device=device, seed=3)),
+        (lambda matrices, of: recur(*given, matrices, of), draw(PAGES, 2, 12, 40, device=device, seed=4)),
+    ]
+    for kernel, before in kernels:
+        on, some = before.clone(), before.clone()
+        assert kernel(on, rows).equal(kernel(some, rows._replace(drafted=2)))
+        first, others = rows.pages[:2], rows.pages[2:]
+        assert some[first].equal(before[first]) and not on[first].equal(before[first])
+        assert some[others].equal(on[others]) and not on[others].equal(before[others])

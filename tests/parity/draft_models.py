@@ -87,6 +87,9 @@ def write_eagle(folder: Path, target: Path, seed: int = 2) -> Path:
     return _write(folder, "LlamaForCausalLMEagle", tensors)
 
 
+MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+
+
 def write_deepseek(folder: Path, seed: int = 3) -> Path:
     """A model whose checkpoint has a layer for further tokens behind its last."""
     torch.manual_seed(seed)
@@ -107,5 +110,21 @@ def write_deepseek(folder: Path, seed: int = 3) -> Path:
     further[f"{behind}eh_proj.weight"] = 0.3 * torch.randn(HIDDEN, 2 * HIDDEN)
     further[f"{behind}embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
     further[f"{behind}shared_head.head.weight"] = stored["lm_head.weight"].clone()
+    save_file(stored | further, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def add_mtp(folder: Path, layer: int = 1, seed: int = 4) -> Path:
+    """Gives a model of Qwen's, whose `layer` attends, a layer for further tokens, named as in published ones."""
+    torch.manual_seed(seed)
+    stored, own = load_file(folder / "model.safetensors"), f"layers.{layer}."
+    hidden = stored["lm_head.weight"].shape[1]
+    further = {
+        f"mtp.layers.0.{name.partition(own)[2]}": 0.3 * torch.randn_like(weight)
+        for name, weight in stored.items()
+        if own in name and "visual" not in name
+    }
+    further |= {f"mtp.{name}.weight": 0.3 * torch.randn(hidden) for name in MTP_NORMS}
+    further["mtp.fc.weight"] = 0.3 * torch.randn(hidden, 2 * hidden)
     save_file(stored | further, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -6,6 +6,7 @@ key means so far and adds only a share `beta` of what is missing; or, without `b
 the query finds is the result. Prompts are computed in chunks, whose tokens know of each other through products.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,11 +23,18 @@ class StateRows(NamedTuple):
     rows: torch.Tensor  # [batch] int32
     query_starts: IntArray  # [batch + 1] on the host, for torch
     starts: torch.Tensor | None = None  # the same on the device, for kernels; None: each row has one token
+    drafted: int = 0  # of the first so many rows drafts are among the tokens: their states are read, and stay
 
     @property
     def pages(self) -> torch.Tensor:
         """[batch] int64"""
         return self.table[self.rows.long(), 0].long()
+
+    def runs(self) -> Iterator[tuple[int, int, int, bool]]:
+        """Of each row its page, where its tokens begin and end, and whether its state stays."""
+        runs = zip(self.pages.tolist(), pairwise(self.query_starts.tolist()), strict=True)
+        for place, (page, (begin, end)) in enumerate(runs):
+            yield page, begin, end, place < self.drafted
 
 
 CHUNK = 64
@@ -55,12 +63,13 @@ def recurrence_(
     q, k, v, decay = (x.transpose(0, 1).contiguous() for x in (q, k, v, decay))
     beta = None if beta is None else beta.transpose(0, 1).contiguous()
     out, size = torch.empty_like(v), CHUNK if decay.shape[-1] == 1 else CHANNEL_CHUNK
-    for page, (begin, end) in zip(rows.pages.tolist(), pairwise(rows.query_starts.tolist()), strict=True):
+    for page, begin, end, stays in rows.runs():
+        state = matrices[page].clone() if stays else matrices[page]
         for first in range(begin, end, size):
             some = slice(first, min(first + size, end))
             share = None if beta is None else beta[:, some]
             advance = _step if end == begin + 1 else _chunk
-            out[:, some] = advance(q[:, some], k[:, some], v[:, some], decay[:, some], share, matrices[page])
+            out[:, some] = advance(q[:, some], k[:, some], v[:, some], decay[:, some], share, state)
     return out.transpose(0, 1).to(dtype)
 
 
@@ -121,11 +130,12 @@ def causal_conv_(
 ) -> torch.Tensor:
     """Of each channel the weighted sum of a token and those before it, in float32; and the tails of the rows go on."""
     taps, out = weight.float().t(), torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for page, (begin, end) in zip(rows.pages.tolist(), pairwise(rows.query_starts.tolist()), strict=True):
+    for page, begin, end, stays in rows.runs():
         seen = torch.cat((tails[page], x[begin:end].float()))
         for tap, scale in enumerate(taps):
             out[begin:end].addcmul_(seen[tap : tap + end - begin], scale)
-        tails[page] = seen[end - begin :]
+        if not stays:
+            tails[page] = seen[end - begin :]
     if bias is not None:
         out = out + bias
     return (F.silu(out, inplace=True) if silu else out).to(x.dtype)

@@ -29,7 +29,7 @@ def causal_conv_(
     tokens, channels = x.shape
     out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     _causal_conv[(len(rows.rows), triton.cdiv(channels, BLOCK_CHANNELS))](
-        x, weight, bias, tails, out, rows.table, rows.rows, rows.starts,
+        x, weight, bias, tails, out, rows.table, rows.rows, rows.starts, rows.drafted,
         x.stride(0), tails.stride(0), rows.table.stride(0),
         CHANNELS=channels, WIDTH=weight.shape[1], SILU=silu, BLOCK_C=BLOCK_CHANNELS,
         BLOCK_T=1 if rows.starts is None else BLOCK_TOKENS,
@@ -38,9 +38,10 @@ def causal_conv_(
     return out
 
 
-@triton.jit
+# How many rows have drafts changes from step to step: no kernel is compiled for one number of them.
+@triton.jit(do_not_specialize=["drafted"])
 def _causal_conv(
-    x, weight, bias, tails, out, table, rows, starts, token_stride, page_stride, table_stride,
+    x, weight, bias, tails, out, table, rows, starts, drafted, token_stride, page_stride, table_stride,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, SILU: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
@@ -76,7 +77,7 @@ def _causal_conv(
         at = end - (WIDTH - 1) + slot
         value = tl.load(x + at.to(tl.int64) * token_stride + c, mask=inside & (at >= begin), other=0.0).to(tl.float32)
         kept = tl.load(tail + (slot + end - begin) * CHANNELS, mask=inside & (at < begin), other=0.0)
-        tl.store(tail + slot * CHANNELS, tl.where(at < begin, kept, value), mask=inside)
+        tl.store(tail + slot * CHANNELS, tl.where(at < begin, kept, value), mask=inside & (place >= drafted))
 
 
 TILE = 32  # tokens
@@ -113,7 +114,7 @@ def recurrence_(
     block_v = min(triton.next_power_of_2(value_dim), 32 if key_dim <= 128 else MIN_DOT)
     out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     _recur_by_tiles[(len(rows.rows), heads, triton.cdiv(value_dim, block_v))](
-        q, k, v, decay, beta, inverses, matrices, out, rows.table, rows.rows, rows.starts,
+        q, k, v, decay, beta, inverses, matrices, out, rows.table, rows.rows, rows.starts, rows.drafted,
         q.stride(0), k.stride(0), v.stride(0), matrices.stride(0), rows.table.stride(0),
         **shape, VALUE_DIM=value_dim, BLOCK_V=max(MIN_DOT, block_v), num_warps=4, num_stages=1,
     )  # fmt: skip
@@ -137,7 +138,7 @@ def recurrence_by_tokens_(
     out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     _recur[(len(rows.rows), heads, triton.cdiv(value_dim, block_v))](
         q, k, v, decay.contiguous(), None if beta is None else beta.contiguous(), matrices, out,
-        rows.table, rows.rows, rows.starts,
+        rows.table, rows.rows, rows.starts, rows.drafted,
         q.stride(0), k.stride(0), v.stride(0), matrices.stride(0), rows.table.stride(0),
         HEADS=heads, SHARED=heads // q.shape[1], KEY_DIM=key_dim, VALUE_DIM=value_dim, BY_CHANNEL=decay.ndim == 3,
         BLOCK_K=block_k, BLOCK_V=block_v, EPS=NORM_EPS, num_warps=4,
@@ -145,9 +146,9 @@ def recurrence_by_tokens_(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["drafted"])
 def _recur(
-    q, k, v, decay, beta, matrices, out, table, rows, starts,
+    q, k, v, decay, beta, matrices, out, table, rows, starts, drafted,
     q_stride, k_stride, v_stride, page_stride, table_stride,
     HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BY_CHANNEL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, EPS: tl.constexpr,
@@ -182,7 +183,7 @@ def _recur(
         state += key[:, None] * value[None, :]
         found = tl.sum(query[:, None] * state, axis=0)
         tl.store(out + of_head * VALUE_DIM + e, found.to(out.dtype.element_ty), mask=e < VALUE_DIM)
-    tl.store(places, state, mask=inside)
+    tl.store(places, state, mask=inside & (place >= drafted))
 
 
 @triton.jit
@@ -229,9 +230,9 @@ def _invert(
     tl.store(inverses + first + i[:, None] * TILE + i[None, :], inverse)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["drafted"])
 def _recur_by_tiles(
-    q, k, v, decay, beta, inverses, matrices, out, table, rows, starts,
+    q, k, v, decay, beta, inverses, matrices, out, table, rows, starts, drafted,
     q_stride, k_stride, v_stride, page_stride, table_stride,
     HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr,
     EPS: tl.constexpr, PRECISION: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -275,4 +276,4 @@ def _recur_by_tiles(
         tl.store(out + of_out, found.to(out.dtype.element_ty), mask=here)
         left = keys * tl.exp(whole - since)[:, None]
         state = tl.dot(tl.trans(left), values, state * tl.exp(whole), input_precision=PRECISION)
-    tl.store(places, state, mask=inside)
+    tl.store(places, state, mask=inside & (place >= drafted))

@@ -1,7 +1,7 @@
 """The states of recurrent layers: for each page, what all layers keep of one sequence.
 
 Numbers are float32, whatever the model computes in: a state is added to once for each token. Page 0 is scratch, where
-padding is written.
+padding is written. A state cannot go back: where tokens may not hold, it stays until that is known.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,11 @@ import numpy.typing as npt
 import torch
 
 from bough.core.model_config import RecurrentConfig
-from bough.core.plan import BatchPlan, IntArray, RowSetup
+from bough.core.plan import BatchPlan, IntArray, RowSetup, positions_in_runs
+from bough.kernels.recurrence.reference import StateRows
 from bough.memory.pools.group_pool import GroupPool
 
+Inputs = Sequence[torch.Tensor | None]  # of a kernel
 COPIED_BYTES = 64 << 20  # most that is held twice while pages are copied, unless one page has more
 
 
@@ -35,7 +37,25 @@ class StatePool(GroupPool):
         self.matrices = {
             layer: self._memory[:, place, tails:].view(pages + 1, *matrices) for layer, place in places.items()
         }
+        self._put_off: list[tuple[Callable[..., torch.Tensor], Inputs, Inputs]] = []
         super().__init__([self._memory], 1, "states")
+
+    def advance(
+        self, kernel: Callable[..., torch.Tensor], tokens: Inputs, others: Inputs, rows: StateRows
+    ) -> torch.Tensor:
+        """What a layer's kernel makes of tokens. The states of the rows go on; of rows with drafts by `settle`, with
+        copies of their tokens, which stand first: those of long prompts behind them are not kept."""
+        if rows.drafted:
+            count = int(rows.query_starts[rows.drafted])
+            kept = [None if part is None else part[:count].clone() for part in tokens]
+            self._put_off.append((kernel, kept, others))
+        return kernel(*tokens, *others, rows)
+
+    def settle(self, places: torch.Tensor, rows: StateRows) -> None:
+        """Of the rows with drafts these tokens hold. [n] int64"""
+        for kernel, tokens, others in self._put_off:
+            kernel(*(None if part is None else part[places] for part in tokens), *others, rows)
+        self._put_off.clear()
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Gives pages what others hold, one after the other: a source may be a later target. Source 0 stands for the
@@ -67,6 +87,18 @@ class StateCopies:
         """After it: copies of states go to the pages that their rows got."""
         if self._states is not None and len(plan.new_pages[-1]):
             self._copy(self._table[plan.rows.repeat(plan.new_page_counts[-1]), 0], plan.new_pages[-1])
+
+    def settle(self, plan: BatchPlan, counts: IntArray) -> None:
+        """Once drafts are verified: the states of decodes, which stand first, go on by as many tokens as hold."""
+        drafted = int(np.count_nonzero(plan.given < plan.query_lens))
+        if self._states is None or not plan.query_lens[:drafted].max(initial=1) > 1:
+            return
+        lens, counts = plan.query_lens[:drafted], counts[:drafted]
+        places = (lens.cumsum() - lens).repeat(counts) + positions_in_runs(counts)
+        starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
+        table, rows = self._table[plan.rows[:drafted], :1], np.arange(drafted, dtype=np.int32)
+        held = StateRows(self._to_device(table), self._to_device(rows), starts, self._to_device(starts))
+        self._states.settle(self._to_device(places.astype(np.int64)), held)
 
     def _copy(self, sources: IntArray, targets: IntArray) -> None:
         assert self._states is not None

@@ -172,6 +172,11 @@ def body_of(request: GenRequest) -> dict[str, Any]:
     return body
 
 
+def stops_of(fields: Mapping[str, Any]) -> list[str]:
+    stop = fields.get("stop") or ()
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
 def output_of(answer: Any) -> GenOutput:
     """An engine's output, or the list of them that n > 1 gives."""
     outputs = answer if isinstance(answer, list) else [answer]

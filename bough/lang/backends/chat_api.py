@@ -82,11 +82,6 @@ class ChatApiBackend(Backend):
         return before
 
 
-def stops_of(fields: Mapping[str, Any]) -> list[str]:
-    stop = fields.get("stop") or ()
-    return [stop] if isinstance(stop, str) else list(stop)
-
-
 def with_media(content: Any, block: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
     """The content of a message, its pictures and films in the form that an API asks for."""
     if isinstance(content, str):

@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import GenOutput, GenRequest, media_url
-from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_media
+from bough.lang.backends.base import GenOutput, GenRequest, media_url, stops_of
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, with_media
 from bough.lang.chat import ChatFormat, format_by_name
 from bough.lang.choices import Scores
 from bough.lang.primitives import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR

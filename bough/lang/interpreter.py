@@ -18,7 +18,7 @@ from typing import Any
 from bough.core.errors import EngineDeadError, RequestError
 from bough.lang.backends.base import Usage
 from bough.lang.chat import Document
-from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
+from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, items_of
 from bough.lang.loop import background_loop
 from bough.lang.slots import Changes, Failure, Site, Slot, calling_site
 from bough.lang.steps import RunOptions, Settle, Step
@@ -50,7 +50,7 @@ class Executor:
     def submit(self, value: object) -> None:
         """Queues an expression. A state that has failed takes no more; who reads from it is told why."""
         site = calling_site()
-        for expr in walk(as_expr(value)):
+        for expr in items_of(value):
             self._submit(self._step(expr, site))
         if not self.options.use_thread:
             self.sync()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.chat import ChatFormat
+from bough.lang.chat import ChatFormat, NoChat
 from bough.lang.choices import Scores
 from bough.lang.loop import wait_for
 
@@ -74,14 +74,10 @@ class Backend(ABC):
 
     chat_only = False
     has_adapters = True  # whether `lora_path` may name one
+    chat_format: ChatFormat = NoChat()  # how roles become text
 
     def __init__(self) -> None:
         self.token_usage = Usage()  # of all programs
-
-    @property
-    @abstractmethod
-    def chat_format(self) -> ChatFormat:
-        """How roles become text."""
 
     @abstractmethod
     async def generate(self, request: GenRequest) -> GenOutput:

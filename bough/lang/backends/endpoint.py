@@ -38,11 +38,7 @@ class RuntimeEndpoint(NativeBackend):
         self.verify = verify
         named = None if chat_template_name is None else format_by_name(chat_template_name)
         self.model_info: dict[str, Any] = wait_for(self._introduction())
-        self._chat_format = named or _format_of(self.model_info)
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self._chat_format
+        self.chat_format = named or _format_of(self.model_info)
 
     def get_model_name(self) -> str:
         return str(self.model_info["model_path"])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
 from bough.lang.backends.base import GenOutput, GenRequest, NativeBackend, body_of, output_of
-from bough.lang.chat import ChatFormat, NoChat, TemplateFormat
+from bough.lang.chat import TemplateFormat
 
 if TYPE_CHECKING:
     from bough.launch.engine import Engine
@@ -22,6 +21,9 @@ class EngineBackend(NativeBackend):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine_ref = weakref.ref(engine)
+        tokenizer = engine.tokenizer
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            self.chat_format = TemplateFormat(tokenizer.chat_template, tokenizer.first_token_text)
 
     @property
     def _engine(self) -> Engine:
@@ -29,13 +31,6 @@ class EngineBackend(NativeBackend):
         if engine is None:
             raise EngineDeadError("The engine of this back end is gone.")
         return engine
-
-    @cached_property
-    def chat_format(self) -> ChatFormat:
-        tokenizer = self._engine.tokenizer
-        if tokenizer is None or tokenizer.chat_template is None:
-            return NoChat()
-        return TemplateFormat(tokenizer.chat_template, tokenizer.first_token_text)
 
     async def ask(self, body: dict[str, Any]) -> Any:
         return await self._engine.async_generate(body.pop("text", None), **body)

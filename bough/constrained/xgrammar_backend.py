@@ -13,7 +13,7 @@ import xgrammar
 
 from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.vocabulary import Vocabulary, tail_bits
+from bough.constrained.vocabulary import Vocabulary
 
 COMPILE_THREADS = 2  # a compile shares the machine with the model
 QUICK_S = 4.0  # of computing, on all threads: what took no longer may be compiled once more
@@ -57,7 +57,7 @@ class XGrammarMatcher(Matcher):
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary.stop_ids)
         self._inner = xgrammar.GrammarMatcher(compiled)
-        self._tail = tail_bits(vocabulary.size)
+        self._tail = np.uint32(0xFFFFFFFF >> (-vocabulary.size % 32))  # bits of the last word that stand for tokens
 
     @property
     def can_end(self) -> bool:
@@ -80,4 +80,4 @@ class XGrammarMatcher(Matcher):
 
     def _fill(self, mask: npt.NDArray[np.int32]) -> None:
         self._inner.fill_next_token_bitmask(mask.reshape(1, -1))
-        mask[-1] &= self._tail  # the library leaves the bits behind the last token set
+        mask.view(np.uint32)[-1] &= self._tail  # the library leaves the bits behind the last token set

@@ -52,10 +52,6 @@ def holds(of: Ranges, code: int) -> bool:
     return at >= 0 and of[at][0] <= code <= of[at][1]
 
 
-def size(of: Ranges) -> int:
-    return sum(high - low + 1 for low, high in of)
-
-
 def both_cases(of: Ranges) -> Ranges:
     """ASCII letters of either case; other scripts keep theirs, as with ECMAScript's plain flag-less classes."""
     pairs = list(of)
@@ -69,7 +65,7 @@ def both_cases(of: Ranges) -> Ranges:
 
 def class_text(of: Ranges, *, single: bool = True) -> str:
     """As every back end reads it: one class of explicit ranges; a `single` character may stand without brackets."""
-    if single and size(of) == 1:
+    if single and len(of) == 1 and of[0][0] == of[0][1]:
         return escape(of[0][0])
     parts = (escape(low) if low == high else f"{escape(low)}-{escape(high)}" for low, high in of)
     return f"[{''.join(parts)}]"

@@ -30,7 +30,8 @@ TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
-ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})|(.))", re.DOTALL)
+ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|.)", re.DOTALL)
+MEMBER = re.compile(rf"({ESCAPE.pattern}|.)(?:-({ESCAPE.pattern}|.))?", re.DOTALL)  # of a class: one, or from and to
 
 Rules = dict[str, Node]
 Token = tuple[str, str, int]  # its kind, what it says, and where in the text it begins
@@ -163,7 +164,7 @@ class _Parser:
         self._at += 1
         match kind:
             case "literal":
-                return pt.literal(ESCAPE.sub(_unescape, text))
+                return pt.literal(_unescape(text))
             case "chars":
                 return self._chars(text, place)
             case "rule":
@@ -191,24 +192,14 @@ class _Parser:
             part = pt.repeat(part, *bounds)
 
     def _chars(self, text: str, place: int) -> Node:
-        negated = text.startswith("^")
-        body = text[1:] if negated else text
-        units = [(m.group(0), _unescape(m)) if m.group(0).startswith("\\") else (m.group(0),) * 2
-                 for m in re.finditer(rf"{ESCAPE.pattern}|.", body, re.DOTALL)]  # fmt: skip
-        pairs, at = [], 0
-        while at < len(units):
-            low = units[at][1]
-            if at + 2 < len(units) and units[at + 1][0] == "-":
-                high = units[at + 2][1]
-                if high < low:
-                    raise self._error(place, f"the class [{text}] has a range that runs backwards")
-                pairs.append((ord(low), ord(high)))
-                at += 3
-            else:
-                pairs.append((ord(low), ord(low)))
-                at += 1
+        pairs = []
+        for member in MEMBER.finditer(text.removeprefix("^")):
+            low, high = (ord(_unescape(unit)) for unit in (member[1], member[2] or member[1]))
+            if high < low:
+                raise self._error(place, f"the class [{text}] has a range that runs backwards")
+            pairs.append((low, high))
         found = charsets.ranges(pairs)
-        found = charsets.complement(found) if negated else found
+        found = charsets.complement(found) if text.startswith("^") else found
         if not found:
             raise self._error(place, "a class is empty")
         return pt.Chars(found)
@@ -238,8 +229,9 @@ class _Parser:
         return RequestError(f"{self._field}, line {line}: {reason}.", field=self._field)
 
 
-def _unescape(found: re.Match[str]) -> str:
-    for group in (1, 2, 3):
-        if found.group(group):
-            return chr(int(found.group(group), 16))
-    return ESCAPES.get(found.group(4), found.group(4))
+def _unescape(text: str) -> str:
+    return ESCAPE.sub(lambda found: _character(found[0][1], found[0][2:]), text)
+
+
+def _character(kind: str, digits: str) -> str:
+    return chr(int(digits, 16)) if digits else ESCAPES.get(kind, kind)

@@ -5,6 +5,7 @@ same spec share the `Compiled` grammar; each has a `Matcher` of its own.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bough.constrained.vocabulary import allow_only
 from bough.core.errors import RequestError
 from bough.core.sampling_params import SamplingParams
 
@@ -39,28 +41,55 @@ class Prepared(msgspec.Struct, frozen=True):
     light: bool = False
 
 
-class Matcher(Protocol):
-    """Where one request stands in its grammar. It has one owner and is not safe to share between threads."""
+class Matcher(ABC):
+    """Where one request stands in its grammar. It has one owner and is not safe to share between threads. It keeps the
+    end of a text itself, because the libraries know one stop token at most; they are asked up to there."""
+
+    def __init__(self, stops: tuple[int, ...]) -> None:
+        self._stops = stops
+        self.finished = False  # a stop token has been accepted; nothing may follow
 
     def accept(self, token: int) -> bool:
         """Steps over a token; False, with the state unchanged, when it is not allowed here."""
+        if self.finished:
+            return False
+        if token in self._stops:
+            self.finished = self.can_end
+            return self.finished
+        return self._step(token)
 
     def fill(self, mask: npt.NDArray[np.int32]) -> None:
         """Writes what is allowed next into [ceil(vocabulary / 32)] words: bit i % 32 of word i // 32 is token i."""
+        if self.finished:
+            allow_only(self._stops, mask)
+        else:
+            self._fill(mask)
 
     def rollback(self, tokens: int) -> None:
         """Takes the last accepted tokens back, a stop token too."""
+        if tokens and self.finished:
+            self.finished = False
+            tokens -= 1
+        if tokens:
+            self._step_back(tokens)
 
     @property
-    def finished(self) -> bool:
-        """A stop token has been accepted; nothing may follow."""
-
-    @property
+    @abstractmethod
     def can_end(self) -> bool:
         """The text so far is whole: a stop token is allowed here."""
 
+    @abstractmethod
     def forced(self) -> bytes:
         """The bytes that must come next; empty where there is a choice, or where the text may end."""
+
+    @abstractmethod
+    def _step(self, token: int) -> bool: ...
+
+    @abstractmethod
+    def _step_back(self, tokens: int) -> None: ...
+
+    @abstractmethod
+    def _fill(self, mask: npt.NDArray[np.int32]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,27 +59,29 @@ class _LibraryVocabulary:
         return []
 
 
-class LLGuidanceMatcher:
-    """One request's place in the grammar; it keeps the end to itself, because the library knows only one stop token."""
-
+class LLGuidanceMatcher(Matcher):
     def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary.stop_ids)
         self._inner = inner
-        self._stops = vocabulary.stop_ids
-        self._finished = False
 
-    def accept(self, token: int) -> bool:
-        if self._finished:
-            return False
-        if token in self._stops:
-            self._finished = self.can_end
-            return self._finished
-        if self._inner.validate_tokens([token]) != 1:
-            return False
-        return bool(self._inner.consume_token(token))
+    @property
+    def can_end(self) -> bool:
+        return not self.finished and bool(self._inner.is_accepting())
 
-    def fill(self, mask: npt.NDArray[np.int32]) -> None:
+    def forced(self) -> bytes:
+        if self.finished or self._inner.is_accepting():
+            return b""
+        return bytes(self._inner.compute_ff_bytes())
+
+    def _step(self, token: int) -> bool:
+        return self._inner.validate_tokens([token]) == 1 and bool(self._inner.consume_token(token))
+
+    def _step_back(self, tokens: int) -> None:
+        self._inner.rollback(tokens)
+
+    def _fill(self, mask: npt.NDArray[np.int32]) -> None:
         self._require_no_error()  # it may have met a limit on the way here, and then counts as stopped
-        if self._finished or self._inner.is_stopped():
+        if self._inner.is_stopped():
             allow_only(self._stops, mask)
             return
         self._inner.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -91,23 +93,3 @@ class LLGuidanceMatcher:
         if self._inner.is_error():
             reason = str(self._inner.get_error()).partition("\n")[0]
             raise RequestError(f"The grammar cannot be followed any further: {reason}.")
-
-    def rollback(self, tokens: int) -> None:
-        if tokens and self._finished:
-            self._finished = False
-            tokens -= 1
-        if tokens:
-            self._inner.rollback(tokens)
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def can_end(self) -> bool:
-        return not self._finished and bool(self._inner.is_accepting())
-
-    def forced(self) -> bytes:
-        if self._finished or self._inner.is_accepting():
-            return b""
-        return bytes(self._inner.compute_ff_bytes())

@@ -16,11 +16,7 @@ MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_COUNTED = 2_000  # rules that count properties
 
 
-def object_form(lowering: Lowering, parts: Parts, name: str) -> Plain | None:
-    return _ObjectForm(lowering, parts).build(name)
-
-
-class _ObjectForm:
+class ObjectForm:
     def __init__(self, lowering: Lowering, parts: Parts) -> None:
         self._lowering = lowering
         self._parts = parts
@@ -39,7 +35,7 @@ class _ObjectForm:
         self._properties: dict[str, Plain] = {}
         self._closed = False
 
-    def build(self, name: str) -> Plain | None:
+    def build(self) -> Plain | None:
         for property_name in self._names:
             allowed = all(
                 self._lowering.accepts(join(pointer, "propertyNames"), property_name, "pattern")
@@ -52,7 +48,7 @@ class _ObjectForm:
                 return None
         others = self._others()
         self._closed = not others
-        plain: Plain = {"type": name, "additionalProperties": False}
+        plain: Plain = {"type": "object", "additionalProperties": False}
         if self._properties:
             plain |= {"properties": self._properties, "required": self._required}
         if others:

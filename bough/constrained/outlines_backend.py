@@ -14,7 +14,7 @@ import outlines_core
 
 from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.vocabulary import Vocabulary, allow_also, allow_only
+from bough.constrained.vocabulary import Vocabulary, allow_also
 
 MAX_FORCED_BYTES = 4096
 END = b"\x00"
@@ -84,44 +84,28 @@ class States:
         return [token for token in tokens if token < self.vocabulary.size and token not in self.vocabulary.stop_ids]
 
 
-class OutlinesMatcher:
+class OutlinesMatcher(Matcher):
     def __init__(self, states: States) -> None:
+        super().__init__(states.vocabulary.stop_ids)
         self._states = states
         self._passed: list[int] = [states.index.get_initial_state()]
-        self._finished = False
 
-    def accept(self, token: int) -> bool:
-        if self._finished:
-            return False
-        if token in self._states.vocabulary.stop_ids:
-            self._finished = self.can_end
-            return self._finished
+    @property
+    def can_end(self) -> bool:
+        return not self.finished and self._states.ends(self._passed[-1])
+
+    def forced(self) -> bytes:
+        return b"" if self.finished else self._states.forced(self._passed[-1])
+
+    def _step(self, token: int) -> bool:
         state = self._states.index.get_next_state(self._passed[-1], token)
         if state is None:
             return False
         self._passed.append(state)
         return True
 
-    def fill(self, mask: npt.NDArray[np.int32]) -> None:
-        if self._finished:
-            allow_only(self._states.vocabulary.stop_ids, mask)
-        else:
-            mask[:] = self._states.mask(self._passed[-1])
+    def _step_back(self, tokens: int) -> None:
+        del self._passed[-tokens:]
 
-    def rollback(self, tokens: int) -> None:
-        if tokens and self._finished:
-            self._finished = False
-            tokens -= 1
-        if tokens:
-            del self._passed[-tokens:]
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def can_end(self) -> bool:
-        return not self._finished and self._states.ends(self._passed[-1])
-
-    def forced(self) -> bytes:
-        return b"" if self._finished else self._states.forced(self._passed[-1])
+    def _fill(self, mask: npt.NDArray[np.int32]) -> None:
+        mask[:] = self._states.mask(self._passed[-1])

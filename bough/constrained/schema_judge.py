@@ -5,14 +5,19 @@ searched, and steps are limited. Forms of earlier drafts are read as `schema_sou
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
+
+import attrs
+from jsonschema import Draft7Validator, Draft202012Validator, ValidationError, validators
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from bough.constrained.automata import TooLarge, matches
 from bough.constrained.regexes import PatternError, parse_regex
 
 MAX_STEPS = 200_000  # keywords looked at, for all values of a schema together
 COSTS = {"$ref": 20, "$dynamicRef": 20, "allOf": 5, "anyOf": 5, "oneOf": 5, "if": 5}  # steps that one of these takes
+NEWER = Draft202012Validator.VALIDATORS
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
 
 
@@ -43,25 +48,9 @@ def found_in(pattern: str, text: str) -> bool:
 
 class Judge:
     def __init__(self, root: Any) -> None:
-        from jsonschema import Draft7Validator, Draft202012Validator, validators
-        from referencing import Registry
-
         self._left = MAX_STEPS
         self._enums: dict[int, frozenset[Any]] = {}
-        newer = Draft202012Validator.VALIDATORS
-        ours: dict[str, Keyword] = {
-            "pattern": _pattern,
-            "patternProperties": _pattern_properties,
-            "additionalProperties": _additional_properties,
-            "unevaluatedProperties": _unevaluated,
-            "unevaluatedItems": _unevaluated,
-            "enum": self._enum,
-            "items": partial(_items, newer["items"]),
-            "required": partial(_required, newer["required"]),
-            "dependencies": Draft7Validator.VALIDATORS["dependencies"],
-            **{name: partial(_bound, name, newer[name]) for name in BOUNDS},
-        }
-        keywords = {**newer, **ours}
+        keywords = {**NEWER, **OURS, "enum": self._enum}
         judged: Any = validators.extend(
             Draft202012Validator, {name: self._counted(check, COSTS.get(name, 1)) for name, check in keywords.items()}
         )  # type: ignore[no-untyped-call]
@@ -72,8 +61,6 @@ class Judge:
         self._parts: dict[int, Any] = {}  # by part of the schema
 
     def accepts(self, part: Any, value: Any) -> bool:
-        from referencing.exceptions import Unresolvable
-
         if id(part) not in self._parts:
             self._parts[id(part)] = self._validator.evolve(schema=part)
         try:
@@ -97,22 +84,16 @@ class Judge:
         if known is None:
             known = self._enums[id(enum)] = frozenset(map(same, enum))
         if same(instance) not in known:
-            yield _error("is none of the values")
+            yield ValidationError("is none of the values")
 
 
 # ---- keywords
 
 
-def _error(message: str) -> Any:
-    from jsonschema.exceptions import ValidationError
-
-    return ValidationError(message)
-
-
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     del validator, schema
     if isinstance(instance, str) and not found_in(pattern, instance):
-        yield _error("does not match")
+        yield ValidationError("does not match")
 
 
 def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
@@ -139,9 +120,9 @@ def _unevaluated(validator: Any, subschema: Any, instance: Any, schema: Any) -> 
     yield from ()
 
 
-def _items(newer: Keyword, validator: Any, items: Any, instance: Any, schema: Any) -> Iterator[Any]:
+def _items(validator: Any, items: Any, instance: Any, schema: Any) -> Iterator[Any]:
     if not isinstance(items, list):
-        yield from newer(validator, items, instance, schema) or ()
+        yield from NEWER["items"](validator, items, instance, schema) or ()
     elif isinstance(instance, list):
         for item, subschema in zip(instance, items, strict=False):
             yield from validator.descend(item, subschema)
@@ -149,25 +130,37 @@ def _items(newer: Keyword, validator: Any, items: Any, instance: Any, schema: An
             yield from validator.descend(item, schema.get("additionalItems", True))
 
 
-def _required(newer: Keyword, validator: Any, required: Any, instance: Any, schema: Any) -> Iterator[Any]:
+def _required(validator: Any, required: Any, instance: Any, schema: Any) -> Iterator[Any]:
     if isinstance(required, list):
-        yield from newer(validator, required, instance, schema) or ()
+        yield from NEWER["required"](validator, required, instance, schema) or ()
 
 
-BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+def _bound(exclusive: str, plain: str) -> Keyword:
+    def check(validator: Any, bound: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if bound is True and plain in schema:
+            bound = schema[plain]
+        if not isinstance(bound, bool):
+            yield from NEWER[exclusive](validator, bound, instance, schema) or ()
+
+    return check
 
 
-def _bound(keyword: str, newer: Keyword, validator: Any, bound: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    if bound is True and BOUNDS[keyword] in schema:
-        bound = schema[BOUNDS[keyword]]
-    if not isinstance(bound, bool):
-        yield from newer(validator, bound, instance, schema) or ()
+OURS: dict[str, Keyword] = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated,
+    "unevaluatedItems": _unevaluated,
+    "items": _items,
+    "required": _required,
+    "dependencies": Draft7Validator.VALIDATORS["dependencies"],
+    "exclusiveMinimum": _bound("exclusiveMinimum", "minimum"),
+    "exclusiveMaximum": _bound("exclusiveMaximum", "maximum"),
+}
 
 
 def _evolve(validator: Any, **changes: Any) -> Any:
     """The same validator over another part: the library's own would go on with one of its own at every `$schema`."""
-    import attrs
-
     if not isinstance(changes.get("schema", True), dict | bool):
         raise Undecided(f"has a reference to what is not a schema ({changes['schema']!r:.80})")
     return attrs.evolve(validator, **changes)

@@ -10,7 +10,7 @@ from itertools import combinations, islice
 from typing import Any
 
 from bough.constrained.limits import MAX_LOOKS, require_choices
-from bough.constrained.object_form import object_form
+from bough.constrained.object_form import ObjectForm
 from bough.constrained.schema_judge import same
 from bough.constrained.schema_source import NotInSchema, SchemaSource, join, problems, unknown
 from bough.constrained.type_forms import FORMS, NO_KEYWORDS, Form, Gap, Lowering, Part, Parts, Plain, any_of, constant
@@ -23,7 +23,7 @@ ANNOTATIONS = frozenset(
 EARLIER_FORMS = {"divisibleBy": "multipleOf", "disallow": "not", "extends": "allOf"}
 LARGE = frozenset({"properties", "anyOf", "items", "prefixItems", "additionalProperties"})  # shared as a definition
 CONTENT = frozenset({"contentEncoding", "contentMediaType", "contentSchema"})
-ALL_FORMS: dict[str, Form] = {**FORMS, "object": object_form}
+ALL_FORMS: dict[str, Form] = {**FORMS, "object": lambda lowering, parts, _: ObjectForm(lowering, parts).build()}
 
 
 def lower_schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[Gap, ...]]:

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from bough.constrained.limits import MAX_DEPTH
-from bough.constrained.schema_judge import Judge
 from bough.core.errors import RequestError
 
 DATA_KEYWORDS = {"enum", "const", "default", "examples", "example"}  # what they hold is data, not schemas
@@ -29,7 +28,6 @@ class SchemaSource:
         self._parts: dict[str, Any] = {}  # those that were asked for
         self._named: dict[str, str] = {}  # absolute address or anchor → pointer
         self._index(root, "", self._base, 0)
-        self._judge: Judge | None = None
 
     def at(self, pointer: str) -> Any:
         if pointer in self._parts:
@@ -58,12 +56,6 @@ class SchemaSource:
             return self._named[base] + unquote(fragment)
         text = f"names {reference!r}, which is not in the schema, and nothing is fetched; put what it names under $defs"
         raise NotInSchema(text)
-
-    def accepts(self, pointer: str, value: Any) -> bool:
-        """Whether a value is valid against one part, references followed; `Undecided` where that takes too much."""
-        if self._judge is None:
-            self._judge = Judge(self.root)
-        return self._judge.accepts(self.at(pointer), value)
 
     def error(self, pointer: str, reason: str) -> RequestError:
         where = f"{self.field}#{pointer}" if pointer else self.field

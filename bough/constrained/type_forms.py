@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from bough.constrained.automata import TooLarge
@@ -17,7 +18,7 @@ from bough.constrained.limits import MAX_ITEMS, MAX_POSITIONS
 from bough.constrained.pattern_tree import Node, pattern_text, positions
 from bough.constrained.regexes import PatternError, parse_regex
 from bough.constrained.schema_grammar import has_text, number_node, string_node
-from bough.constrained.schema_judge import Undecided
+from bough.constrained.schema_judge import Judge, Undecided
 from bough.constrained.schema_source import SchemaSource, join
 
 Plain = dict[str, Any]
@@ -39,6 +40,10 @@ class Lowering(ABC):
     def __init__(self, source: SchemaSource) -> None:
         self.source = source
         self._gaps: dict[str, Gap] = {}
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return Judge(self.source.root)
 
     @abstractmethod
     def lower(self, parts: Iterable[Part]) -> Plain | None:
@@ -64,7 +69,7 @@ class Lowering(ABC):
     def accepts(self, pointer: str, value: Any, keyword: str) -> bool:
         """Whether a value is valid; one that cannot be judged passes, and leaves a gap at the keyword."""
         try:
-            return self.source.accepts(pointer, value)
+            return self._judge.accepts(self.source.at(pointer), value)
         except Undecided as error:
             self.gap(pointer, keyword, f"cannot be enforced: the schema {error}")
             return True

@@ -33,9 +33,3 @@ def allow_also(tokens: tuple[int, ...], mask: npt.NDArray[np.int32]) -> None:
     words = mask.view(np.uint32)
     for token in tokens:
         words[token // 32] |= np.uint32(1 << (token % 32))
-
-
-def tail_bits(size: int) -> int:
-    """The bits of the last word that stand for tokens, as the signed number that a word is."""
-    bits = 0xFFFFFFFF >> (-size % 32)
-    return bits - (1 << 32) if bits >= 1 << 31 else bits

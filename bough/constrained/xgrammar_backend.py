@@ -13,7 +13,7 @@ import xgrammar
 
 from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
-from bough.constrained.vocabulary import Vocabulary, allow_only, tail_bits
+from bough.constrained.vocabulary import Vocabulary
 
 COMPILE_THREADS = 2  # a compile shares the machine with the model
 QUICK_S = 4.0  # of computing, on all threads: what took no longer may be compiled once more
@@ -53,31 +53,11 @@ class XGrammarBackend:
             raise refusal(error) from None
 
 
-class XGrammarMatcher:
+class XGrammarMatcher(Matcher):
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary.stop_ids)
         self._inner = xgrammar.GrammarMatcher(compiled)
-        self._stops = vocabulary.stop_ids
-        self._tail = tail_bits(vocabulary.size)
-
-    def accept(self, token: int) -> bool:
-        if self.finished:
-            return False
-        return bool(self._inner.accept_token(token))
-
-    def fill(self, mask: npt.NDArray[np.int32]) -> None:
-        if self.finished:
-            allow_only(self._stops, mask)
-        else:
-            self._inner.fill_next_token_bitmask(mask.reshape(1, -1))
-            mask[-1] &= self._tail  # the library leaves the bits behind the last token set
-
-    def rollback(self, tokens: int) -> None:
-        if tokens:
-            self._inner.rollback(tokens)
-
-    @property
-    def finished(self) -> bool:
-        return bool(self._inner.is_terminated())
+        self._tail = np.uint32(0xFFFFFFFF >> (-vocabulary.size % 32))  # bits of the last word that stand for tokens
 
     @property
     def can_end(self) -> bool:
@@ -91,3 +71,13 @@ class XGrammarMatcher:
         except UnicodeDecodeError as error:  # it ends inside a character, where there is a choice again
             whole: bytes = error.object[: error.start]
             return whole
+
+    def _step(self, token: int) -> bool:
+        return bool(self._inner.accept_token(token))
+
+    def _step_back(self, tokens: int) -> None:
+        self._inner.rollback(tokens)
+
+    def _fill(self, mask: npt.NDArray[np.int32]) -> None:
+        self._inner.fill_next_token_bitmask(mask.reshape(1, -1))
+        mask.view(np.uint32)[-1] &= self._tail  # the library leaves the bits behind the last token set

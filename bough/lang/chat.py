@@ -52,16 +52,13 @@ class TemplateFormat:
         """`first_token` is one that the tokenizer writes before every text; the template's own is then left out."""
         self.template = template
         self._first_token = first_token
-        self._prompt, self._opening, self._closing = map(
+        self._prompt, self._opening, self.closing = map(
             cache, (self._find_prompt, self._find_opening, self._find_closing)
         )
 
     def opening(self, roles: tuple[str, ...], *, generated: bool) -> str:
         prompted = generated and roles[-1] == "assistant" and len(roles) > 1
         return self._prompt(roles) if prompted else self._opening(roles)
-
-    def closing(self, roles: tuple[str, ...]) -> str:
-        return self._closing(roles)
 
     def _find_opening(self, roles: tuple[str, ...]) -> str:
         before = len(roles) - 1

@@ -4,16 +4,12 @@ A method is called with what a back end has scored; what it hands back besides i
 meta information. Users may write their own by subclassing `ChoicesSamplingMethod`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
-
-from bough.core.errors import RequestError
 
 Scored = Sequence[Any]  # (logprob, token id, text) for each token of a choice
 
@@ -107,11 +103,6 @@ greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 
 
-# From texts to scored choices. "is " + "yes" may be tokenised as "is" + " yes", so text and text + choice are tokenised
-# whole. The tokens that count begin where the first of them differs from the text alone, at the same place for all
-# choices, so that probabilities after the same tokens are compared.
-
-
 @dataclass(frozen=True, slots=True)
 class Scores:
     """The tokens of each choice with their logprobs, after the text and, where asked for, alone; what it cost."""
@@ -121,49 +112,5 @@ class Scores:
     metas: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringPlan:
-    """The prompts of one batch: one for each choice, then one for each choice alone where those are needed."""
-
-    prompts: list[list[int]]
-    starts: list[int]  # position of each prompt whose successors are scored
-    choices: int
-
-    @property
-    def request(self) -> dict[str, Any]:
-        return {
-            "input_ids": self.prompts,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
-            "return_logprob": True,
-            "logprob_start_len": self.starts,
-            "return_text_in_logprobs": True,
-        }
-
-    def read(self, metas: list[dict[str, Any]]) -> Scores:
-        """Sorts what came back."""
-        entries = [meta["input_token_logprobs"] for meta in metas]
-        # The first entry is the token before those that are scored.
-        tokens = [[_finite(entry) for entry in given[1:]] for given in entries[: self.choices]]
-        alone: list[Scored] | None = entries[self.choices :] or None
-        return Scores(tokens, alone, metas)
-
-
-def plan_scoring(text_ids: Sequence[int], full_ids: Sequence[Sequence[int]], *, unconditional: bool) -> ScoringPlan:
-    """`text_ids` is the text before the choices, `full_ids` the text with each of them."""
-    border = min(len(commonprefix([list(text_ids), list(ids)])) for ids in full_ids)  # noqa: RUF071  # not of paths
-    border = min(border, *(len(ids) - 1 for ids in full_ids))
-    if border < 1:
-        raise RequestError("select() scores its choices after some text; add text to the state before it.")
-    alone = [list(ids[border:]) for ids in full_ids] if unconditional else []
-    prompts = [list(ids) for ids in full_ids]
-    return ScoringPlan(prompts + alone, [border - 1] * len(prompts) + [0] * len(alone), len(prompts))
-
-
 def normalized(scored: Scored) -> float:
     return float(np.mean([entry[0] for entry in scored]))
-
-
-def _finite(entry: Sequence[Any]) -> tuple[float, int, str | None]:
-    """A token that the model holds for impossible has no number in JSON."""
-    logprob, token, text = entry
-    return (-math.inf if logprob is None else logprob, token, text)

@@ -95,21 +95,13 @@ class ScopeEnd(Expr):
     name: str
 
 
-def as_expr(value: object) -> Expr:
-    if isinstance(value, Expr):
-        return value
-    if isinstance(value, str):
-        return Text(value)
-    raise TypeError(f"A state takes text and expressions such as gen(), got {type(value).__name__}: {value!r:.80}.")
-
-
-def walk(expr: Expr) -> tuple[Expr, ...]:
-    """The expressions in their order, without rows."""
-    return expr.items if isinstance(expr, Row) else (expr,)
-
-
 def items_of(value: object) -> tuple[Expr, ...]:
-    return walk(as_expr(value))
+    """What text or an expression adds to a state: expressions in their order, without rows."""
+    if isinstance(value, Expr):
+        return value.items if isinstance(value, Row) else (value,)
+    if isinstance(value, str):
+        return (Text(value),)
+    raise TypeError(f"A state takes text and expressions such as gen(), got {type(value).__name__}: {value!r:.80}.")
 
 
 # Values that tracing does not know: arguments that were not given, and what a model would write. They can be written,

@@ -12,15 +12,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from bough.core.errors import EngineDeadError, RequestError
 from bough.lang.backends.base import Usage
 from bough.lang.chat import Document
-from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, as_expr, walk
+from bough.lang.expressions import Expr, Gen, ScopeEnd, Select, items_of
 from bough.lang.loop import background_loop
 from bough.lang.slots import Changes, Failure, Site, Slot, calling_site
-from bough.lang.steps import ForkPoint, RunOptions, Settle, Step
+from bough.lang.steps import RunOptions, Settle, Step
 from bough.lang.writer import Writer
 
 REASONING_SUFFIX = "_reasoning_content"
@@ -49,7 +50,7 @@ class Executor:
     def submit(self, value: object) -> None:
         """Queues an expression. A state that has failed takes no more; who reads from it is told why."""
         site = calling_site()
-        for expr in walk(as_expr(value)):
+        for expr in items_of(value):
             self._submit(self._step(expr, site))
         if not self.options.use_thread:
             self.sync()
@@ -59,16 +60,7 @@ class Executor:
         for child in children:
             child.slots = dict(self.slots)
         self.children += children
-
-        def begin() -> None:
-            for child in children:
-                child._adopt(self)
-
-        def fail(failure: Failure) -> None:
-            for child in children:
-                child.fail(failure)
-
-        self._submit(Step(ForkPoint(begin, fail), calling_site()))
+        self._submit(Step(ForkPoint(children), calling_site()))
         return children
 
     def set_variable(self, name: str, value: Any) -> None:
@@ -213,7 +205,7 @@ class Executor:
     def _submit(self, step: Step) -> None:
         with self._lock:
             if self.failure is not None:
-                step.drop(self.failure)
+                _drop(step, self.failure)
             elif self._busy:
                 self._queue.append(step)
             elif not self._done_at_once(step):
@@ -234,7 +226,8 @@ class Executor:
     def _begin_branches(self, step: Step) -> bool:
         if not isinstance(step.expr, ForkPoint):
             return False
-        step.expr.begin()
+        for branch in step.expr.branches:
+            branch._adopt(self)
         return True
 
     def _adopt(self, parent: Executor) -> None:
@@ -289,4 +282,16 @@ class Executor:
                 self.failure.reported = True
             self._rest()
         for step in queue:
-            step.drop(failure)
+            _drop(step, failure)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPoint(Expr):
+    """Branches begin here, or fail with the state that would have begun them."""
+
+    branches: list[Executor]
+
+
+def _drop(step: Step, failure: Failure) -> None:
+    for branch in step.expr.branches if isinstance(step.expr, ForkPoint) else ():
+        branch.fail(failure)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, Self, TypeVar
 
@@ -213,21 +214,38 @@ class ProgramState(StateBase):
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text, or one variable's, piece by piece as it comes (`run(stream=True)`; else in one piece)."""
-        read = Reader(self._executor, var_name, outside=self._outside)
-        while not read.over:
-            read.wait().result()
-            if piece := read.take():
-                yield piece
-        read.finish()
+        for step in self._read(var_name):
+            if isinstance(step, Future):
+                step.result()
+            else:
+                yield step[0]
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for event loops; with `return_meta_data` pairs of a piece and its meta information."""
-        read = Reader(self._executor, var_name, outside=self._outside)
-        while not read.over:
-            await asyncio.wrap_future(read.wait())
-            if piece := read.take():
-                yield (piece, read.meta) if return_meta_data else piece
-        read.finish()
+        for step in self._read(var_name):
+            if isinstance(step, Future):
+                await asyncio.wrap_future(step)
+            else:
+                yield step if return_meta_data else step[0]
+
+    def _read(self, name: str | None) -> Iterator[Future[None] | tuple[str, Any]]:
+        """What to wait for, and what has come then: pieces with their meta information. Raises at the end if what was
+        read will never be complete, or never come."""
+        executor, slot = self._executor, None
+        version, shown, over = -1, 0, False
+        while not over:
+            yield executor.changes.since(version)
+            version = executor.changes.version
+            over = executor.over(outside=self._outside)  # first: what comes in between is found in the next turn
+            text = executor.document.text if name is None else ""
+            if name is not None and (slot := slot or executor.slots.get(name)) is not None:
+                over, text = slot.filled.done(), slot.partial
+            if piece := text[shown:]:
+                shown += len(piece)
+                yield piece, None if slot is None else slot.meta
+        executor.raise_failure()
+        if name is not None:
+            executor.slot(name)
 
     # For event loops --------------------------------------------------------------------------------------------------
 
@@ -276,46 +294,3 @@ class ProgramStateGroup(GroupBase[ProgramState]):
         names = dict.fromkeys(name for state in self.states for name in state._executor.slots if name not in known)
         for name in names:
             parent.set_variable(name, [state[name] for state in self.states if name in state])
-
-
-class Reader:
-    def __init__(self, executor: Executor, name: str | None, *, outside: bool) -> None:
-        """`outside`: it follows a running program from outside, to its end."""
-        self._executor = executor
-        self._outside = outside
-        self._name = name
-        self._slot = executor.slots.get(name) if name is not None else None
-        self._version = -1
-        self._shown = 0
-        self.over = False
-
-    @property
-    def meta(self) -> Any:
-        return None if self._slot is None else self._slot.meta
-
-    def wait(self) -> Any:
-        """A future that is done when there may be something to take."""
-        return self._executor.changes.since(self._version)
-
-    def take(self) -> str:
-        """What is new. Whether all is over is asked first: what comes in between is then found in the next turn."""
-        self._version = self._executor.changes.version
-        program_over = self._executor.over(outside=self._outside)
-        if self._name is not None and self._slot is None:
-            self._slot = self._executor.slots.get(self._name)  # the program may not have come to it yet
-        if self._name is None:
-            self.over = program_over
-            text = self._executor.document.text
-        elif self._slot is None:
-            self.over, text = program_over, ""
-        else:
-            self.over, text = self._slot.filled.done(), self._slot.partial
-        piece = text[self._shown :]
-        self._shown += len(piece)
-        return piece
-
-    def finish(self) -> None:
-        """Raises if what was read will never be complete, or never come."""
-        self._executor.raise_failure()
-        if self._name is not None:
-            self._executor.slot(self._name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bough.lang.backends.base import Backend
 from bough.lang.expressions import Expr
-from bough.lang.slots import Failure, Site, Slot
+from bough.lang.slots import Site, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,6 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ForkPoint:
-    """Branches begin here, or fail with the state that would have begun them."""
-
-    begin: Callable[[], None]
-    fail: Callable[[Failure], None]
-
-
-@dataclass(frozen=True, slots=True)
 class Settle:
     """Somebody waits for a variable of a message that is still being put together."""
 
@@ -44,14 +36,10 @@ class Settle:
 class Step:
     """One expression in the queue, the line that it came from, and the variables that it fills."""
 
-    expr: Expr | ForkPoint | Settle
+    expr: Expr | Settle
     site: Site | None
     slot: Slot | None = None
     thoughts: Slot | None = None  # for a model's reasoning, where it is kept apart
-
-    def drop(self, failure: Failure) -> None:
-        if isinstance(self.expr, ForkPoint):
-            self.expr.fail(failure)
 
 
 class Body:

@@ -54,7 +54,7 @@ class TraceState(StateBase):
         self._values = dict(values or {})
 
     def _submit(self, value: object) -> None:
-        for expr in ex.walk(ex.as_expr(value)):
+        for expr in ex.items_of(value):
             for part in ex.split(expr) if isinstance(expr, Text) else (expr,):
                 self._record(part)
 

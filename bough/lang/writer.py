@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.backends.base import OPTIONS, GenOutput, GenRequest, Usage
+from bough.lang.backends.base import OPTIONS, GenOutput, GenRequest, Usage, stops_of
 from bough.lang.chat import Document
 from bough.lang.choices import normalized
 from bough.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Video
@@ -108,8 +108,7 @@ class Writer:
         document = self.document
         more = (*ends, *(document.chat_format.stop if document.role == "assistant" else ()))
         if more:
-            given = merged.get("stop") or ()
-            merged["stop"] = (*((given,) if isinstance(given, str) else given), *more)
+            merged["stop"] = (*stops_of(merged), *more)
         images = [part["image"] for part in document.media_of("image")]
         videos = [(part["video"], part["num_frames"]) for part in document.media_of("video")]
         return GenRequest(document.text, document.all_messages, merged, options, images, videos)
@@ -223,8 +222,7 @@ def match(items: Sequence[Text | Gen], written: str) -> list[str] | None:
 
 def _end_of(item: Gen, following: Text | Gen | None, written: str, at: int) -> int | None:
     """Where a generation ends: before the program's next text, or at its own stop."""
-    stops = item.sampling.get("stop") or ()
-    stops = (*((stops,) if isinstance(stops, str) else stops), *item.ends)
+    stops = (*stops_of(item.sampling), *item.ends)
     ends = [place for stop in stops if (place := written.find(stop, at)) >= 0]
     if isinstance(following, Text):
         place = written.find(following.value, at)

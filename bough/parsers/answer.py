@@ -1,10 +1,12 @@
 """One answer's text, read as reasoning, text and calls: the two parsers of a request, one behind the other."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bough.parsers.events import CallArguments, CallBegin, CallEnd, CallFailed, Event, Parsed, Reasoning, Text
+import msgspec
+
+from bough.parsers.events import Begun, Call, CallArguments, CallBegin, CallEnd, Event, Parsed, Reasoning, Text
 from bough.parsers.formats.base import Calls, Framed, ToolFormat
 from bough.parsers.reasoning import ReasoningFormat
 from bough.parsers.source import StreamParser
@@ -95,41 +97,28 @@ class CallBuffer:
 
     def __init__(self, eager: Collection[str]) -> None:
         self._eager = eager
-        self._held: CallBegin | None = None
-        self._arguments: list[str] = []
+        self._held: Begun = {}
         self._index = -1
 
     def pass_on(self, events: Iterable[Event]) -> list[Event]:
         return [shown for event in events for shown in self._pass(event)]
 
-    def _pass(self, event: Event) -> list[Event]:
-        match event:
-            case CallBegin() if event.name in self._eager:
-                return [self._begin(event)]
-            case CallBegin():
-                self._held, self._arguments = event, []
-                return []
-            case CallArguments() if self._held is not None:
-                self._arguments.append(event.text)
-                return []
-            case CallArguments():
-                return [CallArguments(self._index, event.text)]
-            case CallEnd():
-                return [*self._release(), CallEnd(self._index)]
-            case CallFailed() if self._held is not None:
-                self._held = None
-                return [Text(event.text)]
-            case CallFailed():
-                return [CallFailed(self._index, event.text)]
-        return [event]
+    def _pass(self, event: Event) -> Iterator[Event]:
+        if isinstance(event, Text | Reasoning):
+            yield event
+        elif isinstance(event, CallBegin) and event.name in self._eager:
+            yield self._begin(event)
+        elif isinstance(event, CallBegin) or event.index in self._held:
+            for found in Call.join([event], self._held):
+                if isinstance(found, Call):
+                    yield self._begin(found)
+                    yield CallArguments(self._index, found.arguments)
+                    yield CallEnd(self._index)
+                else:
+                    yield found
+        else:
+            yield msgspec.structs.replace(event, index=self._index)
 
-    def _release(self) -> list[Event]:
-        """The call that was held, complete, its arguments in one piece."""
-        if self._held is None:
-            return []
-        begin, self._held = self._begin(self._held), None
-        return [begin, CallArguments(self._index, "".join(self._arguments))]
-
-    def _begin(self, event: CallBegin) -> CallBegin:
+    def _begin(self, call: CallBegin | Call) -> CallBegin:
         self._index += 1
-        return CallBegin(self._index, event.name, event.id)
+        return CallBegin(self._index, call.name, call.id)

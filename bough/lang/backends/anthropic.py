@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.backends.base import GenOutput, GenRequest, image_data
-from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_media
+from bough.lang.backends.base import GenOutput, GenRequest, image_data, stops_of
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, with_media
 
 
 class Anthropic(ChatApiBackend):

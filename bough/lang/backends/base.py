@@ -9,14 +9,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 from bough.core.errors import RequestError
-from bough.lang.chat import ChatFormat
+from bough.lang.chat import ChatFormat, NoChat
 from bough.lang.choices import Scores
 from bough.lang.loop import wait_for
 
@@ -72,14 +74,10 @@ class Backend(ABC):
 
     chat_only = False
     has_adapters = True  # whether `lora_path` may name one
+    chat_format: ChatFormat = NoChat()  # how roles become text
 
     def __init__(self) -> None:
         self.token_usage = Usage()  # of all programs
-
-    @property
-    @abstractmethod
-    def chat_format(self) -> ChatFormat:
-        """How roles become text."""
 
     @abstractmethod
     async def generate(self, request: GenRequest) -> GenOutput:
@@ -115,6 +113,74 @@ class Backend(ABC):
 
     def get_server_info(self) -> dict[str, Any]:
         return wait_for(self.async_server_info())
+
+
+class NativeBackend(Backend):
+    """What speaks the engine's own API, in this process or at a server."""
+
+    @abstractmethod
+    async def ask(self, body: dict[str, Any]) -> Any:
+        """The answer to the body of a `/generate`."""
+
+    @abstractmethod
+    async def encode(self, texts: list[str]) -> list[list[int]]:
+        """The token ids of texts."""
+
+    async def generate(self, request: GenRequest) -> GenOutput:
+        return output_of(await self.ask(body_of(request)))
+
+    async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
+        """ "is " + "yes" may be tokenised as "is" + " yes", so text and text + choice are tokenised whole. The tokens
+        that count begin where the first of them differs from the text alone, at the same place for all choices, so that
+        probabilities after the same tokens are compared."""
+        text_ids, *full_ids = await self.encode([text, *(text + choice for choice in choices)])
+        common = [len(commonprefix([text_ids, ids])) for ids in full_ids]  # noqa: RUF071  # not of paths
+        border = min(*common, *(len(ids) - 1 for ids in full_ids))
+        if border < 1:
+            raise RequestError("select() scores its choices after some text; add text to the state before it.")
+        alone = [ids[border:] for ids in full_ids] if unconditional else []
+        body = {
+            "input_ids": full_ids + alone,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": [border - 1] * len(full_ids) + [0] * len(alone),
+            "return_text_in_logprobs": True,
+        }
+        metas = output_of(await self.ask(body)).metas
+        entries = [meta["input_token_logprobs"] for meta in metas]
+        tokens = [
+            # A token that the model holds for impossible has no number in JSON.
+            [(-math.inf if logprob is None else logprob, token, shown) for logprob, token, shown in given[1:]]
+            for given in entries[: len(choices)]  # of which the first is the token before those that are scored
+        ]
+        return Scores(tokens, entries[len(choices) :] or None, metas)
+
+    async def async_cache_prefix(self, text: str) -> None:
+        await self.ask({"text": text, "sampling_params": {"max_new_tokens": 0}})
+
+
+def body_of(request: GenRequest) -> dict[str, Any]:
+    body = {"text": request.text, "sampling_params": dict(request.sampling), **request.options}
+    if request.images:
+        body["image_data"] = [media_url(source) for source in request.images]
+    if request.videos:
+        body["video_data"] = [{"url": media_url(path), "num_frames": frames} for path, frames in request.videos]
+    return body
+
+
+def stops_of(fields: Mapping[str, Any]) -> list[str]:
+    stop = fields.get("stop") or ()
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+def output_of(answer: Any) -> GenOutput:
+    """An engine's output, or the list of them that n > 1 gives."""
+    outputs = answer if isinstance(answer, list) else [answer]
+    for output in outputs:
+        reason = output["meta_info"]["finish_reason"]
+        if reason is not None and reason["type"] == "abort":
+            raise RequestError(reason.get("message") or "The request was aborted.")
+    return GenOutput([output["text"] for output in outputs], [output["meta_info"] for output in outputs])
 
 
 MARKS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}

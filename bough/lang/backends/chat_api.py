@@ -32,6 +32,7 @@ def load_sdk(module: str, extra: str) -> Any:
 class ChatApiBackend(Backend):
     chat_only = True
     has_adapters = False
+    chat_format: ChatFormat = FORMATS["default"]  # only for reading: what is sent are messages
     service = "This API"
     known: frozenset[str] = frozenset()  # sampling fields that it has a word for
 
@@ -47,11 +48,6 @@ class ChatApiBackend(Backend):
             return await self._complete(**arguments)
         except self._refused as error:
             raise RequestError(f"{self.service}: {error}", status_code=getattr(error, "status_code", 400)) from error
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        """Only for reading: what is sent are messages."""
-        return FORMATS["default"]
 
     def asked(self, request: GenRequest) -> dict[str, Any]:
         """The sampling fields that say something, under the engine's names, and the limit, which APIs do not know.
@@ -80,11 +76,6 @@ class ChatApiBackend(Backend):
                 "write text and generations into one message, use @function(num_api_spec_tokens=128)."
             )
         return before
-
-
-def stops_of(fields: Mapping[str, Any]) -> list[str]:
-    stop = fields.get("stop") or ()
-    return [stop] if isinstance(stop, str) else list(stop)
 
 
 def with_media(content: Any, block: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:

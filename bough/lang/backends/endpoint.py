@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import EngineDeadError, RequestError
-from bough.lang.backends.base import Backend, GenOutput, GenRequest
-from bough.lang.backends.in_process import options_of, output_of
+from bough.lang.backends.base import GenOutput, GenRequest, NativeBackend, body_of, output_of
 from bough.lang.chat import ChatFormat, NoChat, TemplateFormat, format_by_name, format_by_path
-from bough.lang.choices import Scores, plan_scoring
 from bough.lang.loop import wait_for
 from bough.tokenizer.chat_template import ChatTemplate
 
@@ -23,7 +21,7 @@ CONNECT_TIMEOUT_S = 10.0  # an answer may take as long as it takes; see `timeout
 INTRODUCTION_S = 60.0  # for the first answer, before there is any program
 
 
-class RuntimeEndpoint(Backend):
+class RuntimeEndpoint(NativeBackend):
     """The server at `base_url`. `verify` is False, or a file with certificates, for HTTPS with one's own; the chat
     template is the server's, unless one is named."""
 
@@ -40,22 +38,18 @@ class RuntimeEndpoint(Backend):
         self.verify = verify
         named = None if chat_template_name is None else format_by_name(chat_template_name)
         self.model_info: dict[str, Any] = wait_for(self._introduction())
-        self._chat_format = named or _format_of(self.model_info)
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self._chat_format
+        self.chat_format = named or _format_of(self.model_info)
 
     def get_model_name(self) -> str:
         return str(self.model_info["model_path"])
 
-    async def generate(self, request: GenRequest) -> GenOutput:
-        return output_of(await self._call("/generate", _body(request)))
+    async def ask(self, body: dict[str, Any]) -> Any:
+        return await self._call("/generate", body)
 
     async def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
         import httpx
 
-        body = {**_body(request), "stream": True}
+        body = {**body_of(request), "stream": True}
         try:
             async with self._client.stream("POST", "/generate", json=body) as response:
                 if response.status_code != 200:
@@ -70,14 +64,9 @@ class RuntimeEndpoint(Backend):
         except httpx.TransportError as error:
             raise self._dead(error) from error
 
-    async def score(self, text: str, choices: Sequence[str], *, unconditional: bool) -> Scores:
-        texts = [text, *(text + choice for choice in choices)]
-        text_ids, *full_ids = (await self._call("/tokenize", {"prompt": texts}))["tokens"]
-        plan = plan_scoring(text_ids, full_ids, unconditional=unconditional)
-        return plan.read(output_of(await self._call("/generate", plan.request)).metas)
-
-    async def async_cache_prefix(self, text: str) -> None:
-        await self._call("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+    async def encode(self, texts: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = (await self._call("/tokenize", {"prompt": texts}))["tokens"]
+        return ids
 
     async def async_flush_cache(self) -> bool:
         try:
@@ -128,10 +117,6 @@ class RuntimeEndpoint(Backend):
         return EngineDeadError(
             f"The server at {self.base_url} cannot be reached, or has ended: {type(error).__name__} {error}".rstrip()
         )
-
-
-def _body(request: GenRequest) -> dict[str, Any]:
-    return {"text": request.text, "sampling_params": dict(request.sampling), **options_of(request)}
 
 
 def _refusal(response: httpx.Response) -> RequestError:

@@ -10,9 +10,9 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from bough.core.errors import RequestError, SettingsError
-from bough.lang.backends.base import GenOutput, GenRequest, media_url
-from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, stops_of, with_media
-from bough.lang.chat import ChatFormat, format_by_name
+from bough.lang.backends.base import GenOutput, GenRequest, media_url, stops_of
+from bough.lang.backends.chat_api import ChatApiBackend, load_sdk, meta_of, with_media
+from bough.lang.chat import format_by_name
 from bough.lang.choices import Scores
 from bough.lang.primitives import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
@@ -52,11 +52,7 @@ class OpenAI(ChatApiBackend):
             self.known -= {"json_schema"}
         elif REASONING_MODELS.match(model):
             self.limit_name = "max_completion_tokens"
-        self._format = format_by_name(chat_template or "default")
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self._format
+        self.chat_format = format_by_name(chat_template or "default")
 
     async def generate(self, request: GenRequest) -> GenOutput:
         answer = await self._create(**self._arguments(request))
@@ -169,7 +165,6 @@ class LiteLLM(OpenAI):
         self.model = model
         self._complete = functools.partial(sdk.acompletion, **args)
         self._refused = (sdk.BadRequestError,)
-        self._format = format_by_name("default")
 
 
 def VertexAI(model_name: str = "MODEL", *args: Any, **kwargs: Any) -> NoReturn:  # SGLang's name

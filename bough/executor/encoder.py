@@ -24,12 +24,12 @@ from bough.core.model_config import MediaConfig
 from bough.core.plan import BatchPlan, Encode, IntArray
 from bough.executor.layout import StepLayout
 from bough.executor.load_model import LoadedWeights
-from bough.loader.encoders import PACKED
+from bough.loader.encoders import PACKED, sent
 
 log = logging.getLogger(__name__)
 
 # What modules count with: reading it back would wait for the device.
-ON_HOST = ("image_sizes", "batch_num_images", "num_local_patches")
+ON_HOST = ("image_sizes", "batch_num_images", "num_local_patches", "image_grid_thw", "video_grid_thw")
 
 
 def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:
@@ -120,8 +120,7 @@ class Encoder:
         return output
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        pinned = values.pin_memory() if self._device.type == "cuda" else values  # so that the copy waits for nothing
-        on_device = pinned.to(self._device, non_blocking=True)
+        on_device = sent(values, self._device)
         return on_device.to(self._dtype) if values.is_floating_point() else on_device
 
 

@@ -9,6 +9,7 @@ kernel. Convolutions of patches that stand one by one are products: cuDNN has no
 """
 
 import sys
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ from bough.loader.source import SafetensorsSource
 TEXT = ("language_model.", "model.language_model.", "model.text_model.", "lm_head.", "model.layers.", "model.norm.")
 EMBEDDINGS = ("model.embed_tokens.",)
 ROTATION = "apply_rotary_pos_emb_vision"  # a function that families of towers have
+MOST_GRIDS = 16  # sizes of images of a call for which what towers are told is kept
+Grid = tuple[tuple[int, ...], ...]  # of each image the patches in time, height and width
 PACKED = "bough_flash"  # an attention by whose name Transformers knows that it takes items one behind the other
 
 
@@ -64,6 +67,9 @@ def load_encoder(
     if hasattr(model.model, "audio_tower") and not hasattr(model, "get_audio_features"):
         model.get_audio_features = partial(hear, model.model)
     visual = getattr(model.model, "visual", None)
+    if visual is not None:
+        known = lru_cache(MOST_GRIDS)(partial(sizes_of, visual))
+        visual.register_forward_pre_hook(partial(tell_sizes, known), with_kwargs=True)
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
         launch_less(visual)
     torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in products of matrices
@@ -71,6 +77,42 @@ def load_encoder(
         if isinstance(module, torch.nn.Conv3d) and module.kernel_size == module.stride and module.groups == 1:
             module.__class__ = PatchProduct
     return model.to(device).eval().requires_grad_(False)
+
+
+def tell_sizes(
+    known: Callable[[Grid], dict[str, Any]], visual: Any, args: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """A hook before a tower: adds what follows from the sizes of images where these are on the host."""
+    grid = given.get("grid_thw")
+    return None if grid is None or grid.is_cuda else (args, given | known(tuple(map(tuple, grid.tolist()))))
+
+
+def sizes_of(visual: Any, grid: Grid) -> dict[str, Any]:
+    """What a tower would compute of the patches of its images in time, height and width, under the names by which
+    Transformers takes it. The tower itself would read it back from the device piece by piece."""
+    sizes, family = torch.tensor(grid), sys.modules[type(visual).__module__]
+    found: dict[str, Any] = {"grid_thw": sizes}
+    if hasattr(family, "get_vision_attention_seqlens") and hasattr(visual, "blocks"):
+        from transformers import vision_utils
+
+        merge, bounds = visual.spatial_merge_size, vision_utils.get_vision_cu_seqlens(sizes)
+        found |= {"position_ids": vision_utils.get_vision_position_ids(sizes, merge)}
+        found |= {"cu_seqlens": bounds, "max_seqlen": longest_of(bounds)}
+        if hasattr(visual, "window_size"):
+            windows = vision_utils.get_vision_window_index(sizes, merge, visual.window_size, visual.patch_size)
+            found |= dict(zip(("window_index", "cu_window_seqlens"), windows, strict=True))
+            found["max_window_seqlen"] = longest_of(windows[1])
+        if hasattr(visual, "num_grid_per_side"):  # of learned positions, which are interpolated
+            how = visual.num_grid_per_side, visual.interpolation_mode, visual.interpolation_align_corners, merge
+            taps = vision_utils.get_vision_interpolation_indices_and_weights(sizes, *how)
+            found |= dict(zip(("interp_indices", "interp_weights"), taps, strict=True))
+    device = next(visual.parameters()).device
+    return {name: each if isinstance(each, int) else sent(each, device) for name, each in found.items()}
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, which the host does not wait for."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 def launch_less(visual: Any) -> None:

@@ -29,11 +29,10 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """What encoders have made of images and the like: vectors in the place of those of tokens."""
+    """What encoders have made of images and the like, laid out by the step's tokens: graphs have it in buffers."""
 
-    places: torch.Tensor  # [n] int64, among the step's tokens
-    rows: torch.Tensor  # [n, hidden]
-    deep: tuple[torch.Tensor, ...] = ()  # [n, hidden] each: what is added behind the first layers
+    here: torch.Tensor  # [tokens, 1] bool, which tokens are of media
+    rows: torch.Tensor  # [1 + deep layers, tokens, hidden]: their vectors, and what the first layers add to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ class ForwardContext:
             assert axes is not None, "positions with several axes need a rotation that tells which pair takes which"
             places = (self.batch.positions[axes].T, torch.arange(len(axes), device=axes.device))
             lines = torch.arange(self.batch.positions.shape[1], device=axes.device)
-            self.turns[rope.cos] = rope.cos[places], rope.sin[places], lines
+            # Kernels read a table line by line, and such an index gives it column by column.
+            self.turns[rope.cos] = rope.cos[places].contiguous(), rope.sin[places].contiguous(), lines
         cos, sin, lines = self.turns[rope.cos]
         return rope._replace(cos=cos, sin=sin), lines

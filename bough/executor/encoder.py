@@ -75,9 +75,13 @@ class Encoder:
         if plan.media is None:
             return None
         rows = torch.cat([self._outputs[output][row : row + count] for _, output, row, count in plan.media.tolist()])
-        places = [np.arange(first, first + count) for first, count in _runs(plan, layout).tolist()]
-        parts = torch.split(rows, self._hidden_size, dim=1)
-        return MediaRows(self._to_device(np.concatenate(places).astype(np.int64)), parts[0], parts[1:])
+        here = np.zeros((int(layout.query_starts[-1]), 1), dtype=np.bool_)
+        for first, count in _runs(plan, layout).tolist():
+            here[first : first + count] = True
+        parts = rows.view(len(rows), -1, self._hidden_size).transpose(0, 1)
+        spread = rows.new_empty(len(parts), len(here), self._hidden_size)
+        spread.index_copy_(1, self._to_device(np.flatnonzero(here)), parts)
+        return MediaRows(self._to_device(here), spread)
 
     def take_failed(self) -> tuple[int, ...]:
         """The outputs that could not be computed since the last call."""

@@ -342,7 +342,7 @@ CASES["qwen3_5_moe"] = replace(
 )
 
 
-INTERPRETED = ("qwen2_vl", "gemma3")  # the families that the CUDA executor is tried with, without a GPU
+INTERPRETED = ("qwen2_vl", "gemma3", "qwen3_vl")  # that the CUDA executor is tried with, without a GPU
 
 
 @dataclass

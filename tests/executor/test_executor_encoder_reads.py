@@ -100,4 +100,4 @@ def test_sizes_are_told_by_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     values = found.rows.as_subclass(torch.Tensor)
     theirs = [model.theirs.get_image_features(**image.arrays, return_dict=True).pooler_output for image in images]
     expected = torch.cat([theirs[0][0][:6], theirs[1][0][1:5]])
-    torch.testing.assert_close(values[-10:, : expected.shape[1]], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(values[0, 1:], expected, atol=1e-4, rtol=1e-4)

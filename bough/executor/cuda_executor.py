@@ -302,9 +302,8 @@ class CudaExecutor:
     def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout, pooled: bool) -> tuple[torch.Tensor, Beside]:
         """The hidden states of the tokens that sample, and what was asked for of others."""
         media = self._encoded(plan, layout)
-        both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         wide = pooled or plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
-        wide = wide or both_ways is not None or not self._mixed.takes(plan)
+        wide = wide or (self._mixed.media is None and (media is not None or plan.positions is not None))
         adapted, ends = bool(layout.adapters.any()), sampled_tokens(plan, layout.query_starts)
         graphs = self._adapted_mixed_graphs if adapted else self._mixed_graphs
         captured = None if wide else graphs.find(len(layout.token_ids))
@@ -315,6 +314,7 @@ class CudaExecutor:
             if adapted:
                 self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows)
             return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE
+        both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
         logits_indices = self._staging.to_device(ends)
         adapters = self._adapted.send(layout.adapters, ends) if adapted else None
@@ -360,12 +360,10 @@ class CudaExecutor:
         adapters = self._adapted.send(NO_ROWS, size=size, ends_size=rows) if adapted else None
 
         def forward() -> torch.Tensor:
-            inputs = self._mixed.take(size)
-            parts, ends = (inputs.token_ids, inputs.batch), inputs.logits_indices
-            more: dict[str, Any] = {"media": inputs.media, "adapters": adapters}
+            *parts, ends, media = self._mixed.take(size)
             if adapted and rows == size:  # adapters tell all tokens and the ends apart by their number
-                return self._keep(self._forward(*parts, **more).index_select(0, ends))
-            return self._keep(self._forward(*parts, ends, **more))
+                return self._keep(self._forward(*parts, media=media, adapters=adapters).index_select(0, ends))
+            return self._keep(self._forward(*parts, ends, media=media, adapters=adapters))
 
         forward()
         torch.cuda.synchronize()

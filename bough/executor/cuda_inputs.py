@@ -177,16 +177,6 @@ class Room:
         return places
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedInputs:
-    """What a graph works on."""
-
-    token_ids: torch.Tensor
-    batch: AttentionBatch
-    logits_indices: torch.Tensor  # [rows] tokens whose hidden states are asked for
-    media: MediaRows | None
-
-
 class MixedInputs:
     """Owns the buffers. `page_tables` and `last_tokens` belong to the rows, whose last one is scratch. `axes` is how
     many positions each token has, `media` has room for the tokens of the largest graph; None: no graph takes any."""
@@ -204,7 +194,7 @@ class MixedInputs:
         self._limits = limits
         self._block_queries = block_queries
         self._page_tables = page_tables
-        self._axes, self._media = axes, media
+        self._axes, self.media = axes, media
         self._long_fields = LONG_FIELDS + axes + len(page_tables)
         self._last_tokens = last_tokens
         self._staging = staging
@@ -222,10 +212,6 @@ class MixedInputs:
         """Every row may end in a block of its own."""
         rows = min(self._limits.rows, tokens)
         return Room(tokens, rows, -(-tokens // self._block_queries) + rows)
-
-    def takes(self, plan: BatchPlan) -> bool:
-        """Whether there are buffers for all that the plan's tokens have."""
-        return (plan.media is None or self._media is not None) and (plan.positions is None or self._axes > 1)
 
     def send(self, plan: BatchPlan, layout: StepLayout, size: int, media: MediaRows | None = None) -> None:
         """Copies a step to the buffers of the graph of this size."""
@@ -248,17 +234,17 @@ class MixedInputs:
         put("blocks", blocks)
         put("ends", ends)
         self._copy(longs, ints)
-        if media is not None and self._media is not None:
-            count = len(media.here)
-            self._media.here[:count].copy_(media.here)
-            self._media.rows[:, :count].copy_(media.rows)
+        if media is not None and self.media is not None:
+            self.media.here[: len(media.here)].copy_(media.here)
+            self.media.rows[:, : len(media.here)].copy_(media.rows)
 
     def pad(self, size: int) -> None:
         """Leaves nothing but padding, so that a step can be run without effect."""
         self._copy(np.zeros((self._long_fields, size), dtype=np.int64), self._empty(self.room(size))[0])
 
-    def take(self, size: int) -> CapturedInputs:
-        """The step in the buffers; everything done with it can be captured in a graph."""
+    def take(self, size: int) -> tuple[torch.Tensor, AttentionBatch, torch.Tensor, MediaRows | None]:
+        """The step in the buffers, with the tokens whose hidden states are asked for; everything done with it can be
+        captured in a graph."""
         room = self.room(size)
         longs = self._longs[: self._long_fields * size].view(-1, size)
         ids, positions, slots = longs[0], longs[1 : 1 + self._axes], longs[1 + self._axes :]
@@ -286,8 +272,8 @@ class MixedInputs:
                 ends=views["ends"].view(-1, 2),
             ),
         )
-        media = self._media and MediaRows(self._media.here[:size], self._media.rows[:, :size])
-        return CapturedInputs(ids, batch, views["logits_indices"], media)
+        media = self.media and MediaRows(self.media.here[:size], self.media.rows[:, :size])
+        return ids, batch, views["logits_indices"], media
 
     def _empty(self, room: Room) -> tuple[IntArray, dict[str, slice]]:
         """The packed short integers of a step of padding, and where each field stands."""
@@ -298,7 +284,7 @@ class MixedInputs:
         return ints, places
 
     def _copy(self, longs: LongArray, ints: IntArray) -> None:
-        if self._media is not None:
-            self._media.here.zero_()
+        if self.media is not None:
+            self.media.here.zero_()
         self._staging.copy_into(self._longs[: longs.size], longs)
         self._staging.copy_into(self._ints[: len(ints)], ints)

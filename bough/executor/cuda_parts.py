@@ -272,7 +272,7 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int
 # Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
 # take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
 GPU_EVEN_TOKENS = 512
-ENCODER_BYTES = 1 << 30  # for what encoders compute in one step, which is not measured
+ENCODER_BYTES = 1 << 30  # for what encoders compute in one step, and for `media_inputs`; neither is measured
 
 
 def build_cuda(
@@ -314,8 +314,6 @@ def build_cuda(
     others += step.row_bytes() + attention_bytes(loaded, settings, rows)
     if config.media is not None:
         others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES
-        row_bytes = (1 + config.media.deep_layers) * config.hidden_size * loaded.dtype.itemsize
-        others += max(graphs.mixed, default=0) * row_bytes  # `media_inputs`
     size = sizing.size_gpu_cache(
         settings.memory,
         free_bytes=free,

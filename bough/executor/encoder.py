@@ -34,20 +34,11 @@ ON_HOST = ("image_sizes", "batch_num_images", "num_local_patches", "image_grid_t
 
 def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:
     config, model = loaded.config, loaded.encoder
-    if config.media is None and loaded.media_limits is not None:
-        return Encoder(PlainVectors(loaded), config.hidden_size, MediaConfig("", 0), to_device)
+    if config.media is None and loaded.media_limits is not None:  # what prompts have in the place of tokens is as it is
+        model = torch.nn.Linear(1, 1, bias=False, dtype=loaded.dtype, device=loaded.device)
+        model.get_embeds_features = lambda embeds: SimpleNamespace(pooler_output=embeds)
+        return Encoder(model, config.hidden_size, MediaConfig("", 0), to_device)
     return None if config.media is None else Encoder(model, config.hidden_size, config.media, to_device)
-
-
-class PlainVectors(torch.nn.Module):
-    """Stands for the encoders of a model that reads text: what prompts have in the place of tokens is as it came."""
-
-    def __init__(self, loaded: LoadedWeights) -> None:
-        super().__init__()
-        self.place = torch.nn.Parameter(torch.zeros(0, dtype=loaded.dtype, device=loaded.device), requires_grad=False)
-
-    def get_embeds_features(self, embeds: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(pooler_output=embeds)
 
 
 class Encoder:
@@ -78,10 +69,8 @@ class Encoder:
         here = np.zeros((int(layout.query_starts[-1]), 1), dtype=np.bool_)
         for first, count in _runs(plan, layout).tolist():
             here[first : first + count] = True
-        parts = rows.view(len(rows), -1, self._hidden_size).transpose(0, 1)
-        spread = rows.new_empty(len(parts), len(here), self._hidden_size)
-        spread.index_copy_(1, self._to_device(np.flatnonzero(here)), parts)
-        return MediaRows(self._to_device(here), spread)
+        spread = rows.new_empty(len(here), self._width).index_copy_(0, self._to_device(np.flatnonzero(here)), rows)
+        return MediaRows(self._to_device(here), spread.view(len(here), -1, self._hidden_size).transpose(0, 1))
 
     def take_failed(self) -> tuple[int, ...]:
         """The outputs that could not be computed since the last call."""
@@ -113,8 +102,7 @@ class Encoder:
         packed = not {"target_sizes", "target_sizes_videos"}.isdisjoint(read[0])
         axes = {name: -1 if packed and name.startswith("pixel_values") else 0 for name in read[0]}
         joined = {name: np.concatenate([each[name] for each in read], axis) for name, axis in axes.items()}
-        given = {name: torch.from_numpy(values) for name, values in joined.items()}
-        moved = {name: values if name in ON_HOST else self._moved(values) for name, values in given.items()}
+        moved = {name: self._moved(name, torch.from_numpy(values)) for name, values in joined.items()}
         found = getattr(self._model, f"get_{items[0].kind}_features")(**moved)
         rows = [_rows(found.pooler_output), *map(_rows, getattr(found, "deepstack_features", None) or ())]
         output = torch.cat(rows, dim=1).to(self._dtype)
@@ -123,9 +111,9 @@ class Encoder:
             raise ValueError(f"its output is {tuple(output.shape)}, the prompt has {expected}")
         return output
 
-    def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        on_device = sent(values, self._device)
-        return on_device.to(self._dtype) if values.is_floating_point() else on_device
+    def _moved(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        moved = values if name in ON_HOST else sent(values, self._device)
+        return moved.to(self._dtype) if moved.is_floating_point() else moved
 
 
 def read_features(features: Sequence[Feature], file: str) -> dict[str, npt.NDArray[np.generic]]:

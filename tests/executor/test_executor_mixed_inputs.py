@@ -73,10 +73,9 @@ class Device:
     @torch.inference_mode()
     def run_padding(self, size: int) -> None:
         self.mixed.pad(size)
-        taken = self.mixed.take(size)
-        self.attention.prepare(taken.batch)
-        context = ForwardContext(self.attention, self.pool, taken.batch, taken.logits_indices)
-        self.model.forward(taken.token_ids, context)
+        ids, batch, indices, media = self.mixed.take(size)
+        self.attention.prepare(batch)
+        self.model.forward(ids, ForwardContext(self.attention, self.pool, batch, indices, media=media))
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, size: int | None, media: MediaRows | None = None) -> torch.Tensor:
@@ -86,10 +85,8 @@ class Device:
             ids, batch = self.inputs.mixed_batch(layout)
             indices = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
         else:
-            assert self.mixed.takes(plan)
             self.mixed.send(plan, layout, size, media)
-            taken = self.mixed.take(size)
-            ids, batch, indices, media = taken.token_ids, taken.batch, taken.logits_indices, taken.media
+            ids, batch, indices, media = self.mixed.take(size)
         self.attention.prepare(batch)
         hidden = self.model.forward(ids, ForwardContext(self.attention, self.pool, batch, indices, media=media))
         count = int(plan.sample.sum())
@@ -168,7 +165,6 @@ def test_media_and_positions_on_three_axes_stand_in_buffers() -> None:
             positions = np.random.default_rng(number).integers(0, 40, (3, len(step.tokens)), dtype=np.int32)
             runs = np.array([[seen[number].start, 0, 0, 1]], dtype=np.int32)
             step = replace(step, positions=positions, media=runs)
-        assert Device(model).mixed.takes(step) is (media is None)
         expected = plain.run(step, None, media)
         torch.testing.assert_close(padded.run(step, tokens + 13, media), expected, atol=1e-5, rtol=1e-5)
 

@@ -360,10 +360,10 @@ class CudaExecutor:
         adapters = self._adapted.send(NO_ROWS, size=size, ends_size=rows) if adapted else None
 
         def forward() -> torch.Tensor:
-            *parts, ends, media = self._mixed.take(size)
+            token_ids, batch, ends, media = self._mixed.take(size)
             if adapted and rows == size:  # adapters tell all tokens and the ends apart by their number
-                return self._keep(self._forward(*parts, media=media, adapters=adapters).index_select(0, ends))
-            return self._keep(self._forward(*parts, ends, media=media, adapters=adapters))
+                return self._keep(self._forward(token_ids, batch, media=media, adapters=adapters).index_select(0, ends))
+            return self._keep(self._forward(token_ids, batch, ends, media=media, adapters=adapters))
 
         forward()
         torch.cuda.synchronize()

@@ -35,9 +35,9 @@ ON_HOST = ("image_sizes", "batch_num_images", "num_local_patches", "image_grid_t
 def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:
     config, model = loaded.config, loaded.encoder
     if config.media is None and loaded.media_limits is not None:  # what prompts have in the place of tokens is as it is
-        model = torch.nn.Linear(1, 1, bias=False, dtype=loaded.dtype, device=loaded.device)
-        model.get_embeds_features = lambda embeds: SimpleNamespace(pooler_output=embeds)
-        return Encoder(model, config.hidden_size, MediaConfig("", 0), to_device)
+        plain: Any = torch.nn.Linear(1, 1, bias=False, dtype=loaded.dtype, device=loaded.device)
+        plain.get_embeds_features = lambda embeds: SimpleNamespace(pooler_output=embeds)
+        return Encoder(plain, config.hidden_size, MediaConfig("", 0), to_device)
     return None if config.media is None else Encoder(model, config.hidden_size, config.media, to_device)
 
 

@@ -23,8 +23,8 @@ from bough.loader.locate import ModelFiles
 from bough.loader.source import SafetensorsSource
 
 # How the tensors of language models begin.
-TEXT = ("language_model.", "model.language_model.", "model.text_model.", "lm_head.", "model.layers.", "model.norm.")
-TEXT += ("model.embed_tokens.",)
+INNER = ("language_model.", "text_model.", "layers.", "norm.", "embed_tokens.")
+TEXT = ("language_model.", "lm_head.", *(f"model.{name}" for name in INNER))
 ROTATION = "apply_rotary_pos_emb_vision"  # a function that families of towers have
 PACKED = "bough_flash"  # an attention by whose name Transformers knows that it takes items one behind the other
 
